@@ -26,11 +26,12 @@ from coordinator.events import (
     StartRound,
     UpdateArrived,
 )
-from coordinator.records import DeviceRound, Ledger, RoundRecord, Timing
+from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.store import RunStore
 from coordinator.windows import engine_type
 from protocols import codec
 from protocols.errors import PacketForeign
+from protocols.footprint import Footprint
 from protocols.messages import Errand
 from protocols.method import Choice, DeviceId, DeviceReport, Method
 from protocols.payloads import Assignment, Enrolment, Reply, run_key
@@ -72,6 +73,17 @@ class Finished:
 Order = Send | Reject | Closed | Finished
 
 
+@dataclass(frozen=True)
+class _Arriving:
+    """A reply between its arrival and the engine's word on it."""
+
+    reply: Reply[Any]
+    data: bytes
+    actual: Footprint
+    predicted: Footprint
+    staleness: int
+
+
 class Conductor:
     """A run at work: engine, method and store together.
 
@@ -94,7 +106,7 @@ class Conductor:
         self._method = method
         self._store = store
         self._tasks: Mapping[DeviceId, Any] = {}
-        self._arriving: tuple[Reply[Any], bytes, Timing, int] | None = None
+        self._arriving: _Arriving | None = None
         self._arrived: dict[DeviceId, DeviceRound] = {}
         self._sent_bytes: dict[DeviceId, int] = {}
         self._opened_at = 0.0
@@ -137,16 +149,24 @@ class Conductor:
         return self._carry_out(self.engine.handle(event, now), now)
 
     def receive(
-        self, device: DeviceId, data: bytes, timing: Timing, now: float, *, turn: Turn | None = None
+        self,
+        device: DeviceId,
+        data: bytes,
+        actual: Footprint,
+        now: float,
+        *,
+        turn: Turn | None = None,
+        predicted: Footprint = Footprint(),  # noqa: B008 - frozen
     ) -> list[Order]:
         """Take a device's reply in: check it, keep it, tell the engine.
 
         Args:
             device: that it came from.
             data: the encoded `Reply`.
-            timing: of the device's part in the round.
+            actual: what the round took of the device.
             now: on the run's clock.
             turn: what it was offered as; None: whatever it says.
+            predicted: what the device expected the round to take.
 
         Raises:
             PacketError: it is damaged or not what it was offered as; nothing was kept.
@@ -166,7 +186,7 @@ class Conductor:
                 f"reply {'without' if reply.update is None else 'with'} an update to round {said.number}"
             )
         staleness = self.engine.state.turn.number - reply.round
-        self._arriving = reply, data, timing, staleness
+        self._arriving = _Arriving(reply, data, actual, predicted, staleness)
         return self.handle(UpdateArrived(device, reply.round, reply.attempt, reply.leaving), now)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
@@ -276,8 +296,8 @@ class Conductor:
 
     def _accept(self, device: DeviceId) -> None:
         assert self._arriving is not None
-        reply, data, timing, staleness = self._arriving
-        self._arriving = None
+        arriving, self._arriving = self._arriving, None
+        reply, data = arriving.reply, arriving.data
         if device not in self._sent_bytes:
             self._count_task_of(device, reply)
         traffic = self.ledger.of(device)
@@ -293,8 +313,9 @@ class Conductor:
             bytes_down=self._sent_bytes.pop(device),
             bytes_up=len(data),
             measures=reply.measures,
-            timing=timing,
-            staleness=staleness,
+            actual=arriving.actual,
+            staleness=arriving.staleness,
+            predicted=arriving.predicted,
         )
         if self._keeps_tasks:
             self._store.drop_task(device)

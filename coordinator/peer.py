@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from coordinator.records import Timing
+from msgspec.structs import replace
+
+from protocols.footprint import Footprint
 from protocols.mailbox import Inbox, Outbox
-from protocols.messages import Errand
+from protocols.messages import Errand, Measured
 from protocols.parts import part_folder
 
 
@@ -21,7 +23,7 @@ class Peer:
         instance: of its agent; a new one means that it was restarted.
         online: by its last presence.
         stage, progress: what it said it is doing.
-        train_s: what it said the open round's work took.
+        measured: what it said the open round's work took, and what it had expected.
         offered_at: when it offered the update that is arriving.
         download_s: how long its task took to arrive.
     """
@@ -33,7 +35,7 @@ class Peer:
     online: bool = False
     stage: str = ""
     progress: float = 0.0
-    train_s: float | None = None
+    measured: Measured | None = None
     offered_at: float | None = None
     download_s: float | None = None
 
@@ -52,9 +54,15 @@ class Peer:
 
     def forget_times(self) -> None:
         """A new task is on its way: what was measured belongs to the one before."""
-        self.train_s = self.offered_at = self.download_s = None
+        self.measured = self.offered_at = self.download_s = None
 
-    def timing(self, now: float) -> Timing:
-        """Of its part in the round, its update having arrived `now`."""
-        upload_s = None if self.offered_at is None else now - self.offered_at
-        return Timing(self.download_s, self.train_s, upload_s)
+    def actual(self, now: float) -> Footprint:
+        """Of its part in the round, its update having arrived `now`; transfers by this side's clock."""
+        upload_s = None if self.offered_at is None else max(0.0, now - self.offered_at)
+        said = self.measured.actual if self.measured else Footprint()
+        return replace(said, download_s=self.download_s, upload_s=upload_s)
+
+    @property
+    def predicted(self) -> Footprint:
+        """What it expected its part in the round to take."""
+        return self.measured.predicted if self.measured else Footprint()

@@ -2,29 +2,29 @@
 
 from msgspec import Struct, field
 
+from protocols.footprint import Footprint
 from protocols.payloads import Measures
-
-
-class Timing(Struct, frozen=True):
-    """Seconds of one device's part in a round; None: not known."""
-
-    download_s: float | None = None
-    train_s: float | None = None
-    upload_s: float | None = None
 
 
 class DeviceRound(Struct, frozen=True, omit_defaults=True):
     """One device's reply in one round.
 
-    `staleness` is by how many aggregations the model it trained from was older than the newest.
+    Attributes:
+        ratio: that it had chosen.
+        bytes_down, bytes_up: payload bytes as the coordinator counted them.
+        measures: of its models.
+        actual: what the round took of it.
+        staleness: by how many aggregations the model it trained from was older than the newest.
+        predicted: what it expected the round to take.
     """
 
     ratio: float
     bytes_down: int
     bytes_up: int
     measures: Measures
-    timing: Timing
+    actual: Footprint
     staleness: int = 0
+    predicted: Footprint = Footprint()
 
 
 class RoundRecord(Struct, frozen=True):

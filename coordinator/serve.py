@@ -184,9 +184,9 @@ class Server:
                 self._take_ready(peer, message)
             case wire.Working(run, _, stage, progress) if run == self.run_id:
                 peer.stage, peer.progress = stage, min(max(progress, 0.0), 1.0)
-            case wire.Measured(run, number, attempt, train_s) if run == self.run_id:
+            case wire.Measured(run, number, attempt) if run == self.run_id:
                 if self._is_at(peer, Turn(number, attempt)):
-                    peer.train_s = max(train_s, 0.0)
+                    peer.measured = message
             case wire.Decline(run, number, attempt, reason) if run == self.run_id:
                 self._note_declined(peer, number, attempt, reason)
 
@@ -317,10 +317,12 @@ class Server:
     def _take_in(self, peer: Peer, arrived: Arrived) -> None:
         """A reply is here: keep it and tell the engine, then tell the device."""
         offer, conductor = arrived.offer, self.run.conductor
-        timing, turn = peer.timing(self.timer()), _turn(offer.errand)
+        actual, turn = peer.actual(self.timer()), _turn(offer.errand)
         answer: Ack | Refuse = Ack(offer.transfer, offer.num_bytes)
         try:
-            orders = conductor.receive(peer.device, arrived.payload(), timing, self.clock(), turn=turn)
+            orders = conductor.receive(
+                peer.device, arrived.payload(), actual, self.clock(), turn=turn, predicted=peer.predicted
+            )
         except PacketError as problem:
             self._refuse(type(problem)(f"{peer.device}: reply to round {turn.number}: {problem}"))
             answer = Refuse(offer.transfer, wire.readable(f"{type(problem).__name__}: {problem}"))

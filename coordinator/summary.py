@@ -99,7 +99,7 @@ def _accuracy(training: Sequence[RoundRecord], rehearsal: RoundRecord | None) ->
 
 
 def _seconds(training: Sequence[RoundRecord], ledger: Ledger) -> dict[str, float | None]:
-    replies = [reply.timing for record in training for reply in record.devices.values()]
+    replies = [reply.actual for record in training for reply in record.devices.values()]
 
     def total(values: Iterable[float | None]) -> float | None:
         there = [value for value in values if value is not None]
@@ -109,9 +109,9 @@ def _seconds(training: Sequence[RoundRecord], ledger: Ledger) -> dict[str, float
     return {
         "wall": ledger.ended_at - ledger.began_at if ended else None,  # type: ignore[operator]
         "rounds": training[-1].closed_s if training else None,
-        "train": total(timing.train_s for timing in replies),
-        "up": total(timing.upload_s for timing in replies),
-        "down": total(timing.download_s for timing in replies),
+        "train": total(actual.train_s for actual in replies),
+        "up": total(actual.upload_s for actual in replies),
+        "down": total(actual.download_s for actual in replies),
     }
 
 

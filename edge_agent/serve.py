@@ -19,6 +19,7 @@ from edge_agent.participation import DeviceSettings, Participation, join
 from edge_agent.store import AgentStore
 from protocols import topics
 from protocols.errors import FleetuneError, PacketError, PacketForeign, StoreError
+from protocols.footprint import Footprint
 from protocols.mailbox import Arrived, Inbox, Outbox, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
 from protocols.parts import part_folder
@@ -256,7 +257,7 @@ class Agent:
     def _reply(self, errand: Errand, outcome: Future[bytes], seconds: float, now: float) -> None:
         reply = outcome.result()
         log.info("round %d: done in %.1f s; %d bytes to send", errand.round, seconds, len(reply))
-        self._send(wire.Measured(errand.run, errand.round, errand.attempt, seconds))
+        self._send(wire.Measured(errand.run, errand.round, errand.attempt, Footprint(train_s=seconds)))
         self._send_all(self._outbox.post(_update_for(errand), reply, now))
 
     def _decline(self, errand: Errand, what: str, problem: BaseException) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from protocols.errors import PacketCorrupt, PacketTooLarge
+from protocols.footprint import Footprint
 from protocols.method import DeviceReport
 
 MAX_CONTROL_BYTES = 16_384
@@ -92,12 +93,13 @@ class Working(Message, frozen=True):
 
 
 class Measured(Message, frozen=True):
-    """Device, before it offers its reply: how long the work took by its clock."""
+    """Device, before it offers its reply: what its work took, and what it had expected of the round."""
 
     run: str
     round: int
     attempt: int
-    train_s: float
+    actual: Footprint
+    predicted: Footprint = Footprint()
 
 
 class Decline(Message, frozen=True):

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
 
 from msgspec import Meta
 
+from protocols.conditions import UNKNOWN, Conditions
 from protocols.guide import Guide
 from protocols.model import FlatArray, MaskArray, ModelSpec
 from protocols.randomness import Key
@@ -48,6 +49,8 @@ class DeviceReport:
         samples_per_s: training speed on the fleet's model at ratio 1.
         uplink_bps, downlink_bps: its link, bits a second.
         memory_bytes: what a training process may take.
+        round_s: what it expects a round at `ratio` to take, transfers included.
+        conditions: how its board was when it reported.
     """
 
     device: DeviceId
@@ -59,6 +62,8 @@ class DeviceReport:
     uplink_bps: float | None = None
     downlink_bps: float | None = None
     memory_bytes: int | None = None
+    round_s: float | None = None
+    conditions: Conditions = UNKNOWN
 
 
 @dataclass(frozen=True)

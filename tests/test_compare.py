@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import tools.compare
 from coordinator.outcome import personal
-from coordinator.records import DeviceRound, RoundRecord, Timing
+from coordinator.records import DeviceRound, RoundRecord
 from protocols.errors import FleetuneError, SettingError
+from protocols.footprint import Footprint
 from protocols.payloads import Measures
 from protocols.settings import parse_run
 from tools.cells import finished, play_all
@@ -285,7 +286,7 @@ def hand_made(label="ours", seed=0, *, afters=((0.2, 0.4), (0.6, 0.8)), devices=
             closed_s=10.0 * number,
             participants=(),
             devices={
-                f"d{index}": DeviceRound(1.0, 50, 100, Measures(5, 5, 0.1, after / 2, after), Timing())
+                f"d{index}": DeviceRound(1.0, 50, 100, Measures(5, 5, 0.1, after / 2, after), Footprint())
                 for index, after in enumerate(row)
                 if after is not None
             },

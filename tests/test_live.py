@@ -8,9 +8,10 @@ from rich.console import Console
 
 from coordinator.engine_state import EngineState, Member, Turn
 from coordinator.live import LiveView, plain_line, sparkline
-from coordinator.records import DeviceRound, Ledger, RoundRecord, Timing, Traffic
+from coordinator.records import DeviceRound, Ledger, RoundRecord, Traffic
 from coordinator.snapshot import DeviceLine, RoundPoint, Snapshot
 from coordinator.watch import Activity, Watch
+from protocols.footprint import Footprint
 from protocols.method import DeviceReport
 from protocols.payloads import Measures
 from protocols.settings import parse_run
@@ -40,7 +41,7 @@ LONG = "p = 0.4 would need 14.2 s of 12 s (upload 9.1 s at 1.1 Mbit/s), and no s
 
 
 def reply(before=0.871, after=0.913, up=6833, down=6500):
-    return DeviceRound(0.4, down, up, Measures(10, 5, 0.5, before, after), Timing())
+    return DeviceRound(0.4, down, up, Measures(10, 5, 0.5, before, after), Footprint())
 
 
 def record_of(number=12, **changes):

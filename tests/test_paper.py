@@ -12,8 +12,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import tools.paper_cells
-from coordinator.records import DeviceRound, RoundRecord, Timing
+from coordinator.records import DeviceRound, RoundRecord
 from protocols.errors import DataError, SettingError
+from protocols.footprint import Footprint
 from protocols.payloads import Measures
 from protocols.randomness import Key
 from protocols.settings import Partition
@@ -87,7 +88,7 @@ def hand_made(rounds, *, accuracy=None, seed=0):
             float(number),
             (),
             {
-                name: DeviceRound(1.0, 1, 1, Measures(samples, 5, 0.1, before, after), Timing())
+                name: DeviceRound(1.0, 1, 1, Measures(samples, 5, 0.1, before, after), Footprint())
                 for name, (before, after, samples) in devices.items()
             },
         )

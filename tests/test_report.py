@@ -16,11 +16,12 @@ from coordinator import readable
 from coordinator.outcome import gains, personal, refused, share, with_personal
 from coordinator.page import Page, write_page
 from coordinator.plots import MAX_NAMED, Story, draw
-from coordinator.records import DeviceRound, Ledger, RoundRecord, Timing, Traffic
+from coordinator.records import DeviceRound, Ledger, RoundRecord, Traffic
 from coordinator.report import NO_PICTURES, write_report
 from coordinator.summary import summarise
 from coordinator.tables import device_table, run_table
 from coordinator.theme import DARK, LIGHT, picture
+from protocols.footprint import Footprint
 from protocols.payloads import Measures
 from protocols.settings import parse_run
 
@@ -34,7 +35,7 @@ def settings_of(method="fedspu", name="plant"):
 
 def reply(before, after, personal=None, up=100, down=90, samples=10):
     measures = Measures(samples, 5, 0.5, before, after, personal)
-    return DeviceRound(0.4, down, up, measures, Timing(0.1, 0.2, 0.3))
+    return DeviceRound(0.4, down, up, measures, Footprint(download_s=0.1, train_s=0.2, upload_s=0.3))
 
 
 def records_of(num_devices, rounds, *, lift=0.0, rehearsal=True):

@@ -10,10 +10,10 @@ from conftest import tiny_spec
 from coordinator.conductor import Closed, Send
 from coordinator.enrol import prepare
 from coordinator.events import DeviceReady, Tick
-from coordinator.records import Timing
 from coordinator.runs import open_run
 from protocols import codec
 from protocols.errors import SettingError
+from protocols.footprint import Footprint
 from protocols.method import DeviceReport, Round
 from protocols.methods import REGISTRY, create
 from protocols.patch import Patch
@@ -141,7 +141,7 @@ class Desk:
             step += 1
             if device in self.tasks:
                 reply = self.reply(device, self.tasks.pop(device))
-                self.take(self.run.conductor.receive(device, reply, Timing(), self.now))
+                self.take(self.run.conductor.receive(device, reply, Footprint(), self.now))
             else:
                 self.take(self.run.conductor.handle(Tick(), self.now))
             assert step < 200

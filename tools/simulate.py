@@ -14,8 +14,9 @@ from typing import Any
 
 from coordinator.conductor import Closed, Conductor, Finished, Order, Send
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick
-from coordinator.records import RoundRecord, Timing
+from coordinator.records import RoundRecord
 from protocols.errors import SettingError
+from protocols.footprint import Footprint
 from protocols.messages import Errand
 from protocols.method import DeviceReport
 from protocols.payloads import Enrolment, run_key
@@ -32,7 +33,7 @@ class _Player:
     there: bool = True
     job: Future[bytes] | None = None
     working: tuple[int, int] | None = None
-    answered: dict[tuple[int, int], tuple[bytes, Timing]] = field(default_factory=dict)
+    answered: dict[tuple[int, int], tuple[bytes, Footprint]] = field(default_factory=dict)
 
 
 class Simulation:
@@ -161,9 +162,9 @@ class Simulation:
             lambda: self._conductor.note_delivered(send.device, send.errand, num_bytes),
         )
         if turn in player.answered:
-            data, timing = player.answered[turn]
-            arrives_at = self.now + download_s + (timing.upload_s or 0)
-            self._at(arrives_at, lambda: self._arrive(player, data, timing))
+            data, actual = player.answered[turn]
+            arrives_at = self.now + download_s + (actual.upload_s or 0)
+            self._at(arrives_at, lambda: self._arrive(player, data, actual))
             return
         if turn == player.working:
             return  # it came back in the midst of this very task
@@ -194,11 +195,11 @@ class Simulation:
         self, player: _Player, turn: tuple[int, int], data: bytes, download_s: float, train_s: float
     ) -> None:
         upload_s = len(data) * 8 / player.device.uplink_bps
-        timing = Timing(download_s, train_s, upload_s)
-        player.answered[turn] = data, timing
+        actual = Footprint(download_s=download_s, train_s=train_s, upload_s=upload_s)
+        player.answered[turn] = data, actual
         player.working = None if player.working == turn else player.working
-        self._at(self.now + upload_s, lambda: self._arrive(player, data, timing))
+        self._at(self.now + upload_s, lambda: self._arrive(player, data, actual))
 
-    def _arrive(self, player: _Player, data: bytes, timing: Timing) -> None:
+    def _arrive(self, player: _Player, data: bytes, actual: Footprint) -> None:
         if player.there:  # else it offers again when it is back, because it is sent its task again
-            self._follow(self._conductor.receive(player.device.name, data, timing, self.now))
+            self._follow(self._conductor.receive(player.device.name, data, actual, self.now))

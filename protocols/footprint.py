@@ -1,0 +1,39 @@
+"""What a round takes of a device, predicted or measured."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+_Amount = Annotated[float, Meta(ge=0)]
+_Bytes = Annotated[int, Meta(ge=0)]
+
+
+class Footprint(Struct, frozen=True, omit_defaults=True):
+    """One device's part in one round; None: not known, which is never the same as 0.
+
+    Attributes:
+        bytes_down, bytes_up: payload bytes.
+        download_s, train_s, upload_s: the device's work stands in `train_s`, evaluations included.
+        memory_bytes: peak resident memory of the agent's process.
+        joules: drawn by the whole board meanwhile.
+    """
+
+    bytes_down: _Bytes | None = None
+    bytes_up: _Bytes | None = None
+    download_s: _Amount | None = None
+    train_s: _Amount | None = None
+    upload_s: _Amount | None = None
+    memory_bytes: _Bytes | None = None
+    joules: _Amount | None = None
+
+    @property
+    def known_s(self) -> float:
+        """Seconds of the parts that are known."""
+        parts = (self.download_s, self.train_s, self.upload_s)
+        return sum(part for part in parts if part is not None)
+
+    @property
+    def round_s(self) -> float | None:
+        """Seconds of the whole round; None unless every part is known."""
+        parts = (self.download_s, self.train_s, self.upload_s)
+        return None if None in parts else self.known_s
