@@ -88,7 +88,8 @@ class DataSection(Settings, frozen=True):
     """[data]
 
     Attributes:
-        source: `digits`, `idx:FOLDER`, `cifar:FOLDER`, `npz:FILE` or `package.module:function`.
+        source: `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE` or
+            `package.module:function`.
         partition: for simulations; a real device brings its own data.
         mean, std: float input = (x / 255 if x is uint8 else x) minus mean, over std.
         validation_fraction: of the training samples, held out for methods that need a validation loss.

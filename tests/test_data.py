@@ -25,6 +25,7 @@ from edge_agent.data import (
     stratified,
     take,
 )
+from edge_agent.datasets.har import CHANNELS
 from protocols.errors import DataError, StoreError
 from protocols.model import ModelSpec
 from protocols.randomness import Key
@@ -124,6 +125,50 @@ def test_idx(tmp_path, compress):
     np.testing.assert_array_equal(data.x[:12, 0], images(12, 6, 7))
     assert data.y.tolist() == [*range(10), 0, 1, *range(5)]
     assert data.test.tolist() == [False] * 12 + [True] * 5
+
+
+def write_har(folder, sizes=(4, 2), time_steps=5):
+    """Windows that count up by 100 a channel; person 3 moves first, then person 7."""
+    for part, size in zip(("train", "test"), sizes, strict=True):
+        signals = folder / part / "Inertial Signals"
+        signals.mkdir(parents=True)
+        for channel, name in enumerate(CHANNELS):
+            rows = 100 * channel + np.arange(size * time_steps).reshape(size, time_steps)
+            np.savetxt(signals / f"{name}_{part}.txt", rows, fmt=" %.7e")
+        (folder / part / f"y_{part}.txt").write_text("".join(f"{1 + i % 6}\n" for i in range(size)))
+        (folder / part / f"subject_{part}.txt").write_text("3\n" + "7\n" * (size - 1))
+
+
+def test_har(tmp_path):
+    write_har(tmp_path / "UCI HAR Dataset")
+    data = load("har:UCI HAR Dataset", tmp_path)
+    assert data.x.shape == (6, 9, 5)
+    assert data.x.dtype == np.float32
+    assert data.x[1, 2].tolist() == [205, 206, 207, 208, 209]
+    assert data.x[4, 8, 0] == 800
+    assert data.y.tolist() == [0, 1, 2, 3, 0, 1]
+    assert data.num_classes == 4
+    assert data.group.tolist() == [3, 7, 7, 7, 3, 7]
+    assert data.test.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("train/Inertial Signals/body_gyro_y_train.txt", None, "body_gyro_y_train.txt: cannot be read"),
+        ("test/Inertial Signals/body_acc_x_test.txt", "1 2 x\n", "body_acc_x_test.txt: cannot be read"),
+        ("train/Inertial Signals/body_acc_x_train.txt", "1 2 3 4 5\n", "do not go together"),
+        ("test/y_test.txt", "1\n", "do not go together"),
+        ("test/subject_test.txt", "1\n1\n1\n", "do not go together"),
+        ("test/y_test.txt", "0\n1\n", "activities count from 1"),
+    ],
+)
+def test_har_damaged(tmp_path, name, content, match):
+    write_har(tmp_path / "har")
+    (tmp_path / "har" / name).unlink()
+    if content is not None:
+        (tmp_path / "har" / name).write_text(content)
+    one_line(f"har:{tmp_path}/har", match)
 
 
 def test_idx_by_prefix(tmp_path):

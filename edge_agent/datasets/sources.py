@@ -7,16 +7,18 @@ from pathlib import Path
 
 from edge_agent.datasets.cifar import load_cifar
 from edge_agent.datasets.dataset import Dataset, dataset
+from edge_agent.datasets.har import load_har
 from edge_agent.datasets.idx import load_idx
 from edge_agent.datasets.npz import from_arrays, load_npz
 from protocols.errors import DataError
 
-_FORMATS = {"idx": load_idx, "cifar": load_cifar, "npz": load_npz}
-_EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, npz:FILE or package.module:function"
+_FORMATS = {"idx": load_idx, "cifar": load_cifar, "har": load_har, "npz": load_npz}
+_EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE or package.module:function"
 
 
 def load(source: str, folder: Path | None = None) -> Dataset:
-    """The samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `npz:FILE` or `package.module:function`.
+    """The samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE` or
+    `package.module:function`.
 
     A function is called without arguments and returns (x, y) or a dict of the arrays of
     `npz.from_arrays`.
