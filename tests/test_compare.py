@@ -15,11 +15,12 @@ from coordinator.outcome import personal
 from coordinator.records import DeviceRound, RoundRecord
 from protocols.errors import FleetuneError, SettingError
 from protocols.footprint import Footprint
+from protocols.methods import REGISTRY
 from protocols.payloads import Measures
 from protocols.settings import parse_run
 from tools.cells import finished, play_all
 from tools.cli import app
-from tools.compare import cells_of, compare, contenders_of, default_labels
+from tools.compare import cells_of, compare, contenders_of, labels_of
 from tools.compare_page import ComparisonPage, write_comparison
 from tools.compare_tables import NOT_REACHED, TO_TARGET, best, tables
 from tools.comparison import Comparison, Contender, Played, figures_of, spread, target_of
@@ -230,8 +231,12 @@ def test_settings_go_to_the_method_they_are_for():
         method={"name": "fedspu", "early_stopping": True},
         compare={"fedprox": {"proximal": 0.5}, "mine": {"name": "fedspu"}, "fedspu": {"patience": 3}},
     )
-    assert default_labels(settings) == ["local-only", "fedavg", "fedspu", "fedprox", "mine"]
-    methods = {one.label: one.method for one in contenders_of(settings, default_labels(settings))}
+    assert labels_of(settings, None) == ["local-only", "fedavg", "fedspu", "fedprox", "mine"]
+    assert labels_of(settings, "fedspu, mine") == ["fedspu", "mine"]
+    everybody = labels_of(settings, "all")
+    assert everybody[:2] == ["local-only", "fedavg"]
+    assert sorted(everybody) == sorted([*REGISTRY, "mine"])
+    methods = {one.label: one.method for one in contenders_of(settings, labels_of(settings, None))}
     assert methods["fedavg"] == {"name": "fedavg"}
     assert methods["fedspu"] == {"name": "fedspu", "early_stopping": True, "patience": 3}
     assert methods["fedprox"] == {"name": "fedprox", "proximal": 0.5}

@@ -65,7 +65,7 @@ def compare(
     run_file: RunFile,
     methods: Annotated[
         str | None,
-        typer.Option(help="comma-separated; else local-only, fedavg and the file's own"),
+        typer.Option(help="comma-separated, or `all`; else local-only, fedavg and the file's own"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs of each method, with run.seed and the seeds after it")] = 1,
     target: Annotated[
@@ -86,17 +86,16 @@ def compare(
     command again goes on where it was stopped, and runs again only what has other settings now.
     """
     from tools.compare import compare as side_by_side
-    from tools.compare import default_labels
+    from tools.compare import labels_of
     from tools.show import console
 
     with one_line_errors():
         settings = read_run(run_file, changes)
-        labels = default_labels(settings) if methods is None else [one.strip() for one in methods.split(",")]
         folder = runs / f"{settings.run.name}.compare"
         try:
             side_by_side(
                 settings,
-                labels,
+                labels_of(settings, methods),
                 folder,
                 seeds=seeds,
                 target=target,

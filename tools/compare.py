@@ -105,9 +105,18 @@ def contenders_of(settings: RunSettings, labels: Sequence[str]) -> list[Contende
     return [Contender(label, _method_section(settings, label)) for label in labels]
 
 
-def default_labels(settings: RunSettings) -> list[str]:
-    """The yardsticks, the file's own method, and what [compare] has."""
-    return list(dict.fromkeys([*YARDSTICKS, settings.method["name"], *settings.compare]))
+def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
+    """Whom `--methods` means.
+
+    Args:
+        settings: of the run file.
+        methods: comma-separated labels; `all`: every method there is, and what [compare] has; None: the
+            yardsticks, the file's own method, and what [compare] has.
+    """
+    if methods not in (None, "all"):
+        return [label.strip() for label in methods.split(",")]
+    named = sorted(REGISTRY) if methods else [settings.method["name"]]
+    return list(dict.fromkeys([*YARDSTICKS, *named, *settings.compare]))
 
 
 def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int, folder: Path) -> list[Cell]:
