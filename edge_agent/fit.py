@@ -41,14 +41,14 @@ class LocalTrainer:
         backend: computes losses and gradients; its vectors are scratch space between calls.
         data: in the model's shape (see `edge_agent.data.check_fits`).
         settings: the run's [training] section.
-        stop: asked before every batch of `fit`; True ends it with TrainingStopped.
+        stop: asked before every batch of `fit`; a reason ends it with TrainingStopped.
         progress: told the finished fraction of a `fit` after every batch, up to 1.
     """
 
     backend: Backend
     data: DeviceData
     settings: TrainingSection
-    stop: Callable[[], bool] = field(default=lambda: False, repr=False)
+    stop: Callable[[], str | None] = field(default=lambda: None, repr=False)
     progress: Callable[[float], None] = field(default=lambda _: None, repr=False)
 
     @property
@@ -79,7 +79,7 @@ class LocalTrainer:
         the loss.
 
         Raises:
-            TrainingStopped: `stop` said so; nothing was changed.
+            TrainingStopped: `stop` gave a reason; nothing was changed.
             ModelError: the loss or the weights are no longer finite, or the backend cannot compute the guide;
                 nothing was changed.
         """
@@ -108,8 +108,8 @@ class LocalTrainer:
         for epoch in range(epochs if batches else 0):
             order, total = key.child("epoch", epoch).permutation(self.num_samples), 0.0
             for batch in batches:
-                if self.stop():
-                    raise TrainingStopped(f"training was stopped after {step} of {num_steps} steps")
+                if reason := self.stop():
+                    raise TrainingStopped(f"training stopped after {step} of {num_steps} steps: {reason}")
                 rows = order[batch]
                 hint = Hint(plan.guide, tuple(every[rows] for every in answers)) if plan.guide else None
                 mean = self.backend.step(*self.data.batch("train", rows), key.child("step", step), hint=hint)

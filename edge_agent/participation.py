@@ -73,7 +73,7 @@ def join(
     run: str,
     data: bytes,
     *,
-    stop: Callable[[], bool],
+    stop: Callable[[], str | None],
     progress: Callable[[float], None],
 ) -> Participation:
     """Make ready for a run.

@@ -199,10 +199,16 @@ class Agent:
         elif self._joining != run:
             self._joining = run
             data = self._store.enrolment(run).read() or b""
-            stop, progress = lambda: self._jobs.closing or self._finished == run, self._jobs.progress
+            stop, progress = lambda: self._why_stop(run), self._jobs.progress
             self._jobs.join(
                 run, lambda: join(self._settings, self._store, run, data, stop=stop, progress=progress)
             )
+
+    def _why_stop(self, run: str) -> str | None:
+        """Asked by local training before every batch, in the jobs' thread."""
+        if self._jobs.closing:
+            return "the agent stops"
+        return "the run is finished" if self._finished == run else None
 
     def _after_join(self, event: Joined) -> None:
         if event.run != self._joining:

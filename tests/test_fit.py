@@ -233,11 +233,14 @@ def test_stop_is_asked_before_every_batch_and_ends_training():
     one = trainer(features=4)
     asked = []
     stopping = LocalTrainer(
-        one.backend, one.data, one.settings, stop=lambda: asked.append(0) or len(asked) == 4
+        one.backend,
+        one.data,
+        one.settings,
+        stop=lambda: asked.append(0) or ("hot" if len(asked) == 4 else None),
     )
     weights = start(one.spec)
     before = weights.copy()
-    with pytest.raises(TrainingStopped, match="after 3 of 10 steps"):
+    with pytest.raises(TrainingStopped, match="after 3 of 10 steps: hot"):
         stopping.fit(weights, FitPlan(), KEY)
     assert len(one.backend.batches) == 3
     assert np.array_equal(weights, before)

@@ -38,7 +38,7 @@ def enrolment(**sections) -> Enrolment:
 def joined(enrolled: Enrolment, folder: Path, **settings):
     device = DeviceSettings(fleet="f", device="d", data="digits", state=folder, **settings)
     data = codec.encode(enrolled, enrolled.spec)
-    return join(device, AgentStore(folder), enrolled.run, data, stop=lambda: False, progress=lambda _: None)
+    return join(device, AgentStore(folder), enrolled.run, data, stop=lambda: None, progress=lambda _: None)
 
 
 def refusal(enrolled: Enrolment, folder: Path, **settings) -> str:
