@@ -50,7 +50,7 @@ def run(
         typer.Option(envvar="FLEETUNE_BROKER", help="host:port or mqtt[s]://user:password@host:port"),
     ],
     data: Annotated[
-        str, typer.Option(help="digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE or package.module:function")
+        str, typer.Option(help="digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE, package.module:function")
     ],
     device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
     state: StateFolder = Path("agent-state"),
