@@ -1,26 +1,55 @@
 """What each board can do, one TOML file a board, each figure with its source.
 
-`load("raspberry-pi-4b")` gives a `Board`; `names()` all there are. `source` is a link or "estimate".
+`load("raspberry-pi-4b")` gives a `Board`, `names()` all there are, `load_file` reads a file of the user's
+own and `save` writes one.
 """
 
-import tomllib
-from dataclasses import dataclass
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
+
+from firmware_profiles.schema import (
+    ESTIMATE,
+    MEASURED,
+    Figure,
+    Figures,
+    Profile,
+    ProfileError,
+    decode,
+    encode,
+    stated,
+)
+
+__all__ = [
+    "ESTIMATE",
+    "MEASURED",
+    "UNKNOWN",
+    "Board",
+    "Figure",
+    "Figures",
+    "Profile",
+    "ProfileError",
+    "load",
+    "load_file",
+    "names",
+    "save",
+    "stated",
+]
+
+UNKNOWN = "generic"  # the board of which agents claim nothing
 
 
 @dataclass(frozen=True)
 class Board:
-    """One board.
+    """One board: the figures of `Figures`, in bytes and bits.
 
     Attributes:
         name: as its file and as in run.toml.
         title: as its maker calls it.
-        cores: processor cores.
-        memory_bytes: fitted.
-        training_gflops: effective speed in training, 1e9 floating-point operations a second.
-        uplink_bps, downlink_bps: a typical link where such boards stand.
-        ratio: the share of a model that it trains and sends when nothing else decides.
-        estimates: the figures above that are estimates.
+        battery_wh: None: it has no battery.
+        profile: the same as its file says it, each figure with its source.
     """
 
     name: str
@@ -30,8 +59,21 @@ class Board:
     training_gflops: float
     uplink_bps: float
     downlink_bps: float
-    ratio: float
-    estimates: tuple[str, ...]
+    idle_w: float
+    train_w: float
+    transmit_w: float
+    receive_w: float
+    battery_wh: float | None
+    max_celsius: float
+    sensors: tuple[str, ...]
+    links: tuple[str, ...]
+    profile: Profile = field(repr=False)
+
+    @property
+    def estimates(self) -> tuple[str, ...]:
+        """Keys of its file whose figures are estimates."""
+        figures = stated(self.profile.figures)
+        return tuple(key for key, figure in figures.items() if figure.source == ESTIMATE)
 
 
 def names() -> tuple[str, ...]:
@@ -48,16 +90,62 @@ def load(name: str) -> Board:
     """
     if name not in names():
         raise KeyError(f"no board {name!r}; known: {', '.join(names())}")
-    content = tomllib.loads((resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8"))
-    figures = {key: entry["value"] for key, entry in content["figures"].items()}
+    entry = resources.files(__name__) / f"{name}.toml"
+    return _board(name, decode(entry.read_text(encoding="utf-8"), entry.name))
+
+
+def load_file(path: Path) -> Board:
+    """The profile in a file of the user's own; the board is called as the file.
+
+    Raises:
+        ProfileError: the file cannot be read, or what it says is wrong.
+    """
+    if path.stem == UNKNOWN:
+        raise ProfileError(f"{path}: of a board called {UNKNOWN!r} nothing is claimed; rename the file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise ProfileError(f"board {path} cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise ProfileError(f"board {path} is no text in UTF-8; see docs/boards.md") from None
+    return _board(path.stem, decode(text, str(path)))
+
+
+def save(path: Path, profile: Profile) -> None:
+    """Write a file that `load_file` takes: the whole of it or nothing.
+
+    Raises:
+        ProfileError: a figure is out of its range, or the file cannot be written.
+    """
+    text = encode(profile)
+    decode(text, str(path))
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as problem:
+        with suppress(OSError):
+            draft.unlink()
+        raise ProfileError(f"board {path} cannot be written: {problem.strerror}") from None
+
+
+def _board(name: str, profile: Profile) -> Board:
+    figures = profile.figures
     return Board(
         name=name,
-        title=content["title"],
-        cores=figures["cores"],
-        memory_bytes=figures["memory_mib"] * 1_048_576,
-        training_gflops=figures["training_gflops"],
-        uplink_bps=figures["uplink_mbps"] * 1e6,
-        downlink_bps=figures["downlink_mbps"] * 1e6,
-        ratio=figures["ratio"],
-        estimates=tuple(k for k, entry in content["figures"].items() if entry["source"] == "estimate"),
+        title=profile.title,
+        cores=figures.cores.value,
+        memory_bytes=figures.memory_mib.value * 1_048_576,
+        training_gflops=figures.training_gflops.value,
+        uplink_bps=figures.uplink_mbps.value * 1e6,
+        downlink_bps=figures.downlink_mbps.value * 1e6,
+        idle_w=figures.idle_w.value,
+        train_w=figures.train_w.value,
+        transmit_w=figures.transmit_w.value,
+        receive_w=figures.receive_w.value,
+        battery_wh=figures.battery_wh.value if figures.battery_wh else None,
+        max_celsius=figures.max_celsius.value,
+        sensors=figures.sensors.value,
+        links=figures.links.value,
+        profile=profile,
     )

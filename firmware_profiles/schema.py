@@ -1,0 +1,150 @@
+"""What the TOML of a board may say, and reading and writing it: every figure with its source."""
+
+import json
+import re
+import tomllib
+from typing import Annotated, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+ESTIMATE = "estimate"
+MEASURED = "measured"
+
+Sensor = Literal["power_supply", "ina3221", "ina238", "pmic", "rapl", "termux", "thermal", "throttled"]
+Link = Literal["4g", "rural-dsl", "lora-backhaul", "factory-wifi", "lan"]
+
+_T = TypeVar("_T")
+_Count = Annotated[int, Meta(ge=1, le=1024)]
+_Mebibytes = Annotated[int, Meta(ge=16, le=4_194_304)]
+_Speed = Annotated[float, Meta(gt=0, le=100_000)]
+_Watts = Annotated[float, Meta(gt=0, le=2_000)]
+_WattHours = Annotated[float, Meta(gt=0, le=10_000)]
+_Celsius = Annotated[float, Meta(ge=20, le=150)]
+
+
+class ProfileError(ValueError):
+    """A board's file is missing or wrong; `str()` is one line: which file, which key, what it may be."""
+
+
+class Figure(Struct, Generic[_T], frozen=True, forbid_unknown_fields=True):
+    """One thing said of a board.
+
+    Attributes:
+        value: in the unit that the key names.
+        source: a link, "estimate", or "measured" on the very board.
+        note: how it was estimated or measured.
+    """
+
+    value: _T
+    source: str
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source not in (ESTIMATE, MEASURED) and not re.match(r"https?://\S+$", self.source):
+            raise ValueError(f"source is {self.source!r}; it may be a link, {ESTIMATE!r} or {MEASURED!r}")
+
+
+class Figures(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that is said of a board; only one without a battery leaves anything out.
+
+    Attributes:
+        cores: processor cores.
+        memory_mib: fitted.
+        training_gflops: effective speed in training with one thread, which is what an agent takes unless
+            told otherwise: 1e9 floating-point operations a second, see docs/boards.md.
+        uplink_mbps, downlink_mbps: a typical link where such boards stand.
+        idle_w, train_w, transmit_w, receive_w: drawn by the whole board: doing nothing, with one thread
+            training, while a payload goes up, while one comes down.
+        battery_wh: of its battery when full.
+        max_celsius: of its hottest thermal zone; from there on it makes itself slower.
+        sensors: what it can tell of its power and heat.
+        links: presets of `edge-sim link presets` on which such boards stand.
+    """
+
+    cores: Figure[_Count]
+    memory_mib: Figure[_Mebibytes]
+    training_gflops: Figure[_Speed]
+    uplink_mbps: Figure[_Speed]
+    downlink_mbps: Figure[_Speed]
+    idle_w: Figure[_Watts]
+    train_w: Figure[_Watts]
+    transmit_w: Figure[_Watts]
+    receive_w: Figure[_Watts]
+    max_celsius: Figure[_Celsius]
+    sensors: Figure[tuple[Sensor, ...]]
+    links: Figure[tuple[Link, ...]]
+    battery_wh: Figure[_WattHours] | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("train_w", "transmit_w", "receive_w"):
+            busy = getattr(self, key).value
+            if busy < self.idle_w.value:
+                raise ValueError(f"{key} is {busy:g}, less than idle_w = {self.idle_w.value:g}")
+
+
+class Profile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A board's file.
+
+    Attributes:
+        title: as its maker calls it.
+        figures: what it can do.
+    """
+
+    title: Annotated[str, Meta(min_length=1, max_length=100)]
+    figures: Figures
+
+
+def stated(figures: Figures) -> dict[str, Figure[object]]:
+    """The figures that are there, by key, in the order of the schema."""
+    named = {key: getattr(figures, key) for key in Figures.__struct_fields__}
+    return {key: figure for key, figure in named.items() if figure is not None}
+
+
+def decode(text: str, where: str) -> Profile:
+    """Read a board's TOML.
+
+    Args:
+        text: the file's.
+        where: the file, for the error's line.
+
+    Raises:
+        ProfileError: `text` is no TOML, or a key is missing, unknown or out of its range.
+    """
+    try:
+        return msgspec.convert(tomllib.loads(text), Profile)
+    except tomllib.TOMLDecodeError as problem:
+        raise ProfileError(f"{where} is no TOML: {problem}; {_REMEDY}") from None
+    except msgspec.ValidationError as problem:
+        raise ProfileError(f"{where}: {_explain(str(problem))}; {_REMEDY}") from None
+
+
+def encode(profile: Profile) -> str:
+    """The TOML that `decode` reads as `profile`."""
+    lines = (_line(key, figure) for key, figure in stated(profile.figures).items())
+    return "\n".join([f"title = {_toml(profile.title)}", "", "[figures]", *lines, ""])
+
+
+_REMEDY = 'see docs/boards.md, or use the board "generic"'
+
+
+def _explain(problem: str) -> str:
+    """A validation error in the words of the file: the key first."""
+    said, _, path = " ".join(problem.replace("`", "").split()).partition(" - at ")
+    key = path.removeprefix("$").lstrip(".")
+    for start, verdict in (("missing required field ", "is missing"), ("unknown field ", "is unknown")):
+        _, found, field = said.partition(start)
+        if found:
+            return f"{f'{key}.{field}'.lstrip('.')} {verdict}"
+    return f"{key}: {said[0].lower()}{said[1:]}" if key else said
+
+
+def _line(key: str, figure: Figure[object]) -> str:
+    parts = {"value": figure.value, "source": figure.source, "note": figure.note}
+    inside = ", ".join(f"{name} = {_toml(part)}" for name, part in parts.items() if part != "")
+    return f"{key} = {{ {inside} }}"
+
+
+def _toml(value: object) -> str:
+    """Strings, numbers and arrays of strings are written as in JSON, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
