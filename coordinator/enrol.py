@@ -3,6 +3,7 @@
 import uuid
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from coordinator.blueprint import draw
@@ -13,7 +14,7 @@ from protocols.settings import RunSettings
 
 
 def prepare(settings: RunSettings) -> Enrolment:
-    """Describe the model, draw its initial weights, count its work; the run gets a unique id.
+    """Describe the model, draw its initial weights, count its work and memory; the run gets a unique id.
 
     Args:
         settings: of the run; `model.input_shape` and `model.num_classes` must be there.
@@ -42,6 +43,7 @@ def prepare(settings: RunSettings) -> Enrolment:
         validation_fraction=settings.data.validation_fraction,
         deadline_s=settings.round.deadline_s,
         flops_per_sample=training_flops(model.name, model.input_shape, model.num_classes),
+        activation_bytes_per_sample=activation_bytes(model.name, model.input_shape, model.num_classes),
         weights=weights,
     )
 
@@ -54,3 +56,22 @@ def training_flops(name: str, input_shape: tuple[int, ...], num_classes: int) ->
     with FlopCounterMode(display=False) as counter:
         module(torch.zeros(batch, *input_shape)).sum().backward()
     return float(counter.get_total_flops()) / batch
+
+
+def activation_bytes(name: str, input_shape: tuple[int, ...], num_classes: int) -> float:
+    """Bytes that the forward pass of one training step keeps for the backward pass, per sample, the inputs
+    included. A tensor that several operations keep counts once, the model's own do not.
+    """
+    module, batch = build(name, input_shape, num_classes), 2
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module(torch.zeros(batch, *input_shape))
+    return sum(kept.values()) / batch

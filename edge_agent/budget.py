@@ -1,85 +1,168 @@
-"""Which ratio a device can afford: the largest whose round fits the deadline, by what is known.
+"""Which ratio a device can afford: the largest whose round fits every limit, by what is known.
 
-What is not known does not limit, and the explanation says so. A device trains and sends no more than its
-own wish (`wanted`: the board's usual ratio, or the owner's `--ratio`) where the method leaves a choice.
+One rule for a real agent and for the simulator:
+
+    forecast = partial(predict, capability=capability, experience=experience)
+    decision = decide(method.choices(report), forecast, limits_of(...), wanted=1.0, current=report.ratio)
+    experience = experience.learned(demand(decision.choice, capability), actual)  # after the round
+
+What is not known does not limit, and the explanation says so. More bandwidth, memory, time or energy never
+gives a smaller ratio: they only ever lower a prediction or raise a limit. Once a device runs at a ratio
+(`current`), it changes to a larger one only when that leaves `1 - SPARE` of every limit, so that it does
+not swing between two.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from edge_agent.policy import Limits
+from protocols.footprint import Footprint
 from protocols.method import Choice, DeviceReport
+
+SPARE = 0.95  # share of each limit that a ratio above the present one may need
+
+Forecast = Callable[[Choice], Footprint]
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """A predicted round, part by part; None: not known."""
+class Verdict:
+    """One choice held against the limits.
 
-    download_s: float | None
-    train_s: float | None
-    upload_s: float | None
+    Attributes:
+        choice: the ratio and its cost.
+        predicted: what a round at it would take.
+        shares: of the limits that are set, where the prediction is known, by "time", "memory", "energy".
+    """
+
+    choice: Choice
+    predicted: Footprint
+    shares: dict[str, float]
 
     @property
-    def known_s(self) -> float:
-        return sum(part for part in (self.download_s, self.train_s, self.upload_s) if part is not None)
+    def share(self) -> float:
+        """Of the limit that binds: above 1 it does not fit; 0 when nothing known is limited."""
+        return max(self.shares.values(), default=0.0)
+
+    @property
+    def binds(self) -> str | None:
+        """The limit that is nearest, or exceeded most; None when nothing known is limited."""
+        return max(self.shares, key=lambda limit: self.shares[limit], default=None)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice (None: nothing fits, the device declines) and why, in one line."""
+    """The choice (None: nothing fits, the device declines), why, in one line, and what it should take (when
+    nothing fits: what the smallest would).
+    """
 
     choice: Choice | None
     reason: str
+    predicted: Footprint
+
+    def told(self, report: DeviceReport) -> DeviceReport:
+        """`report` with what was chosen; ratio 0: nothing."""
+        if self.choice is None:
+            return replace(report, ratio=0.0, reason=self.reason)
+        ratio, seconds = self.choice.ratio, self.predicted.round_s
+        return replace(report, ratio=ratio, reason=self.reason, round_s=seconds)
 
 
-def predict(choice: Choice, report: DeviceReport, epochs: int) -> Seconds:
-    """The seconds one round at `choice` would take the device of `report`."""
-    samples = epochs * report.num_samples
-    return Seconds(
-        download_s=_over(choice.cost.bytes_down * 8, report.downlink_bps),
-        train_s=_over(choice.cost.work * samples, report.samples_per_s),
-        upload_s=_over(choice.cost.bytes_up * 8, report.uplink_bps),
-    )
+def explain_table(choices: Sequence[Choice], forecast: Forecast, limits: Limits) -> list[Verdict]:
+    """Every choice held against the limits, in the order given."""
+    return [_weigh(choice, forecast(choice), limits) for choice in choices]
 
 
 def decide(
-    choices: Sequence[Choice], report: DeviceReport, *, wanted: float, epochs: int, deadline_s: float
+    choices: Sequence[Choice],
+    forecast: Forecast,
+    limits: Limits,
+    *,
+    wanted: float,
+    current: float | None = None,
 ) -> Decision:
     """The largest choice that is wanted and fits.
 
     Args:
         choices: ascending by ratio, at least one.
-        report: what is known of the device; its own `ratio` is not looked at.
+        forecast: what a round at a choice would take.
+        limits: on it.
         wanted: no larger ratio than this, unless the method offers none.
-        epochs: of local training a round.
-        deadline_s: of a round.
+        current: the ratio that the device runs at; None: it has not chosen one yet.
     """
     wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
-    for position, choice in reversed(list(enumerate(wished))):
-        if predict(choice, report, epochs).known_s <= deadline_s:
-            larger = wished[position + 1] if position + 1 < len(wished) else None
-            return Decision(choice, _explain(choice, larger, report, epochs, deadline_s))
-    return Decision(None, f"nothing fits: {_too_long(wished[0], report, epochs, deadline_s)}")
+    verdicts = explain_table(wished, forecast, limits)
+    larger = None
+    for verdict in reversed(verdicts):
+        grows = current is not None and verdict.choice.ratio > current + 1e-9
+        if verdict.share <= (SPARE if grows else 1):
+            return Decision(verdict.choice, _why(verdict, larger, limits), verdict.predicted)
+        larger = verdict
+    return Decision(None, f"nothing fits: {_too_much(verdicts[0], limits)}", verdicts[0].predicted)
 
 
-def _over(amount: float, per_second: float | None) -> float | None:
-    return None if per_second is None else amount / per_second
+def _weigh(choice: Choice, predicted: Footprint, limits: Limits) -> Verdict:
+    pairs = {
+        "time": (predicted.known_s, limits.deadline_s),
+        "memory": (predicted.memory_bytes, limits.memory_bytes),
+        "energy": (predicted.joules, limits.joules),
+    }
+    shares = {
+        name: amount / limit if limit else float("inf")
+        for name, (amount, limit) in pairs.items()
+        if amount is not None and limit is not None
+    }
+    return Verdict(choice, predicted, shares)
 
 
-def _explain(
-    choice: Choice, larger: Choice | None, report: DeviceReport, epochs: int, deadline_s: float
-) -> str:
+def _why(verdict: Verdict, larger: Verdict | None, limits: Limits) -> str:
+    ratio, predicted = verdict.choice.ratio, verdict.predicted
     if larger is not None:
-        return f"p = {choice.ratio:g}: {_too_long(larger, report, epochs, deadline_s)}"
-    seconds = predict(choice, report, epochs)
-    parts = {"download": seconds.download_s, "training": seconds.train_s, "upload": seconds.upload_s}
-    unknown = [name for name, part in parts.items() if part is None]
+        spare = f", less than {100 - 100 * SPARE:g} % to spare" if larger.share <= 1 else ""
+        return f"p = {ratio:g}: {_too_much(larger, limits)}{spare}"
+    unknown = [part for part, seconds in _parts(predicted).items() if seconds is None]
     note = f", {' and '.join(unknown)} unknown" if unknown else ""
-    return f"p = {choice.ratio:g}: as wanted; takes {seconds.known_s:.1f} s of {deadline_s:g} s{note}"
+    return f"p = {ratio:g}: as wanted; takes {_amount(predicted.known_s, limits.deadline_s, 's')}{note}"
 
 
-def _too_long(choice: Choice, report: DeviceReport, epochs: int, deadline_s: float) -> str:
-    seconds = predict(choice, report, epochs)
-    upload = ""
-    if seconds.upload_s is not None and report.uplink_bps is not None:
-        upload = f" (upload {seconds.upload_s:.1f} s at {report.uplink_bps / 1e6:g} Mbit/s)"
-    return f"{choice.ratio:g} would need {seconds.known_s:.1f} s of {deadline_s:g} s{upload}"
+def _too_much(verdict: Verdict, limits: Limits) -> str:
+    ratio, predicted = verdict.choice.ratio, verdict.predicted
+    match verdict.binds:
+        case "memory":
+            assert predicted.memory_bytes is not None
+            assert limits.memory_bytes is not None
+            needs = _amount(predicted.memory_bytes / 1e6, limits.memory_bytes / 1e6, "MB")
+        case "energy":
+            assert predicted.joules is not None
+            needs = _amount(predicted.joules, limits.joules, "J")
+        case _:
+            needs = f"{_amount(predicted.known_s, limits.deadline_s, 's')} ({_longest(predicted)})"
+    return f"{ratio:g} would need {needs}"
+
+
+def _longest(predicted: Footprint) -> str:
+    """The part of the round that takes longest, a transfer with its speed."""
+    known = {part: seconds for part, seconds in _parts(predicted).items() if seconds is not None}
+    part = max(known, key=lambda name: known[name])
+    num_bytes = {"download": predicted.bytes_down, "upload": predicted.bytes_up}.get(part)
+    speed = f" at {_figure(num_bytes * 8 / known[part] / 1e6)} Mbit/s" if num_bytes and known[part] else ""
+    return f"{part} {_figure(known[part])} s{speed}"
+
+
+def _parts(predicted: Footprint) -> dict[str, float | None]:
+    return {
+        "download": predicted.download_s,
+        "training": predicted.train_s,
+        "upload": predicted.upload_s,
+    }
+
+
+def _amount(amount: float, limit: float | None, unit: str) -> str:
+    """Both in three digits, or in as many as it takes to tell them apart."""
+    if limit is None:
+        return f"{_figure(amount)} {unit}"
+    digits = next((n for n in (3, 4, 5) if _figure(amount, n) != _figure(limit, n)), 6)
+    return f"{_figure(amount, digits)} {unit} of {_figure(limit, digits)} {unit}"
+
+
+def _figure(value: float, digits: int = 3) -> str:
+    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"

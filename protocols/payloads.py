@@ -32,6 +32,7 @@ class Enrolment:
         mean, std, validation_fraction: of the [data] section.
         deadline_s: of a round.
         flops_per_sample: floating-point operations of one training step, per sample.
+        activation_bytes_per_sample: what its forward pass keeps for its backward pass, per sample.
         weights: the initial model, shape (spec.size,).
     """
 
@@ -45,6 +46,7 @@ class Enrolment:
     validation_fraction: float
     deadline_s: float
     flops_per_sample: float
+    activation_bytes_per_sample: float
     weights: FlatArray
 
 
