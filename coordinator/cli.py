@@ -110,7 +110,7 @@ def report(folder: RunFolder) -> None:
 
 @app.command()
 def devices(folder: RunFolder) -> None:
-    """List a run's devices: board, ratio and why, last answer."""
+    """List a run's devices: board, ratio and why, what a round takes, power and heat, last answer."""
     from coordinator.present import list_devices
     from coordinator.runs import look_at
 

@@ -26,13 +26,15 @@ that join meanwhile are admitted, in ascending order, before the next `StartRoun
 again on the recorded state gives the same tasks; `CloseRound` aggregates on the planned state,
 `AbandonRound` drops it.
 
-When a round is over is decided in `_close_if_due` alone and whether a reply counts in
-`EngineState.objection` alone. `coordinator.windows` closes in another way, semi-asynchronously.
+When a round is over is decided in `_close_if_due` alone, how long it may take in `coordinator.deadlines`
+alone and whether a reply counts in `EngineState.objection` alone. `coordinator.windows` closes in another
+way, semi-asynchronously.
 """
 
 from dataclasses import replace
 from typing import Self
 
+from coordinator.deadlines import learned, proposed_s
 from coordinator.engine_state import EngineState, Member, Turn
 from coordinator.events import (
     AbandonRound,
@@ -71,13 +73,14 @@ class RoundEngine:
     ) -> tuple[Self, list[Action]]:
         """Go on from a stored state after a restart; also gives what is to be done first.
 
-        Nobody counts as there until it reports again; open deadlines start afresh. An open round is
-        started again, marked `resumed`; its participants get their tasks as they come back.
+        Nobody counts as there until it reports again; open deadlines start afresh, as long as they were. An
+        open round is started again, marked `resumed`; its participants get their tasks as they come back.
         """
         members = {name: replace(member, ready=False) for name, member in state.members.items()}
         engine = cls(run, round_, replace(state, members=members, seen_at=now))
         if state.until is not None:
-            engine.state = replace(engine.state, until=now + engine._span_s)
+            span_s = (state.span_s if state.running else None) or round_.deadline_s
+            engine.state = replace(engine.state, until=now + min(span_s, round_.deadline_s))
         restart: list[Action] = [engine._start_action(resumed=True)] if state.running else []
         return engine, restart + engine._advance(now)
 
@@ -92,8 +95,8 @@ class RoundEngine:
 
     @property
     def _span_s(self) -> float:
-        """How long a turn is open at most before something is decided."""
-        return self._round.deadline_s
+        """How long the turn that opens may take at most before something is decided."""
+        return proposed_s(self.state, self._round)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in at `now` (seconds); what is to be done, in this order."""
@@ -199,7 +202,7 @@ class RoundEngine:
     def _close(self) -> list[Action]:
         action = CloseRound(*self.state.turn, self.state.replied)
         self.state = replace(
-            self.state,
+            learned(self.state, self._round),
             stage="waiting",
             rounds_done=self.state.rounds_done + 1,
             attempt=1,
@@ -210,7 +213,7 @@ class RoundEngine:
 
     def _abandon(self, action: AbandonRound, pause_until: float | None) -> list[Action]:
         self.state = replace(
-            self.state.counted("abandoned"),
+            learned(self.state, self._round).counted("abandoned"),
             stage="waiting",
             attempt=self.state.attempt + 1,
             participants=(),
@@ -257,7 +260,8 @@ class RoundEngine:
 
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
         """Start what stage and participants say; those `asked` get a task."""
-        self.state = replace(self.state, until=now + self._span_s, extended=0)
+        span_s = self._span_s
+        self.state = replace(self.state, until=now + span_s, span_s=span_s, extended=0)
         return self._ask(asked, resumed=False)
 
     def _ask(self, devices: tuple[DeviceId, ...], *, resumed: bool) -> list[Action]:

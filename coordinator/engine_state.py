@@ -36,6 +36,7 @@ class Member:
         answer: what it said to that task; "expired": it took too long (see `coordinator.windows`).
         declined_round: the latest round it declined, 0 for none.
         declined_reason: why.
+        stretch: how many times longer a round is thought to take it than it says, at least 1.
     """
 
     report: DeviceReport | None = None
@@ -47,6 +48,7 @@ class Member:
     answer: Answer | None = None
     declined_round: int = 0
     declined_reason: str = ""
+    stretch: float = 1.0
 
     @property
     def stays(self) -> bool:
@@ -64,6 +66,7 @@ class EngineState:
         attempt: of round `rounds_done + 1`, the one that runs or comes next.
         participants: of the round that runs, ascending; semi-asynchronously, who works or has replied.
         until: when the round that runs is over; while waiting, when to look again; None: no such time.
+        span_s: how long the turn that was opened last is given; None: none was.
         extended: how often the window that is open was extended.
         seen_at: the latest `now`.
         members: every device ever heard of.
@@ -77,6 +80,7 @@ class EngineState:
     attempt: int = 1
     participants: tuple[DeviceId, ...] = ()
     until: float | None = None
+    span_s: float | None = None
     extended: int = 0
     seen_at: float = 0.0
     members: dict[DeviceId, Member] = field(default_factory=dict)

@@ -30,6 +30,7 @@ _STYLES: dict[Doing, str] = {
 _ORDER = {doing: place for place, doing in enumerate(_STYLES)}
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 30
+_ROOM_FOR_TIMES, _ROOM_FOR_REASONS = 100, 150  # columns of the terminal
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,10 @@ class LiveView:
 
     snapshot: Snapshot
 
-    def render(self, *, height: int = 40) -> RenderableType:
-        """The view in fewer than `height` lines, but never less than its head and one device."""
+    def render(self, *, width: int = 80, height: int = 40) -> RenderableType:
+        """The view in fewer than `height` lines, but never less than its head and one device; what each
+        device expected, and why it took its ratio, where there is room in `width` columns.
+        """
         shot = self.snapshot
         head = [_title(shot), _round(shot), _progress(shot), _times(shot), _accuracy(shot), _traffic(shot)]
         if shot.refused:
@@ -48,10 +51,10 @@ class LiveView:
         if shot.problem:
             head.append(_line((shot.problem, "bold red")))
         around = 4  # a blank line, the table's header, the line on the rest, the cursor's
-        return Group(*head, Text(), *_devices(shot.devices, max(1, height - len(head) - around)))
+        return Group(*head, Text(), *_devices(shot.devices, max(1, height - len(head) - around), width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.render(height=options.height or console.height)
+        yield self.render(width=options.max_width, height=options.height or console.height)
 
 
 def plain_line(record: RoundRecord, settings: RunSettings) -> str:
@@ -98,6 +101,7 @@ def _round(shot: Snapshot) -> Text:
     if shot.attempt > 1:
         number += f", attempt {shot.attempt}"
     left = "" if shot.round_left_s is None else f", {readable.duration(max(0.0, shot.round_left_s))} left"
+    left += "" if shot.round_span_s is None else f" of {readable.duration(shot.round_span_s)}"
     replies = f"{shot.replied} of {shot.asked} replied" + (
         f" (closes with {shot.target})" if shot.target < shot.asked else ""
     )
@@ -154,7 +158,7 @@ def _traffic(shot: Snapshot) -> Text:
     )
 
 
-def _devices(devices: Sequence[DeviceLine], room: int) -> list[RenderableType]:
+def _devices(devices: Sequence[DeviceLine], room: int, width: int) -> list[RenderableType]:
     """A table of the devices; when there are more than lines, of the busiest, and a line on the rest."""
     if not devices:
         return [Text("no device yet", "dim")]
@@ -163,18 +167,20 @@ def _devices(devices: Sequence[DeviceLine], room: int) -> list[RenderableType]:
         shown = sorted(devices, key=lambda line: (_ORDER[line.doing], line.device))[:room]
     names = {line.device for line in shown}
     rest = Counter(line.doing for line in devices if line.device not in names)
-    parts: list[RenderableType] = [_table(shown)]
+    parts: list[RenderableType] = [_table(shown, width)]
     if rest:
         counts = ", ".join(f"{count} {doing}" for doing, count in rest.most_common())
         parts.append(_line((f"and {rest.total()} more: {counts}", "dim")))
     return parts
 
 
-def _table(lines: Sequence[DeviceLine]) -> Table:
+def _table(lines: Sequence[DeviceLine], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("device", "board", "p", "doing", "accuracy", "up", "down"):
-        named = name in ("device", "board", "doing")  # these give way on a narrow screen
-        table.add_column(name, justify="left" if named else "right", no_wrap=not named, max_width=48)
+    times, reasons = width >= _ROOM_FOR_TIMES, width >= _ROOM_FOR_REASONS
+    columns = ["device", "board", "p", "doing", "accuracy", "up", "down"]
+    for name in [*columns, *["took / expected"] * times, *["why this p"] * reasons]:
+        named = name in ("device", "board", "doing", "why this p")  # these give way on a narrow screen
+        table.add_column(name, justify="left" if named else "right", no_wrap=not named, max_width=64)
     for line in lines:
         table.add_row(
             _line((line.device, "")),
@@ -184,6 +190,8 @@ def _table(lines: Sequence[DeviceLine]) -> Table:
             readable.change(line.before, line.after),
             readable.size(line.bytes_up),
             readable.size(line.bytes_down),
+            *([readable.against(line.actual_s, line.predicted_s)] * times),
+            *([_line((line.why, "dim"))] * reasons),
         )
     return table
 

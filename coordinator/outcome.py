@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator import readable
 from coordinator.records import RoundRecord
 from coordinator.summary import mean, weighted_mean
 from protocols import errors
@@ -10,6 +11,16 @@ from protocols import errors
 Summary = Mapping[str, Any]
 LOCAL = "local-only"
 
+_QUANTITIES = {
+    "seconds": "seconds of a round",
+    "download_s": "of the download",
+    "train_s": "of training",
+    "upload_s": "of the upload",
+    "bytes_down": "bytes down",
+    "bytes_up": "bytes up",
+    "memory_bytes": "peak memory",
+    "joules": "energy",
+}
 _REFUSED = {
     "late": "update for a round that was closed already",
     "stale": "update for an attempt that was abandoned",
@@ -77,6 +88,22 @@ def ratio_of(summary: Summary, device: str) -> float | None:
     used: list[float] = summary["ratios"].get(device, [])
     kept: float | None = summary["by_device"].get(device, {}).get("ratio")
     return used[-1] if used else kept
+
+
+def ratio_range(summary: Summary, device: str) -> tuple[float, float] | None:
+    """The least and the greatest ratio of a device that used several; None: it used one, or none."""
+    used: list[float] = summary["ratios"].get(device, [])
+    return (min(used), max(used)) if len(set(used)) > 1 else None
+
+
+def prediction_rows(summary: Summary) -> list[list[str]]:
+    """Of each quantity its name, replies, median error and worst decile; the latter two after five rounds."""
+    rows = []
+    for quantity, found in (summary["predicted_vs_actual"] or {}).items():
+        overall, learned = ((found or {}).get(part) or {} for part in ("overall", "after_five_rounds"))
+        errors = [part.get(name) for part in (overall, learned) for name in ("median", "worst_decile")]
+        rows.append([_QUANTITIES[quantity], f"{overall.get('pairs', 0):,}", *map(readable.error, errors)])
+    return rows
 
 
 def refused(summary: Summary) -> list[tuple[str, int, str]]:

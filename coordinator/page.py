@@ -6,7 +6,17 @@ from xml.etree.ElementTree import Element
 
 from coordinator import readable
 from coordinator.markup import Plot, card, document, element, figure, row, table
-from coordinator.outcome import Summary, gains, personal, ratio_of, refused, share, yardstick
+from coordinator.outcome import (
+    Summary,
+    gains,
+    personal,
+    prediction_rows,
+    ratio_of,
+    ratio_range,
+    refused,
+    share,
+    yardstick,
+)
 from protocols.method import DeviceId
 
 _ONE_MORE = "one more round, before → after"
@@ -23,7 +33,15 @@ _CAPTIONS = {
     "percentages: share of it over the whole run.",
     "accuracy-by-device": "Each device's personal model on its own test samples.",
     "gain-by-device": "What each device's personal model does better, in percentage points.",
+    "predicted-by-actual": "Seconds of each reply's round, download, training and upload together: what the "
+    "device expected when it chose its ratio, and what it took. In the band it was within a quarter. "
+    "The title is about the later rounds, once there are any.",
 }
+_PREDICTED = "predicted-by-actual"
+_ABOUT_PREDICTIONS = (
+    "Before each round a device predicts what it will take of it, and takes the largest ratio that fits. "
+    "Errors are relative to what it really took; a tenth of the replies reaches or exceeds the worst decile."
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,7 @@ def write_page(page: Page) -> bytes:
         *([element("h2", "Methods"), _methods(page)] if page.rivals else []),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),
+        *([element("h2", "Predictions"), *_predictions(page)] if page.summary["predicted_vs_actual"] else []),
         element("h2", "Devices"),
         _devices(page),
         element("h2", "Refused"),
@@ -114,8 +133,17 @@ def _headline(page: Page) -> Element:
             _time(summary),
             "until the last round closed",
         ),
+        _energy(summary),
     ]
     return element("dl", *cards, class_="cards")
+
+
+def _energy(summary: Summary) -> Element | None:
+    if summary["joules"] is None:
+        return None
+    rows = summary["by_device"].values()
+    told = sum(row["joules"] is not None for row in rows)
+    return card("Energy", readable.energy(summary["joules"]), f"measured by {told} of {len(rows)} devices")
 
 
 def _time(summary: Summary) -> str:
@@ -144,7 +172,19 @@ def _method_row(name: str, summary: Summary, class_: str = "") -> Element:
 
 
 def _plots(page: Page) -> Element:
-    return element("div", *(figure(plot, _CAPTIONS[plot.name]) for plot in page.plots), class_="plots")
+    shown = (figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name != _PREDICTED)
+    return element("div", *shown, class_="plots")
+
+
+def _predictions(page: Page) -> list[Element]:
+    """How far off the devices were, in numbers and as a picture."""
+    rows = [row(cells) for cells in prediction_rows(page.summary)]
+    columns = ["", "replies", "median error", "worst decile", "median after 5 rounds", "worst decile"]
+    plots = [figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name == _PREDICTED]
+    return [
+        element("p", _ABOUT_PREDICTIONS, class_="faint"),
+        element("div", table(columns, rows), *plots, class_="plots"),
+    ]
 
 
 def _devices(page: Page) -> Element:
@@ -153,13 +193,14 @@ def _devices(page: Page) -> Element:
     gained = gains(page.summary, page.rivals[rival]) if rival else {}
     columns = ["device", "board", "p", "training samples", *([rival] if rival else []), "personal accuracy"]
     columns += [*(["gain, points"] if rival else []), _ONE_MORE, "up", "down", "updates"]
+    columns += ["a round took / expected", "why this p"]
     rows = []
     for device, told in page.summary["by_device"].items():
         gain = gained.get(device)
         cells: list[str | Element] = [
             device,
             element("td", page.boards.get(device, readable.UNKNOWN), class_="text"),
-            readable.ratio(ratio_of(page.summary, device)),
+            _ratio(page.summary, device),
             readable.UNKNOWN if told["num_samples"] is None else f"{told['num_samples']:,}",
             *([readable.percent(theirs.get(device))] if rival else []),
             readable.percent(told["personal"]),
@@ -168,9 +209,17 @@ def _devices(page: Page) -> Element:
             readable.size(told["up"]),
             readable.size(told["down"]),
             str(told["updates"]),
+            readable.against(told["actual_s"], told["predicted_s"]),
+            element("td", told["reason"] or readable.UNKNOWN, class_="text"),
         ]
         rows.append(row(cells))
-    return table(columns, rows, left=["board"])
+    return table(columns, rows, left=["board", "why this p"])
+
+
+def _ratio(summary: Summary, device: DeviceId) -> str:
+    """The latest ratio of a device, and between which it went."""
+    latest, between = readable.ratio(ratio_of(summary, device)), ratio_range(summary, device)
+    return latest if between is None else f"{latest} ({'–'.join(map(readable.ratio, between))})"  # noqa: RUF001
 
 
 def _verdict(gain: float | None) -> str:

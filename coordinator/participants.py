@@ -3,7 +3,7 @@
 import math
 
 from coordinator.engine_state import EngineState
-from protocols.method import DeviceId
+from protocols.method import DeviceId, DeviceReport
 from protocols.randomness import Key
 from protocols.settings import RoundSection
 
@@ -25,12 +25,9 @@ def needed(state: EngineState, settings: RoundSection) -> int:
     The quorum, and `start_with` before the first round. Devices that left for good lower the quorum to
     those that remain, else the last few could never train to their end.
     """
-    members = state.members.values()
     if state.turn == (1, 1):
         return max(settings.start_with, settings.quorum)
-    if not any(member.left for member in members):
-        return settings.quorum
-    return max(1, min(settings.quorum, sum(member.stays for member in members)))
+    return _quorum(state, settings)
 
 
 def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
@@ -62,13 +59,55 @@ def target(state: EngineState, settings: RoundSection) -> int:
 def draw(
     candidates: tuple[DeviceId, ...], state: EngineState, settings: RoundSection, seed: int
 ) -> tuple[DeviceId, ...]:
-    """Participants of the coming turn, ascending: ceil(K * over_selection) of `candidates`, at most all.
+    """Participants of the coming turn, ascending: ceil(K * over_selection) of `candidates`, at most all,
+    those that `settings.prefer` first.
 
     Depends on the candidates, the turn and the run's seed alone, not on who came first.
     """
-    if settings.participants is None:
-        return candidates
-    product = settings.participants * settings.over_selection
-    count = min(math.ceil(product - 1e-9), len(candidates))  # 100 * 1.1 is 110.00000000000001
     key = Key.of("fleetune", seed).child("participants", *state.turn)
-    return tuple(candidates[index] for index in key.sample(count, len(candidates)))
+    if settings.participants is None:
+        count, least = len(candidates), _quorum(state, settings)
+    else:
+        product = settings.participants * settings.over_selection
+        count, least = math.ceil(product - 1e-9), settings.participants  # 100 * 1.1 is 110.00000000000001
+    return choose(candidates, state, settings, key, count=count, least=least)
+
+
+def choose(
+    candidates: tuple[DeviceId, ...],
+    state: EngineState,
+    settings: RoundSection,
+    key: Key,
+    *,
+    count: int,
+    least: int,
+) -> tuple[DeviceId, ...]:
+    """At most `count` of `candidates`, drawn with `key`, ascending.
+
+    With `prefer = "able"` those that are not (see `able`) fill up only what is missing to `least`.
+    """
+    fit = {d for d in candidates if settings.prefer == "any" or able(state.members[d].report, settings)}
+    drawn = _sample(tuple(d for d in candidates if d in fit), count, key)
+    others = tuple(d for d in candidates if d not in fit)
+    return tuple(sorted(drawn + _sample(others, least - len(drawn), key.child("others"))))
+
+
+def able(report: DeviceReport | None, settings: RoundSection) -> bool:
+    """Whether nothing a device says of itself speaks against asking it; what it does not know does not."""
+    if report is None:
+        return True
+    told = report.conditions
+    slow = report.round_s is not None and report.round_s > settings.deadline_s
+    drained = told.power == "battery" and told.battery is not None and told.battery < settings.min_battery
+    return not (slow or drained or told.metered)
+
+
+def _quorum(state: EngineState, settings: RoundSection) -> int:
+    members = state.members.values()
+    if not any(member.left for member in members):
+        return settings.quorum
+    return max(1, min(settings.quorum, sum(member.stays for member in members)))
+
+
+def _sample(devices: tuple[DeviceId, ...], count: int, key: Key) -> tuple[DeviceId, ...]:
+    return tuple(devices[index] for index in key.sample(max(0, min(count, len(devices))), len(devices)))

@@ -1,4 +1,4 @@
-"""A run's plots: accuracy by round, by bytes and by device, bytes by round, what each device gained."""
+"""A run's plots: accuracy and bytes by round and device, what each device gained, what it predicted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from coordinator import readable
 from coordinator.outcome import Summary, gains, personal, share, yardstick
+from coordinator.predictions import pairs_of
 from coordinator.records import RoundRecord
+from coordinator.scatter import seconds_scatter
 from coordinator.summary import mean
 from coordinator.theme import Theme, blank, label_ends
 from protocols.method import DeviceId
@@ -203,6 +205,7 @@ _PLOTS: dict[str, Callable[[Story, Theme], Figure | None]] = {
     "gain-by-device": gain_by_device,
     "accuracy-by-device": accuracy_by_device,
     "bytes-by-round": bytes_by_round,
+    "predicted-by-actual": lambda story, theme: seconds_scatter(pairs_of(story.records, "seconds"), theme),
 }
 
 

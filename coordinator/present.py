@@ -4,22 +4,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from coordinator.live import LiveView, plain_line
 from coordinator.outcome import with_personal
 from coordinator.peer import Peer
-from coordinator.progress import view_devices
-from coordinator.readable import printable
 from coordinator.records import RoundRecord
 from coordinator.report import write_report
 from coordinator.runs import Run, mark_finished, save_shared_model
 from coordinator.serve import Server
 from coordinator.summary import summary_of
-from coordinator.tables import device_table, run_table
+from coordinator.tables import device_table, fleet_table, prediction_table, run_table
 from coordinator.watch import Activity, Watch
 
 
@@ -101,6 +97,8 @@ def report_run(run: Run, console: Console | None = None) -> None:
     shown = with_personal(summary, records)
     console.print(device_table(shown, boards=boards))
     console.print(run_table(shown))
+    if predictions := prediction_table(shown):
+        console.print(predictions)
     for file in files:
         if file.suffix in (".html", ".json", ".safetensors"):
             console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)
@@ -108,17 +106,7 @@ def report_run(run: Run, console: Console | None = None) -> None:
 
 def list_devices(run: Run) -> None:
     """Show the devices that the run knows."""
-    table = Table("device", "board", "p", "samples", "why this p", "stands", box=SIMPLE_HEAD, show_edge=False)
-    for view in view_devices(run.conductor.engine.state):
-        report = view.report
-        stands = view.refusal or view.declined_reason or ("left" if view.left else view.part)
-        cells = (
-            [report.board, f"{report.ratio:g}", str(report.num_samples), report.reason]
-            if report
-            else [""] * 4
-        )
-        table.add_row(printable(view.device), *map(printable, cells), printable(stands))
-    Console().print(table)
+    Console().print(fleet_table(run.conductor.engine.state))
 
 
 def _activity(peer: Peer) -> Activity | None:

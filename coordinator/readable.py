@@ -1,5 +1,7 @@
 """Quantities and names as people read them; "–" for what is not known."""
 
+from protocols.conditions import Conditions
+
 UNKNOWN = "–"  # noqa: RUF001 - an en dash, as in printed tables
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -40,9 +42,36 @@ def duration(time_s: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def against(actual_s: float | None, predicted_s: float | None) -> str:
+    """What took 15.1 s and was expected to take 14.2 s, in one unit: 15.1 / 14.2 s."""
+    longest_s = max(actual_s or 0.0, predicted_s or 0.0)
+    if not longest_s:
+        return UNKNOWN
+    scale, unit = clock(longest_s)
+    digits = 1 if longest_s < 99.5 * scale else 0
+    sides = (
+        UNKNOWN if time_s is None else f"{time_s / scale:.{digits}f}" for time_s in (actual_s, predicted_s)
+    )
+    return f"{' / '.join(sides)} {unit}"
+
+
 def percent(fraction: float | None) -> str:
     """0.9134 as 91.3 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def error(fraction: float | None) -> str:
+    """A relative error to two figures: 3.7 %, 12 %, 340 %."""
+    if fraction is None:
+        return UNKNOWN
+    return f"{100 * fraction:.{0 if fraction >= 0.0995 else 1}f} %"
+
+
+def energy(joules: float | None) -> str:
+    """0.19 J, 950 J, 41 kJ, 1.2 MJ."""
+    if joules is None:
+        return UNKNOWN
+    return f"{joules:.2g} J" if joules < 9.95 else size(joules).replace("B", "J")
 
 
 def change(before: float | None, after: float | None) -> str:
@@ -88,6 +117,21 @@ def clock(time_s: float) -> tuple[float, str]:
 
 def ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2g}"
+
+
+def conditions(told: Conditions) -> str:
+    """How a board was: battery 43 %, 41 °C, throttled, metered; what it could not tell is left out."""
+    charge = "" if told.battery is None else f" {100 * told.battery:.0f} %"
+    power = f"{told.power or 'battery'}{charge}" if told.power or charge else ""
+    parts = (
+        power,
+        "" if told.watts is None else f"{told.watts:.1f} W",
+        "" if told.celsius is None else f"{told.celsius:.0f} °C",
+        "throttled" if told.throttled else "",
+        "metered" if told.metered else "",
+        "" if told.memory_bytes is None else f"{size(told.memory_bytes)} to use",
+    )
+    return ", ".join(filter(None, parts)) or UNKNOWN
 
 
 def printable(text: str) -> str:

@@ -33,7 +33,10 @@ class DeviceLine:
             `ready`: there and not asked; `left` early; `refused` the run; `away`: not reachable.
         fraction: of what it is doing, 0..1; None: not known.
         reason: why it declined or refused.
+        why: why it took its ratio.
         before, after: accuracies of its last reply.
+        actual_s, predicted_s: what its last reply's round took, and what it had expected; before any reply,
+            what it expects of one.
         bytes_up, bytes_down: payload so far.
     """
 
@@ -47,6 +50,9 @@ class DeviceLine:
     after: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
+    why: str = ""
+    actual_s: float | None = None
+    predicted_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class Snapshot:
         asked, replied, target: devices of the open round; it closes with `target` replies.
         waiting_for: devices that must be there for the coming round (stage waiting).
         round_left_s: until the open round's deadline; None: no round is open.
+        round_span_s: what it was given; None: as the run's settings say.
         elapsed_s: since the run began.
         remaining_s: estimate until its end; None: too early to tell.
         curve: of closed training rounds, ascending.
@@ -91,6 +98,7 @@ class Snapshot:
     target: int = 0
     waiting_for: int = 1
     round_left_s: float | None = None
+    round_span_s: float | None = None
     elapsed_s: float = 0.0
     remaining_s: float | None = None
     curve: tuple[RoundPoint, ...] = ()

@@ -1,10 +1,13 @@
 """summary.json: what a run came to, for scripts, tables and plots."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
+from coordinator.predictions import both, predicted_vs_actual
 from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.runs import Run
+from protocols.method import DeviceId, DeviceReport
 from protocols.model import ModelSpec
 from protocols.payloads import Measures
 from protocols.settings import RunSettings
@@ -13,9 +16,17 @@ from protocols.settings import RunSettings
 def summary_of(run: Run, *, simulated: bool) -> dict[str, Any]:
     """The content of summary.json of an open run, see `summarise`."""
     conductor = run.conductor
-    spec, counters = run.enrolment.spec, conductor.engine.state.counters
-    records, ledger = conductor.records(), conductor.ledger
-    return summarise(run.settings, spec, records, ledger, counters, simulated=simulated)
+    state, records, ledger = conductor.engine.state, conductor.records(), conductor.ledger
+    reports = {device: member.report for device, member in state.members.items() if member.report}
+    return summarise(
+        run.settings,
+        run.enrolment.spec,
+        records,
+        ledger,
+        state.counters,
+        reports=reports,
+        simulated=simulated,
+    )
 
 
 def summarise(
@@ -25,6 +36,7 @@ def summarise(
     ledger: Ledger,
     counters: dict[str, int],
     *,
+    reports: Mapping[DeviceId, DeviceReport] | None = None,
     simulated: bool,
 ) -> dict[str, Any]:
     """The content of summary.json. Keys that do not apply are None.
@@ -34,7 +46,9 @@ def summarise(
     the model local training starts from and the personal model it leads to (the rehearsal). Without a
     rehearsal they are None. `best_round` is the round whose participants' personal models did best.
     Bytes are payload bytes as counted where they were sent and received; `*_dense` are the bytes of as
-    many whole models in float32. `seconds` of a simulation are simulated.
+    many whole models in float32. `seconds` of a simulation are simulated. `joules` are of the training
+    rounds' replies that tell them. `predicted_vs_actual`: see there; of a device `reason` is why it took its
+    latest ratio, `predicted_s` and `actual_s` are medians over its training rounds.
     """
     training = [record for record in records if not record.rehearsal]
     rehearsal = next((record for record in records if record.rehearsal), None)
@@ -60,10 +74,10 @@ def summarise(
         },
         "seconds": _seconds(training, ledger),
         "ratios": _by_device(training, lambda reply: reply.ratio),
-        "joules": None,
-        "predicted_vs_actual": None,
+        "joules": total(reply.actual.joules for reply in _replies(training)),
+        "predicted_vs_actual": predicted_vs_actual(training),
         "refused": {**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
-        "by_device": _devices(rehearsal, ledger),
+        "by_device": _devices(training, rehearsal, ledger, reports or {}),
     }
 
 
@@ -71,6 +85,12 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Of those that are there; None when none is."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """Of those that are there; None when none is."""
+    there = [value for value in values if value is not None]
+    return sum(there) if there else None
 
 
 def weighted_mean(pairs: Iterable[tuple[float | None, int]]) -> float | None:
@@ -99,12 +119,7 @@ def _accuracy(training: Sequence[RoundRecord], rehearsal: RoundRecord | None) ->
 
 
 def _seconds(training: Sequence[RoundRecord], ledger: Ledger) -> dict[str, float | None]:
-    replies = [reply.actual for record in training for reply in record.devices.values()]
-
-    def total(values: Iterable[float | None]) -> float | None:
-        there = [value for value in values if value is not None]
-        return sum(there) if there else None
-
+    replies = [reply.actual for reply in _replies(training)]
     ended = ledger.ended_at is not None and ledger.began_at is not None
     return {
         "wall": ledger.ended_at - ledger.began_at if ended else None,  # type: ignore[operator]
@@ -123,11 +138,22 @@ def _by_device(training: Sequence[RoundRecord], pick: Callable[[DeviceRound], An
     return dict(sorted(found.items()))
 
 
-def _devices(rehearsal: RoundRecord | None, ledger: Ledger) -> dict[str, dict[str, Any]]:
-    replies = rehearsal.devices if rehearsal else {}
+def _replies(training: Sequence[RoundRecord]) -> list[DeviceRound]:
+    return [reply for record in training for reply in record.devices.values()]
+
+
+def _devices(
+    training: Sequence[RoundRecord],
+    rehearsal: RoundRecord | None,
+    ledger: Ledger,
+    reports: Mapping[DeviceId, DeviceReport],
+) -> dict[str, dict[str, Any]]:
+    closing = rehearsal.devices if rehearsal else {}
+    rounds = _by_device(training, lambda reply: reply)
     rows = {}
     for device, traffic in sorted(ledger.traffic.items()):
-        reply = replies.get(device)
+        reply, report, replies = closing.get(device), reports.get(device), rounds.get(device, [])
+        seconds = [both(one, "seconds") for one in replies]
         rows[device] = {
             "ratio": reply.ratio if reply else None,
             "num_samples": reply.measures.num_samples if reply else None,
@@ -137,5 +163,14 @@ def _devices(rehearsal: RoundRecord | None, ledger: Ledger) -> dict[str, dict[st
             "up": traffic.up,
             "down": traffic.down,
             "updates": traffic.updates,
+            "reason": report.reason if report else None,
+            "predicted_s": _median(predicted for predicted, _ in seconds),
+            "actual_s": _median(actual for _, actual in seconds),
+            "joules": total(one.actual.joules for one in replies),
         }
     return rows
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return median(there) if there else None

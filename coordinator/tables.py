@@ -1,4 +1,4 @@
-"""What a run came to, as tables for the terminal."""
+"""Who is in a run and what it came to, as tables for the terminal."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator import readable
-from coordinator.outcome import Summary, gains, personal, ratio_of, share, yardstick
+from coordinator.engine_state import EngineState
+from coordinator.outcome import Summary, gains, personal, prediction_rows, ratio_of, share, yardstick
+from coordinator.progress import DeviceView, view_devices
 from protocols.method import DeviceId
 
 
@@ -71,6 +73,50 @@ def device_table(
             f"the {limit} of {len(summary['by_device'])} devices that do worst; report.html has all"
         )
     return table
+
+
+def prediction_table(summary: Summary) -> Table | None:
+    """How far devices' predictions were off, a row a quantity; None: nobody predicted anything."""
+    rows = prediction_rows(summary)
+    if not rows:
+        return None
+    table = _table(
+        "predicted", "replies", "median\nerror", "worst\ndecile", "median after\n5 rounds", "worst\ndecile"
+    )
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def fleet_table(state: EngineState) -> Table:
+    """A row a device: what it said of itself, and what became of it in the run."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in "device", "board", "p", "samples", "a round\ntakes", "conditions", "why this p", "stands":
+        table.add_column(column, justify="right" if column in ("p", "samples", "a round\ntakes") else "left")
+    for view in view_devices(state):
+        said = view.report
+        cells = [
+            readable.short_board(said.board) if said else readable.UNKNOWN,
+            readable.ratio(said.ratio if said else None),
+            str(said.num_samples) if said else readable.UNKNOWN,
+            readable.duration(said.round_s if said else None),
+            readable.conditions(said.conditions) if said else readable.UNKNOWN,
+            said.reason if said else readable.UNKNOWN,
+            _stands(view, state),
+        ]
+        table.add_row(*(Text(readable.printable(cell)) for cell in (view.device, *cells)))
+    return table
+
+
+def _stands(view: DeviceView, state: EngineState) -> str:
+    member = state.members[view.device]
+    if member.refusal is not None:
+        return f"refuses the run: {member.refusal}"
+    declined = f"declined round {member.declined_round}: {member.declined_reason}"
+    if view.part == "declined":
+        return declined
+    stands = "left" if member.left else view.part if member.ready else "away"
+    return f"{stands}; {declined}" if member.declined_round else stands
 
 
 def _table(*columns: str, left: int = 1) -> Table:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from coordinator.engine_state import EngineState
 from coordinator.participants import needed
+from coordinator.predictions import both
 from coordinator.progress import DeviceView, RoundView, view_devices, view_round
 from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
@@ -83,6 +84,7 @@ class Watch:
             target=open_round.target,
             waiting_for=needed(state, self._settings.round),
             round_left_s=open_round.until - now if running and open_round.until is not None else None,
+            round_span_s=state.span_s if running and self._proposes else None,
             elapsed_s=elapsed_s,
             remaining_s=self._remaining_s(open_round, elapsed_s),
             curve=self._curve,
@@ -95,6 +97,10 @@ class Watch:
             simulated=self._simulated,
             problem=problem or "",
         )
+
+    @property
+    def _proposes(self) -> bool:
+        return self._settings.round.deadline == "predicted"
 
     def _remaining_s(self, open_round: RoundView, elapsed_s: float) -> float | None:
         """Rounds still to close, each as long as the latest few took; the rehearsal is one of them."""
@@ -114,6 +120,8 @@ class Watch:
         doing = _doing(view, activity)
         last, traffic = self._last.get(view.device), ledger.traffic.get(view.device)
         report = view.report
+        hoped_s = report.round_s if report else None
+        predicted_s, actual_s = both(last, "seconds") if last else (hoped_s, None)
         return DeviceLine(
             device=view.device,
             doing=doing,
@@ -125,6 +133,9 @@ class Watch:
             after=last.measures.after if last else None,
             bytes_up=traffic.up if traffic else 0,
             bytes_down=traffic.down if traffic else 0,
+            why=report.reason if report else "",
+            actual_s=actual_s,
+            predicted_s=predicted_s,
         )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from coordinator.engine import RoundEngine
 from coordinator.engine_state import EngineState
 from coordinator.events import AbandonRound, Action
-from coordinator.participants import eligible, target
+from coordinator.participants import choose, eligible, target
 from protocols.errors import SettingError
 from protocols.method import DeviceId, Method
 from protocols.randomness import Key
@@ -55,12 +55,14 @@ def idle(state: EngineState) -> tuple[DeviceId, ...]:
 def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[DeviceId, ...]:
     """Idle devices for the places that are free, ascending; the draw depends on state and seed alone."""
     candidates = idle(state)
-    if settings.participants is None:
-        return candidates
     at_work = sum(state.members[device].ready for device in state.awaited)
-    count = min(max(0, settings.participants - at_work), len(candidates))
     key = Key.of("fleetune", seed).child("window", *state.turn, len(state.participants))
-    return tuple(candidates[index] for index in key.sample(count, len(candidates)))
+    if settings.participants is None:
+        enough = target(state, settings) if settings.mode == "buffer" else quorum(state, settings)
+        count, least = len(candidates), enough - at_work - len(state.replied)
+    else:
+        count = least = settings.participants - at_work
+    return choose(candidates, state, settings, key, count=count, least=least)
 
 
 def quorum(state: EngineState, settings: RoundSection) -> int:
@@ -106,7 +108,7 @@ class WindowEngine(RoundEngine):
             return super()._close_if_due(now)
         replies = len(state.replied)
         due = state.until is not None and now >= state.until
-        settled = next(state.awaited, None) is None and not idle(state)
+        settled = next(state.awaited, None) is None and not draw_idle(state, self._round, self._run.seed)
         full = self._round.mode == "buffer" and replies >= target(state, self._round)
         if full or ((due or settled) and replies >= quorum(state, self._round)):
             return self._close()

@@ -21,11 +21,11 @@ class Conditions(Struct, frozen=True, omit_defaults=True):
         metered: whether traffic costs money.
     """
 
-    memory_bytes: Annotated[int, Meta(ge=0)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
     power: Power | None = None
     battery: Annotated[float, Meta(ge=0, le=1)] | None = None
-    watts: Annotated[float, Meta(ge=0)] | None = None
-    celsius: float | None = None
+    watts: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    celsius: Annotated[float, Meta(ge=-300, le=10_000)] | None = None
     throttled: bool | None = None
     metered: bool | None = None
 

@@ -4,8 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-_Amount = Annotated[float, Meta(ge=0)]
-_Bytes = Annotated[int, Meta(ge=0)]
+# upper bounds so that no peer's claim makes sums and quotients overflow
+_Amount = Annotated[float, Meta(ge=0, le=1e15)]
+_Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 
 
 class Footprint(Struct, frozen=True, omit_defaults=True):

@@ -2,19 +2,24 @@
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file
 from test_simulate import settings
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from coordinator.engine_state import EngineState, Member
 from coordinator.store import RunStore
+from coordinator.tables import fleet_table
+from protocols.conditions import Conditions
+from protocols.method import DeviceReport
 from tools.runner import simulate
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "sim"
-    run, _ = simulate(settings(), folder, workers=0, fresh=True)
+    run, _ = simulate(settings(fleet={"ratios": [0.2, 1.0]}), folder, workers=0, fresh=True)
     weights = run.method.shared_model(run.conductor.state)
     run.store.close()
     return folder, run.enrolment.spec, weights
@@ -42,6 +47,45 @@ def test_devices_are_listed_with_board_and_ratio(finished):
     rows = [line for line in result.output.splitlines() if "device-" in line]
     assert len(rows) == 6
     assert "0.2" in rows[0]
+
+
+def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
+    conditions = Conditions(
+        memory_bytes=412_000_000, power="battery", battery=0.43, celsius=41.2, throttled=True, metered=True
+    )
+    report = DeviceReport("a", "raspberry-pi-4b", 120, 0.4, "as wanted", round_s=14.2, conditions=conditions)
+    members = {
+        "a": Member(report, ready=True, declined_round=2, declined_reason="41 °C of 40 °C"),
+        "b": Member(
+            DeviceReport("b", conditions=Conditions(power="mains", watts=5.2)), ready=True, left=True
+        ),
+        "c": Member(DeviceReport("c", conditions=Conditions(battery=0.5, throttled=False))),
+        "d": Member(refusal="512 MB of 600 MB\x1b[2J"),
+    }
+    console = Console(width=300, color_system=None)
+    with console.capture() as capture:
+        console.print(fleet_table(EngineState(rounds_done=2, members=members)))
+    rows = {line.split()[0]: line for line in capture.get().splitlines() if line[:1] in "abcd"}
+    for wanted in ("rpi-4b", "0.4", "120", "14 s", "as wanted", "idle; declined round 2: 41 °C of 40 °C"):
+        assert wanted in rows["a"]
+    assert "battery 43 %, 41 °C, throttled, metered, 412 MB to use" in rows["a"]
+    assert "mains, 5.2 W" in rows["b"]
+    assert rows["b"].rstrip().endswith("left")
+    assert "battery 50 %  " in rows["c"]
+    assert rows["c"].rstrip().endswith("away")
+    assert "refuses the run: 512 MB of 600 MB" in rows["d"]
+    assert "\x1b" not in rows["d"]
+
+
+def test_a_device_that_declines_the_open_round_is_listed_so_once():
+    turn = (3, 1)
+    declined = {"asked": turn, "answer": "declined", "declined_round": 3, "declined_reason": "hot"}
+    member = Member(DeviceReport("a"), ready=True, **declined)
+    state = EngineState("training", rounds_done=2, participants=("a",), members={"a": member})
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(fleet_table(state))
+    assert capture.get().count("declined") == 1
 
 
 def test_export_writes_the_shared_model_by_name(finished, tmp_path):

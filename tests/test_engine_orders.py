@@ -26,6 +26,7 @@ from coordinator.events import (
     UpdateArrived,
 )
 from coordinator.progress import view_devices, view_round
+from protocols.conditions import UNKNOWN, Conditions
 from protocols.method import DeviceReport
 from protocols.settings import RoundSection, RunSection
 
@@ -42,6 +43,15 @@ round_settings = st.builds(
     deadline_s=st.sampled_from([0.5, 10.0]),
     quorum=st.integers(1, 3),
     start_with=st.integers(1, 4),
+    deadline=st.sampled_from(["fixed", "predicted"]),
+    prefer=st.sampled_from(["any", "able"]),
+)
+told = st.fixed_dictionaries(
+    {
+        "ratio": st.sampled_from([0.5, 1.0, 1.0]),
+        "round_s": st.sampled_from([None, None, -1.0, 0.0, 1e-9, 0.3, 4.0, 50.0, 1e300]),
+        "conditions": st.sampled_from([UNKNOWN, UNKNOWN, Conditions(metered=True)]),
+    }
 )
 
 
@@ -154,9 +164,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger.take(actions)
         return actions
 
-    @rule(device=devices, ratio=st.sampled_from([0.5, 1.0, 1.0]))
-    def ready(self, device, ratio):
-        for action in self.do(DeviceReady(DeviceReport(device, ratio=ratio))):
+    @rule(device=devices, fields=told)
+    def ready(self, device, fields):
+        for action in self.do(DeviceReady(DeviceReport(device, **fields))):
             if isinstance(action, SendTask):
                 assert self.engine.state.members[action.device].ready
 
@@ -200,6 +210,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = now
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.engine.state), type=EngineState)
         self.engine, actions = RoundEngine.resume(self.run, self.round_, state, now)
+        if state.running and self.engine.state.turn == state.turn:
+            assert self.engine.wake_at == now + state.span_s, "the round is given the same time again"
         resumed = [action for action in actions if isinstance(action, StartRound) and action.resumed]
         assert bool(resumed) == (self.ledger.open is not None)
         assert not any(isinstance(action, SendTask) for action in actions)
@@ -215,6 +227,10 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.engine.finished == self.ledger.over
         if self.ledger.open:
             assert self.engine.wake_at is not None
+            span_s, whole_s = self.engine.state.span_s, self.round_.deadline_s
+            assert min(1.0, whole_s) <= span_s <= whole_s
+            proposed = self.round_.deadline == "predicted" and self.ledger.open.attempt == 1
+            assert span_s == whole_s or (proposed and not self.ledger.open.round.rehearsal)
 
     @invariant()
     def the_views_agree_with_what_was_done(self):

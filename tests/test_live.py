@@ -1,5 +1,6 @@
 """The live view: what it shows of a run, and that it fits every screen."""
 
+import dataclasses
 import io
 
 import msgspec
@@ -40,8 +41,8 @@ DOINGS = (
 LONG = "p = 0.4 would need 14.2 s of 12 s (upload 9.1 s at 1.1 Mbit/s), and no smaller p is there"
 
 
-def reply(before=0.871, after=0.913, up=6833, down=6500):
-    return DeviceRound(0.4, down, up, Measures(10, 5, 0.5, before, after), Footprint())
+def reply(before=0.871, after=0.913, up=6833, down=6500, **footprints):
+    return DeviceRound(0.4, down, up, Measures(10, 5, 0.5, before, after), Footprint(), **footprints)
 
 
 def record_of(number=12, **changes):
@@ -94,6 +95,9 @@ def snapshot(num_devices=6, **changes):
             ratio=0.4,
             fraction=0.45 if index % len(DOINGS) < 3 else None,
             reason=LONG,
+            why=LONG,
+            actual_s=725.0,
+            predicted_s=600.0,
             before=1.0,
             after=1.0,
             bytes_up=999_000,
@@ -161,7 +165,7 @@ def test_sparkline_spans_least_to_greatest(values, bars):
 
 
 @pytest.mark.parametrize("stage", ["waiting", "training", "rehearsing", "finished"])
-@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("width", [80, 100, 150, 160])
 @pytest.mark.parametrize("num_devices", [0, 6, 300])
 def test_the_view_fits_the_screen(num_devices, width, stage):
     lines = shown(snapshot(num_devices, stage=stage), width)
@@ -188,6 +192,18 @@ def test_the_head_says_how_the_run_stands():
         assert wanted in text
 
 
+@pytest.mark.parametrize(("width", "times", "reasons"), [(99, 0, 0), (100, 6, 0), (150, 6, 6)])
+def test_where_there_is_room_it_says_what_was_expected_and_why(width, times, reasons):
+    text = "\n".join(shown(snapshot(6), width=width))
+    assert text.count("12.1 / 10.0 min") == times
+    assert text.count("p = 0.4 would need") >= reasons
+    assert ("why this p" in text) == bool(reasons)
+
+
+def test_the_head_says_what_time_the_round_was_given():
+    assert "2 of 6 replied, 38 s left of 57 s" in "\n".join(shown(snapshot(target=6, round_span_s=57.0)))
+
+
 def test_few_devices_keep_their_places():
     rows = [line.split()[0] for line in shown(snapshot(10), height=40) if line.startswith("device-")]
     assert rows == [f"device-{index:03d}" for index in range(10)]
@@ -205,7 +221,7 @@ def test_of_many_devices_the_busy_come_first_and_the_rest_is_counted():
 
 
 def test_hostile_texts_cannot_steer_the_terminal():
-    line = DeviceLine("a\x1b[2J", "declined", board="[red]b\x1b]0;x\x07", reason="\x1b[31mno")
+    line = DeviceLine("a\x1b[2J", "declined", board="[red]b\x1b]0;x\x07", reason="\x1b[31mno", why="\x1b[2J")
     text = "\n".join(shown(snapshot(devices=(line,), problem="\x1b[1mx"), width=160))
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -259,6 +275,30 @@ def test_watch_remembers_the_closed_rounds():
     assert (lines["busy"].after, lines["done"].after, lines["idle"].after) == (0.6, 0.8, None)
     # rounds 3..30 and the rehearsal, ten seconds each, of which four have passed
     assert shot.remaining_s == pytest.approx(29 * 10 - 4)
+
+
+def test_watch_says_what_a_device_expects_then_what_its_last_round_took():
+    watch = Watch(SETTINGS, PARAMETERS)
+    report = DeviceReport("busy", reason="as wanted", round_s=14.0)
+    state = EngineState(members={"busy": Member(report=report, ready=True)})
+    (line,) = watch.snapshot(state, ledger(), 130.0).devices
+    assert (line.why, line.predicted_s, line.actual_s) == ("as wanted", 14.0, None)
+    predicted, actual = Footprint(None, None, 1.0, 2.0, 3.0), Footprint(None, None, 2.0, 3.0, 4.0)
+    late = msgspec.structs.replace(reply(predicted=predicted), actual=actual)
+    watch.note(record_of(1, devices={"busy": late}))
+    (line,) = watch.snapshot(state, ledger(), 130.0).devices
+    assert (line.predicted_s, line.actual_s) == (6.0, 9.0)
+
+
+@pytest.mark.parametrize(("deadline", "given_s"), [("fixed", None), ("predicted", 57.0)])
+def test_watch_tells_a_proposed_deadline(deadline, given_s):
+    settings = msgspec.structs.replace(
+        SETTINGS, round=msgspec.structs.replace(SETTINGS.round, deadline=deadline)
+    )
+    state = dataclasses.replace(training_state(), span_s=57.0)
+    assert Watch(settings, PARAMETERS).snapshot(state, ledger(), 130.0).round_span_s == given_s
+    waiting = dataclasses.replace(state, stage="waiting")
+    assert Watch(settings, PARAMETERS).snapshot(waiting, ledger(), 130.0).round_span_s is None
 
 
 def test_nothing_is_left_of_a_finished_run():

@@ -16,12 +16,17 @@ from coordinator import readable
 from coordinator.outcome import gains, personal, refused, share, with_personal
 from coordinator.page import Page, write_page
 from coordinator.plots import MAX_NAMED, Story, draw
+from coordinator.predictions import LEARNING_ROUNDS, Pair, errors, pairs_of, predicted_vs_actual
 from coordinator.records import DeviceRound, Ledger, RoundRecord, Traffic
 from coordinator.report import NO_PICTURES, write_report
+from coordinator.scatter import MOST_DOTS, seconds_scatter
 from coordinator.summary import summarise
-from coordinator.tables import device_table, run_table
+from coordinator.tables import device_table, prediction_table, run_table
 from coordinator.theme import DARK, LIGHT, picture
+from protocols.errors import PacketCorrupt
 from protocols.footprint import Footprint
+from protocols.messages import read_from_device
+from protocols.method import DeviceReport
 from protocols.payloads import Measures
 from protocols.settings import parse_run
 
@@ -63,7 +68,23 @@ def records_of(num_devices, rounds, *, lift=0.0, rehearsal=True):
     return records
 
 
-def summary_of(records, method="fedspu", refusals=None, counters=None):
+def foretold(num_devices=2, rounds=7, **options):
+    """Every round takes 0.6 s and 300 J; in round r all expected 0.1 / r s more of the training."""
+    measured = Footprint(download_s=0.1, train_s=0.2, upload_s=0.3, memory_bytes=1000, joules=300.0)
+
+    def told(number, reply):
+        wrong = msgspec.structs.replace(measured, train_s=0.2 + 0.1 / number, bytes_up=110, joules=None)
+        return msgspec.structs.replace(reply, actual=measured, predicted=wrong)
+
+    return [
+        msgspec.structs.replace(
+            record, devices={name: told(record.number, one) for name, one in record.devices.items()}
+        )
+        for record in records_of(num_devices, rounds, **options)
+    ]
+
+
+def summary_of(records, method="fedspu", refusals=None, counters=None, reports=None):
     ledger = Ledger(refusals=refusals or {}, began_at=0.0, ended_at=99.0)
     for record in records:
         for name, answer in record.devices.items():
@@ -72,7 +93,7 @@ def summary_of(records, method="fedspu", refusals=None, counters=None):
                 one.up, one.down = one.up + answer.bytes_up, one.down + answer.bytes_down
                 one.updates, one.tasks = one.updates + 1, one.tasks + 1
     settings = settings_of(method)
-    return summarise(settings, tiny_spec(), records, ledger, counters or {}, simulated=True)
+    return summarise(settings, tiny_spec(), records, ledger, counters or {}, reports=reports, simulated=True)
 
 
 def fleet(num_devices=6, rounds=4, **options):
@@ -365,3 +386,190 @@ def test_traffic_is_counted_by_the_ledger_not_by_the_records():
     ledger = Ledger(traffic={"a": Traffic(up=7, down=8)})
     summary = summarise(settings_of(), tiny_spec(), [], ledger, {}, simulated=False)
     assert "7 B" in shown(device_table(summary))
+
+
+def test_predictions_stand_against_what_was_counted_and_measured():
+    found = predicted_vs_actual(foretold())
+    seconds = [0.1 / number / 0.6 for number in range(1, 8) for _ in range(2)]
+    assert found["seconds"]["overall"]["pairs"] == 14
+    assert found["seconds"]["overall"]["median"] == pytest.approx(seconds[7])
+    assert found["seconds"]["overall"]["worst_decile"] == pytest.approx(seconds[1])
+    assert found["seconds"]["after_five_rounds"]["pairs"] == 4
+    assert found["seconds"]["after_five_rounds"]["worst_decile"] == pytest.approx(0.1 / 6 / 0.6)
+    assert found["train_s"]["overall"]["worst_decile"] == pytest.approx(0.5)
+    assert found["upload_s"]["overall"]["median"] == found["memory_bytes"]["overall"]["median"] == 0
+    assert found["bytes_up"]["overall"]["median"] == pytest.approx(0.1)  # 110 of the 100 that were counted
+    assert found["bytes_down"] is None  # nobody said
+    assert found["joules"] is None
+
+
+def test_a_device_that_misses_rounds_has_still_to_learn():
+    records = foretold(rounds=8)
+    late = [
+        msgspec.structs.replace(one, devices={n: r for n, r in one.devices.items() if n != "device-001"})
+        for one in records[:3]
+    ] + records[3:]
+    learned = {(pair.device, pair.round) for pair in pairs_of(late, "seconds") if pair.learned}
+    assert learned == {("device-000", 6), ("device-000", 7), ("device-000", 8)}
+
+
+def test_a_rehearsal_is_no_round_to_predict():
+    records = foretold(rounds=1)
+    assert records[-1].rehearsal
+    assert {pair.round for pair in pairs_of(records, "seconds")} == {1}
+
+
+@pytest.mark.parametrize(
+    ("predicted", "actual"),
+    [
+        (Footprint(), Footprint(train_s=1.0)),
+        (Footprint(train_s=1.0), Footprint()),
+        (Footprint(train_s=1.0), Footprint(train_s=0.0)),
+    ],
+)
+def test_what_is_not_known_or_took_nothing_is_no_pair(predicted, actual):
+    answer = msgspec.structs.replace(reply(0.1, 0.2), predicted=predicted, actual=actual)
+    record = msgspec.structs.replace(records_of(1, 1)[0], devices={"device-000": answer})
+    assert pairs_of([record], "train_s") == []
+    assert predicted_vs_actual([record]) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "median", "worst"),
+    [([3], 0.03, 0.03), ([1, 2, 9], 0.02, 0.09), (range(1, 11), 0.055, 0.09), (range(1, 101), 0.505, 0.9)],
+)
+def test_the_worst_decile_is_what_a_tenth_reaches_or_exceeds(wrong, median, worst):
+    found = errors(Pair("a", 1, 100 + w, 100, learned=True) for w in wrong)
+    assert found == {"pairs": len(wrong), "median": pytest.approx(median), "worst_decile": worst}
+
+
+def test_an_error_counts_alike_above_and_below():
+    assert Pair("a", 1, 75, 100, learned=True).error == Pair("a", 1, 125, 100, learned=True).error == 0.25
+
+
+def test_summary_has_energy_seconds_and_reasons_where_they_are_known():
+    reports = {"device-000": DeviceReport("device-000", reason="p = 0.4: as wanted")}
+    summary = summary_of(foretold(rounds=3), reports=reports)
+    assert summary["joules"] == pytest.approx(2 * 3 * 300.0)
+    row = summary["by_device"]["device-000"]
+    assert (row["reason"], row["joules"]) == ("p = 0.4: as wanted", pytest.approx(900.0))
+    assert (row["predicted_s"], row["actual_s"]) == (pytest.approx(0.65), pytest.approx(0.6))
+    other = summary_of(records_of(2, 3))
+    assert other["joules"] is other["predicted_vs_actual"] is None
+    told = {name: other["by_device"]["device-000"][name] for name in ("reason", "joules", "predicted_s")}
+    assert told == {"reason": None, "joules": None, "predicted_s": None}
+
+
+def test_page_shows_predictions_energy_and_why_a_device_took_its_ratio(tmp_path):
+    records = foretold()
+    records[0].devices["device-001"] = msgspec.structs.replace(records[0].devices["device-001"], ratio=0.2)
+    reports = {"device-001": DeviceReport("device-001", reason=f"p = 0.4: {HOSTILE}")}
+    summary = summary_of(records, reports=reports)
+    files = write_report(tmp_path, settings_of(), summary, records, durable=False)
+    assert "predicted-by-actual.png" in {path.name for path in files}
+    page = Outline((tmp_path / "report.html").read_bytes())
+    text = " ".join(page.texts)
+    assert "script" not in page.tags
+    for wanted in (
+        "Predictions",
+        "seconds of a round",
+        "0.4 (0.2–0.4)",  # noqa: RUF001
+        f"p = 0.4: {HOSTILE}",
+        "600 / 625 ms",
+        "measured by 2 of 2 devices",
+        "4.2 kJ",
+    ):
+        assert wanted in text
+    assert page.tags.count("figure") == len(PICTURES) + 1
+
+
+def test_a_run_without_predictions_does_not_speak_of_them(tmp_path):
+    records = records_of(2, 2)
+    files = write_report(tmp_path, settings_of(), summary_of(records), records, durable=False)
+    assert "predicted-by-actual.png" not in {path.name for path in files}
+    text = " ".join(Outline((tmp_path / "report.html").read_bytes()).texts)
+    assert "Predictions" not in text
+    assert "Energy" not in text
+    assert prediction_table(summary_of(records)) is None
+
+
+def test_prediction_table_fits_the_terminal():
+    text = shown(prediction_table(summary_of(foretold())), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    rows = {line[:18].strip(): line[18:].split() for line in text.splitlines()}
+    assert " ".join(rows["seconds of a round"]) == "14 4.2 % 17 % 2.6 % 2.8 %"
+    assert " ".join(rows["bytes down"]) == f"0 {' '.join([readable.UNKNOWN] * 4)}"
+
+
+def pairs(count, learned=True):
+    return [Pair("a", index, 1.0 + index % 7, 2.0 + index % 5, learned) for index in range(count)]
+
+
+def dots(figure):
+    return {
+        line.get_label(): len(line.get_xdata())
+        for line in figure.axes[0].get_lines()
+        if not line.get_label().startswith("_")
+    }
+
+
+@pytest.mark.parametrize(("count", "drawn"), [(1, 1), (MOST_DOTS, MOST_DOTS), (MOST_DOTS + 1, MOST_DOTS)])
+def test_the_scatter_has_a_dot_for_each_reply_but_not_without_end(count, drawn):
+    figure = seconds_scatter(pairs(count) + pairs(3, learned=False), LIGHT)
+    assert dots(figure) == {"later rounds": drawn, f"first {LEARNING_ROUNDS} rounds of a device": 3}
+
+
+def test_dots_that_are_left_out_are_not_always_the_same_devices():
+    alternating = [Pair("ab"[i % 2], i, 1.0 + i % 2, 1.0, learned=True) for i in range(2 * MOST_DOTS)]
+    (line,) = (
+        line for line in seconds_scatter(alternating, LIGHT).axes[0].get_lines() if line.get_marker() == "o"
+    )
+    assert 0.4 < list(line.get_xdata()).count(1.0) / MOST_DOTS < 0.6
+
+
+@pytest.mark.parametrize("claim", [0.0, 1e-300, 1e15, float("inf")])
+def test_an_absurd_claim_leaves_room_for_the_others_in_the_picture(claim):
+    figure = seconds_scatter([*pairs(5), Pair("liar", 1, claim, 3.0, learned=True)], LIGHT)
+    assert dots(figure) == {"later rounds": 5}
+    assert figure.axes[0].get_xlim()[1] < 20
+    assert picture(figure, LIGHT, "png").startswith(b"\x89PNG")
+    assert seconds_scatter([Pair("liar", 1, claim, 3.0, learned=True)], LIGHT) is None
+
+
+def test_equal_times_have_axes_with_something_to_read():
+    figure = seconds_scatter([Pair("a", 1, 3.0, 3.0, learned=False)], DARK)
+    low, high = figure.axes[0].get_xlim()
+    ticks = [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high]
+    assert len(ticks) >= 2
+    assert high / low >= 5.9  # there is something beyond the band
+    assert figure.axes[0].get_title() == "Half predicted within 0.0 %, nine in ten within 0.0 %"
+
+
+@pytest.mark.parametrize(
+    ("actual_s", "predicted_s", "text"),
+    [
+        (15.13, 14.2, "15.1 / 14.2 s"),
+        (None, 14.2, f"{readable.UNKNOWN} / 14.2 s"),
+        (725, 600, "12.1 / 10.0 min"),
+        (0.05, 0.04, "50.0 / 40.0 ms"),
+        (3e6, None, f"833 / {readable.UNKNOWN} h"),
+        (0.0, 0.0, readable.UNKNOWN),
+        (None, None, readable.UNKNOWN),
+    ],
+)
+def test_took_and_expected_share_a_unit(actual_s, predicted_s, text):
+    assert readable.against(actual_s, predicted_s) == text
+
+
+@pytest.mark.parametrize("claim", ['"memory_bytes":1' + "0" * 400, '"train_s":1e300', '"joules":-1.0'])
+def test_a_claim_that_no_report_could_reckon_with_is_refused_when_it_arrives(claim):
+    said = f'{{"type":"Measured","run":"r","round":1,"attempt":1,"actual":{{{claim}}}}}'
+    with pytest.raises(PacketCorrupt):
+        read_from_device(said.encode())
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"), [(None, readable.UNKNOWN), (0.186, "0.19 J"), (950, "950 J"), (41_400, "41 kJ")]
+)
+def test_energy_has_two_or_three_figures(joules, text):
+    assert readable.energy(joules) == text

@@ -26,6 +26,7 @@ from coordinator.events import (
 )
 from coordinator.progress import view_devices, view_round
 from coordinator.windows import WindowEngine, draw_idle
+from protocols.conditions import UNKNOWN, Conditions
 from protocols.errors import SettingError
 from protocols.method import DeviceReport, Round
 from protocols.settings import RoundSection, RunSection, parse_run
@@ -245,6 +246,7 @@ common = {
     "quorum": st.integers(1, 3),
     "start_with": st.integers(1, 4),
     "max_staleness": st.integers(0, 3),
+    "prefer": st.sampled_from(["any", "able"]),
 }
 round_settings = st.one_of(
     st.builds(RoundSection, mode=st.just("buffer"), buffer=st.integers(1, 4), **common),
@@ -364,9 +366,13 @@ class AnyOrder(RuleBasedStateMachine):
             assert at_work <= self.round_.participants, "places that are free, and no more"
         return actions
 
-    @rule(device=devices, ratio=st.sampled_from([0.5, 1.0, 1.0]))
-    def ready(self, device, ratio):
-        self.do(DeviceReady(DeviceReport(device, ratio=ratio)))
+    @rule(
+        device=devices,
+        ratio=st.sampled_from([0.5, 1.0, 1.0]),
+        conditions=st.sampled_from([UNKNOWN, UNKNOWN, Conditions(metered=True)]),
+    )
+    def ready(self, device, ratio, conditions):
+        self.do(DeviceReady(DeviceReport(device, ratio=ratio, conditions=conditions)))
 
     @rule(device=devices)
     def gone(self, device):
