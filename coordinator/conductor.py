@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from coordinator.engine_state import EngineState, Turn
 from coordinator.events import (
@@ -26,6 +27,7 @@ from coordinator.events import (
     StartRound,
     UpdateArrived,
 )
+from coordinator.method_state import read_state, write_state
 from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.store import RunStore
 from coordinator.windows import engine_type
@@ -84,6 +86,10 @@ class _Arriving:
     staleness: int
 
 
+def _with_joules(reply: DeviceRound, joules: float) -> DeviceRound:
+    return replace(reply, actual=replace(reply.actual, joules=joules))
+
+
 class Conductor:
     """A run at work: engine, method and store together.
 
@@ -125,8 +131,7 @@ class Conductor:
             self.ledger = msgspec.json.decode(ledger, type=Ledger)
         if kept is None:
             return False
-        state = self._need("state")
-        self.state = codec.decode(state, self._method.state_type, self._method.spec, finite=False)
+        self.state = read_state(self._store, self._method.state_type, self._method.spec)
         self._planned = self._written = self.state
         self._arrived = msgspec.json.decode(self._need("arrived"), type=dict[str, DeviceRound])
         self._opened_at = msgspec.json.decode(self._need("opened"), type=float)
@@ -188,6 +193,19 @@ class Conductor:
         staleness = self.engine.state.turn.number - reply.round
         self._arriving = _Arriving(reply, data, actual, predicted, staleness)
         return self.handle(UpdateArrived(device, reply.round, reply.attempt, reply.leaving), now)
+
+    def note_measured(self, device: DeviceId, turn: Turn, actual: Footprint) -> None:
+        """What a device can tell only when its reply has arrived: the joules of its whole part in the round."""
+        if actual.joules is None:
+            return
+        if device in self._arrived and turn == self.engine.state.turn:
+            self._arrived[device] = _with_joules(self._arrived[device], actual.joules)
+            return
+        record = self._store.record(turn.number)
+        if record is not None and record.attempt == turn.attempt and device in record.devices:
+            reply = _with_joules(record.devices[device], actual.joules)
+            with self._store.step():
+                self._store.add_record(replace(record, devices={**record.devices, device: reply}))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """What a device could run at."""
@@ -367,7 +385,7 @@ class Conductor:
         self._store.put("arrived", msgspec.json.encode(self._arrived))
         self._store.put("opened", msgspec.json.encode(self._opened_at))
         if self.state is not self._written:
-            self._store.put("state", codec.encode(self.state, self._method.spec))
+            write_state(self._store, self.state, self._method.spec)
             self._written = self.state
 
     def _need(self, name: str) -> bytes:

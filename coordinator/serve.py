@@ -187,6 +187,8 @@ class Server:
             case wire.Measured(run, number, attempt) if run == self.run_id:
                 if self._is_at(peer, Turn(number, attempt)):
                     peer.measured = message
+                else:
+                    self.run.conductor.note_measured(peer.device, Turn(number, attempt), message.actual)
             case wire.Decline(run, number, attempt, reason) if run == self.run_id:
                 self._note_declined(peer, number, attempt, reason)
 

@@ -1,10 +1,10 @@
 """A run's durable state: one SQLite file, each step of the run one transaction."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -17,12 +17,15 @@ CREATE TABLE IF NOT EXISTS reply (device TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS task (
     device TEXT PRIMARY KEY, number INTEGER NOT NULL, attempt INTEGER NOT NULL, data BLOB NOT NULL
 );
+CREATE TABLE IF NOT EXISTS array (name BLOB PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS round (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
 """
 
 
 class RunStore:
-    """Named values, the replies of the round that runs, tasks of open windows, records of closed rounds."""
+    """Named values, the replies of the round that runs, tasks of open windows, records of closed rounds,
+    large arrays of the method's state (see `coordinator.method_state`).
+    """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -45,6 +48,9 @@ class RunStore:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+            connection.execute(
+                "PRAGMA secure_delete = FAST"
+            )  # Debian zeroes all that is deleted: twice the writes
             connection.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as problem:
             raise StoreError(f"cannot open {path}: {problem}; is another coordinator running it?") from None
@@ -68,18 +74,17 @@ class RunStore:
         self._connection.execute("INSERT OR REPLACE INTO value VALUES (?, ?)", (name, data))
 
     def get(self, name: str) -> bytes | None:
-        row = self._connection.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
-        return None if row is None else row[0]
+        return self._one("SELECT data FROM value WHERE name = ?", name)
 
     def add_reply(self, device: str, data: bytes) -> None:
         self._connection.execute("INSERT OR REPLACE INTO reply VALUES (?, ?)", (device, data))
 
     def reply(self, device: str) -> bytes:
         """Raises StoreError when there is none."""
-        row = self._connection.execute("SELECT data FROM reply WHERE device = ?", (device,)).fetchone()
-        if row is None:
+        data = self._one("SELECT data FROM reply WHERE device = ?", device)
+        if data is None:
             raise StoreError(f"{self.path}: the reply of {device} is missing")
-        return bytes(row[0])
+        return data
 
     def drop_replies(self) -> None:
         self._connection.execute("DELETE FROM reply")
@@ -92,8 +97,7 @@ class RunStore:
 
     def task(self, device: str, number: int, attempt: int) -> bytes | None:
         query = "SELECT data FROM task WHERE device = ? AND number = ? AND attempt = ?"
-        row = self._connection.execute(query, (device, number, attempt)).fetchone()
-        return None if row is None else bytes(row[0])
+        return self._one(query, device, number, attempt)
 
     def drop_task(self, device: str) -> None:
         self._connection.execute("DELETE FROM task WHERE device = ?", (device,))
@@ -101,14 +105,45 @@ class RunStore:
     def drop_tasks(self) -> None:
         self._connection.execute("DELETE FROM task")
 
+    def array_names(self) -> set[bytes]:
+        return {name for (name,) in self._rows("SELECT name FROM array")}
+
+    def add_array(self, name: bytes, data: bytes) -> None:
+        self._connection.execute("INSERT INTO array VALUES (?, ?)", (name, data))
+
+    def array(self, name: bytes) -> bytes:
+        """Raises StoreError when there is none."""
+        data = self._one("SELECT data FROM array WHERE name = ?", name)
+        if data is None:
+            raise StoreError(f"array {name.hex()[:12]} is missing")
+        return data
+
+    def drop_arrays(self, names: Iterable[bytes]) -> None:
+        self._connection.executemany("DELETE FROM array WHERE name = ?", [(name,) for name in names])
+
     def add_record(self, record: RoundRecord) -> None:
         row = record.number, msgspec.json.encode(record)
         self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
 
+    def record(self, number: int) -> RoundRecord | None:
+        """Of a closed round."""
+        data = self._one("SELECT record FROM round WHERE number = ?", number)
+        return None if data is None else msgspec.json.decode(data, type=RoundRecord)
+
     def records(self) -> list[RoundRecord]:
         """All closed rounds, ascending."""
-        rows = self._connection.execute("SELECT record FROM round ORDER BY number")
+        rows = self._rows("SELECT record FROM round ORDER BY number")
         return [msgspec.json.decode(row[0], type=RoundRecord) for row in rows]
 
     def close(self) -> None:
         self._connection.close()
+
+    def _one(self, query: str, *key: Any) -> bytes | None:
+        rows = self._rows(query, *key)
+        return bytes(rows[0][0]) if rows else None
+
+    def _rows(self, query: str, *key: Any) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(query, key).fetchall()
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot read {self.path}: {problem}") from None

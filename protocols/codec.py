@@ -4,7 +4,8 @@ Layout, little endian: magic `FLTN`, version (1 byte), 3 zero bytes, model hash 
 body before compression (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), then the body as one zstd
 frame. The body is MessagePack; an array is [dtype, shape, data]: booleans as a bitmap, float32 and
 float64 with their bytes shuffled (all first bytes, then all second bytes, ...), because sign and exponent
-bytes compress and the rest does not.
+bytes compress and the rest does not. In a state on disk an array may also be the name that its keeper
+knows it by (see `encode`).
 
 Reading trusts nothing: every length is checked before anything is allocated, types are checked by
 msgspec against the dataclass, patches against the model. Never pickle.
@@ -14,12 +15,15 @@ import dataclasses
 import hashlib
 import math
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import msgspec
 import numpy as np
 import zstandard
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from protocols.errors import (
     PacketCorrupt,
@@ -47,6 +51,8 @@ _WireArray = tuple[
     bytes,
 ]
 
+_Array = NDArray[Any]
+
 M = TypeVar("M")
 
 
@@ -64,15 +70,30 @@ def estimate_bytes(num_values: int) -> int:
     return 150 + int(4 * 0.92 * num_values)
 
 
-def encode(message: object, spec: ModelSpec) -> bytes:
-    """`message`, a frozen dataclass or struct, for a device or disk that has the same model."""
-    body = msgspec.msgpack.Encoder(enc_hook=_pack, order="deterministic").encode(message)
+def encode(
+    message: object, spec: ModelSpec, *, keep: Callable[[_Array], bytes | None] = lambda _: None
+) -> bytes:
+    """`message`, a frozen dataclass, struct or array, for a device or disk that has the same model.
+
+    Args:
+        message: what to encode.
+        spec: the model.
+        keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
+            name is written; None: it is written.
+    """
+    body = msgspec.msgpack.Encoder(enc_hook=partial(_pack, keep), order="deterministic").encode(message)
     packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
     return _HEADER.pack(_MAGIC, VERSION, bytes.fromhex(spec.hash), len(body), _checksum(packed)) + packed
 
 
 def decode(
-    data: bytes, kind: type[M], spec: ModelSpec | None, *, limit: int | None = None, finite: bool = True
+    data: bytes,
+    kind: type[M],
+    spec: ModelSpec | None,
+    *,
+    limit: int | None = None,
+    finite: bool = True,
+    kept: Callable[[bytes], _Array] | None = None,
 ) -> M:
     """Read a `kind` back.
 
@@ -82,6 +103,7 @@ def decode(
         spec: the model both sides have; None: not known yet (an enrolment brings it).
         limit: most bytes of the unpacked body; None: whatever it says (own state on disk).
         finite: refuse NaN and infinite numbers in arrays.
+        kept: gives the arrays that `encode` only named; None: there are none.
 
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
@@ -90,6 +112,8 @@ def decode(
 
     def read(expected: type, obj: Any) -> Any:
         if (get_origin(expected) or expected) is np.ndarray:
+            if kept is not None and isinstance(obj, bytes):
+                return kept(obj)
             return _read_array(obj, finite=finite)
         raise PacketCorrupt(f"cannot read a {expected}")
 
@@ -135,9 +159,12 @@ def _checksum(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=8).digest()
 
 
-def _pack(value: Any) -> Any:
+def _pack(keep: Callable[[_Array], bytes | None], value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"cannot send a {type(value).__name__}")
+    name = keep(value)
+    if name is not None:
+        return name
     array = np.ascontiguousarray(value)
     if array.dtype not in _NAMES:
         raise TypeError(f"cannot send an array of {array.dtype}")

@@ -31,9 +31,10 @@ from protocols.randomness import Key
 from protocols.selection import Everything, Selection
 from protocols.staleness import drawn_towards
 
-USUAL_EPOCHS = 5  # what costs take a run's epochs for where a method has its own: it is not told the run's
-
+S = TypeVar("S")  # coordinator state
 D = TypeVar("D")  # device state
+T = TypeVar("T")  # task
+U = TypeVar("U")  # update
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,19 @@ def equally(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[Device
 
 
 @dataclass(frozen=True)
+class PersonalDevice(Method[S, PersonalModel, T, U]):
+    """A device whose state is its own model, which it uses as it is."""
+
+    device_state_type = PersonalModel
+
+    def init_device(self, weights: FlatArray) -> PersonalModel:
+        return PersonalModel(weights)
+
+    def personal_model(self, state: PersonalModel) -> FlatArray:
+        return state.weights
+
+
+@dataclass(frozen=True)
 class AveragedModel(Method[SharedModel, D, Task, Update]):
     """The coordinator's half: what is shared goes to every participant; what comes back is averaged.
 
@@ -95,11 +109,13 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
     Class attributes:
         by_samples: participants count by their training samples; False: all alike.
+        extra_models: whole models that the device holds beside the one in training.
     """
 
     spec: ModelSpec
 
     by_samples: ClassVar[bool] = True
+    extra_models: ClassVar[int] = 0
     semi_asynchronous: ClassVar[bool] = True
 
     state_type, task_type, update_type = SharedModel, Task, Update
@@ -115,8 +131,13 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
     @property
     def relative_work(self) -> float:
-        """Training a round, relative to the run's epochs over the whole model."""
+        """`Cost.work`."""
         return 1.0
+
+    @property
+    def extra_epochs(self) -> float:
+        """`Cost.extra_epochs`."""
+        return 0.0
 
     def init_coordinator(self, weights: FlatArray) -> SharedModel:
         return SharedModel(weights)
@@ -143,7 +164,14 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
         size = estimate_bytes(self.shared.count(self.spec))
-        return [Choice(1.0, Cost(bytes_down=size, bytes_up=size, work=self.relative_work))]
+        cost = Cost(
+            bytes_down=size,
+            bytes_up=size,
+            work=self.relative_work,
+            memory_bytes=4 * self.spec.size * self.extra_models,
+            extra_epochs=self.extra_epochs,
+        )
+        return [Choice(1.0, cost)]
 
     def update(self, weights: FlatArray, trainer: Trainer) -> Update:
         """What a device sends of its model, shape (spec.size,)."""
@@ -151,13 +179,8 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
 
 @dataclass(frozen=True)
-class ModelExchange(AveragedModel[PersonalModel]):
+class ModelExchange(AveragedModel[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
     """Both halves; the device takes what is shared over, trains its whole model, and sends that back."""
-
-    device_state_type = PersonalModel
-
-    def init_device(self, weights: FlatArray) -> PersonalModel:
-        return PersonalModel(weights)
 
     def work(
         self,
@@ -169,6 +192,3 @@ class ModelExchange(AveragedModel[PersonalModel]):
     ) -> tuple[PersonalModel, Update]:
         fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
         return PersonalModel(fit.weights), self.update(fit.weights, trainer)
-
-    def personal_model(self, state: PersonalModel) -> FlatArray:
-        return state.weights

@@ -15,6 +15,8 @@ from protocols.guide import Guide
 from protocols.model import FlatArray, MaskArray, ModelSpec
 from protocols.randomness import Key
 
+EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
+
 DeviceId = str
 NumSamples = Annotated[int, Meta(ge=0, le=2**40)]  # a weight in averages: never negative
 Part = Literal["train", "validation", "test"]
@@ -72,14 +74,21 @@ class Cost:
 
     Attributes:
         bytes_down, bytes_up: payload bytes, estimated from the entries sent.
-        work: training work relative to full steps on every parameter.
+        work: training work in each of the run's epochs, relative to full steps on every parameter.
         memory_bytes: extra memory beyond the model's own.
+        extra_epochs: full epochs beside the run's: those that a method sets itself, and passes over the
+            training samples for losses or gradients. The evaluations of every method are not counted.
     """
 
     bytes_down: int
     bytes_up: int
     work: float = 1.0
     memory_bytes: int = 0
+    extra_epochs: float = 0.0
+
+    def epochs(self, run_epochs: int) -> float:
+        """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs)."""
+        return self.work * run_epochs + self.extra_epochs
 
 
 @dataclass(frozen=True)

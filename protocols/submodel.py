@@ -21,7 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from protocols.codec import estimate_bytes
-from protocols.exchange import PersonalModel, Update
+from protocols.exchange import PersonalDevice, PersonalModel, Update
 from protocols.method import (
     Budget,
     Choice,
@@ -149,7 +149,7 @@ class PartExchange(Method[Coordinator, D, Task, Update]):
 
 
 @dataclass(frozen=True)
-class SubModels(PartExchange[PersonalModel]):
+class SubModels(PartExchange[PersonalModel], PersonalDevice[Coordinator, Task, Update]):
     """A method says by `importance` which neurons a device's part consists of.
 
     Of n neurons of a group, `num_active(n, ratio)` are kept, as in FedSPU, so that all of these methods
@@ -157,15 +157,10 @@ class SubModels(PartExchange[PersonalModel]):
     here, so work stays 1, and the pass over the data for choosing once is not counted.
     """
 
-    device_state_type = PersonalModel
-
     @abstractmethod
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """On the device: how much each neuron of the whole model matters, group by group."""
         ...
-
-    def init_device(self, weights: FlatArray) -> PersonalModel:
-        return PersonalModel(weights)
 
     def work(
         self,
@@ -182,9 +177,6 @@ class SubModels(PartExchange[PersonalModel]):
         fit = trainer.fit(cut(received, mask, self.spec), FitPlan(trainable=mask), key)
         sent = Patch.of(fit.weights, part, self.spec)
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
-
-    def personal_model(self, state: PersonalModel) -> FlatArray:
-        return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
         """Down, what a device gets the first time: that round has to fit the deadline too."""

@@ -114,6 +114,19 @@ def test_each_fault_has_its_name(weights):
         codec.decode(codec.encode(SharedModel(weights * np.float32(np.nan)), SPEC), SharedModel, SPEC)
 
 
+def test_an_array_that_is_only_named_is_fetched_from_its_keeper_and_refused_from_the_wire(weights):
+    keeper = {}
+
+    def keep(array):
+        keeper[b"name"] = array
+        return b"name"
+
+    data = codec.encode(SharedModel(weights), SPEC, keep=keep)
+    assert codec.decode(data, SharedModel, SPEC, kept=keeper.__getitem__).weights is weights
+    with pytest.raises(PacketCorrupt, match="array"):
+        codec.decode(data, SharedModel, SPEC, limit=LIMIT)
+
+
 def test_a_small_packet_cannot_claim_a_large_allocation():
     bomb = forged(b"\0" * 10_000, num_bytes=2**40)
     with pytest.raises(PacketTooLarge):

@@ -4,24 +4,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conformance.fedpurin import table_3_bytes
 from conftest import PullToTarget, tiny_spec
 
 from protocols import codec
-from protocols.errors import SettingError
-from protocols.method import Budget, DeviceReport, Round
-from protocols.methods import create
-from protocols.methods.fedpurin import FedPURIN, Update
-from protocols.methods.fedpurin_steps import (
+from protocols.critical import (
     collaborators,
-    combined,
     critical_mask,
     masked_mean,
     mean_and_largest,
     overlap_ratios,
     perturbation,
-    shared_entries,
-    table_3_bytes,
 )
+from protocols.errors import SettingError
+from protocols.method import Budget, DeviceReport, Round
+from protocols.methods import create
+from protocols.methods.fedpurin import FedPURIN, combined, shared_entries
+from protocols.methods.fedpurin_state import Update
 from protocols.patch import Patch
 from protocols.randomness import Key
 from protocols.selection import Everything

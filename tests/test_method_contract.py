@@ -8,12 +8,13 @@ from conftest import PullToTarget, tiny_spec
 
 from protocols import codec
 from protocols.errors import SettingError
-from protocols.method import Budget, DeviceReport, Round
+from protocols.method import EVALUATION_EPOCHS, Budget, DeviceReport, Round
 from protocols.methods import REGISTRY, create
 from protocols.payloads import run_key, work_key
 
 SPEC = tiny_spec()
 DEVICES = ("d0", "d1", "d2", "d3")
+RUN_EPOCHS = 7
 DRAW_NOTHING = ("per-fedavg",)  # exact gradients over all samples
 SETTINGS = [
     *((name, {}) for name in REGISTRY),
@@ -43,6 +44,33 @@ def through_codec(value, kind):
     return codec.decode(codec.encode(value, SPEC), kind, SPEC, finite=False)
 
 
+class Counting:
+    """A trainer that counts the full epochs asked of it, where the run has `RUN_EPOCHS`."""
+
+    def __init__(self, trainer):
+        self._trainer, self.epochs = trainer, 0.0
+
+    def __getattr__(self, name):
+        return getattr(self._trainer, name)
+
+    def fit(self, weights, plan, key):
+        guides = len(plan.guide.models) if plan.guide else 0
+        self.epochs += (RUN_EPOCHS if plan.epochs is None else plan.epochs) + guides * EVALUATION_EPOCHS
+        return self._trainer.fit(weights, plan, key)
+
+    def gradient(self, weights):
+        self.epochs += 1
+        return self._trainer.gradient(weights)
+
+    def loss(self, weights, part="train"):
+        self.epochs += (part == "train") * EVALUATION_EPOCHS
+        return self._trainer.loss(weights, part)
+
+    def accuracy(self, weights, part):
+        self.epochs += (part == "train") * EVALUATION_EPOCHS
+        return self._trainer.accuracy(weights, part) if part == "train" else None
+
+
 class Run:
     """A run without engine or wire; everything that travels or is stored goes through the codec."""
 
@@ -57,6 +85,7 @@ class Run:
             )
         self.devices = {device: self.method.init_device(weights) for device in DEVICES}
         self.bytes = []
+        self.worked = []
 
     def round(self, number, *, participants=DEVICES, replying=None, order=None):
         method = self.method
@@ -65,10 +94,11 @@ class Run:
         updates = {}
         for device in order or participants:
             task = through_codec(tasks[device], method.task_type)
-            trainer = PullToTarget(SPEC, device, 10 + DEVICES.index(device))
+            trainer = Counting(PullToTarget(SPEC, device, 10 + DEVICES.index(device)))
             self.devices[device], update = method.work(
                 self.devices[device], task, trainer, Budget(), work_key(self.seed, number, 1, device)
             )
+            self.worked.append((device, trainer.epochs))
             self.bytes += [codec.encode(tasks[device], SPEC), codec.encode(update, SPEC)]
             updates[device] = through_codec(update, method.update_type)
         replied = sorted(replying or participants)
@@ -152,6 +182,21 @@ def test_choices_are_ascending_and_cost_more_with_the_ratio(make):
     assert ratios[0] > 0
     assert ratios[-1] <= 1
     assert sizes == sorted(sizes)
+
+
+def test_the_cost_of_a_round_is_the_training_that_the_method_asks_for(make):
+    run = make()
+    run.round(1)
+    run.worked.clear()  # a first round may be another one: no teacher yet, neurons to choose
+    for number in range(2, 10):
+        run.round(number)
+    [*_, choice] = run.method.choices(DeviceReport("d3"))
+    counted = [epochs for device, epochs in run.worked if device == "d3"]
+    expected = choice.cost.epochs(RUN_EPOCHS)
+    if run.name == "dc-pfl":
+        trial = 2 * RUN_EPOCHS + 3 * EVALUATION_EPOCHS
+        counted = [epochs for epochs in counted if epochs != pytest.approx(trial)]
+    assert max(counted) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Semi-asynchronous runs as a whole: simulated, restarted anywhere, and over MQTT."""
 
 from collections import Counter
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,9 @@ from coordinator.conductor import Closed, Send
 from coordinator.enrol import prepare
 from coordinator.events import DeviceReady, Tick
 from coordinator.runs import open_run
+from coordinator.store import RunStore
 from protocols import codec
-from protocols.errors import SettingError
+from protocols.errors import SettingError, StoreError
 from protocols.footprint import Footprint
 from protocols.method import DeviceReport, Round
 from protocols.methods import REGISTRY, create
@@ -20,7 +22,8 @@ from protocols.patch import Patch
 from protocols.payloads import Assignment, Measures, Reply, run_key
 from protocols.settings import parse_run
 from protocols.staleness import drawn_towards, staleness_factor
-from tests.fleet import Fleet, run_toml
+from tests.fleet import Fleet, assert_equal, run_toml, wait_until
+from tests.slow_proxy import SlowProxy
 from tools.runner import simulate
 
 ABLE = ["fedavg", "fedprox", "fedper", "fedrep", "fedbn", "lg-fed", "ditto", "moon", "fedspu", "srp-pfed"]
@@ -182,11 +185,12 @@ class Desk:
         update = None
         if not assignment.rehearsal:
             weights = assignment.task.patch.apply(np.zeros(spec.size, np.float32), spec)
-            moved = weights + np.float32(ord(device) % 7) * np.float32(0.125)
-            trainer = SimpleNamespace(num_samples=10)
-            update = self.run.method.update(moved, trainer)
+            update = self.update(weights + np.float32(ord(device) % 7) * np.float32(0.125))
         reply = Reply(device, *self.turn(payload), False, Measures(10, 0), update)
         return codec.encode(reply, spec)
+
+    def update(self, weights):
+        return self.run.method.update(weights, SimpleNamespace(num_samples=10))
 
 
 @pytest.mark.parametrize("mode", ["window", "buffer"])
@@ -275,3 +279,58 @@ def test_a_fleet_of_processes_in_buffer_mode_goes_on_after_its_coordinator_is_ki
         down = sum(record[3][device][0] for record in closed if device in record[3])
         assert traffic[0] >= down
         assert traffic[1] == sum(record[3][device][1] for record in closed if device in record[3])
+
+
+@pytest.mark.fleet
+def test_a_window_of_a_fleet_closes_by_time_also_after_its_coordinator_was_killed_in_it(tmp_path):
+    """device-0 is still sending its first update when two windows close; the third one takes it."""
+    calm, records = play_windows(tmp_path / "calm", strike=False)
+    struck, again = play_windows(tmp_path / "struck", strike=True)
+    assert_equal(struck, calm)
+    others = {"device-1": 0, "device-2": 0}
+    stale = [{**others}, {**others}, {"device-0": 2, **others}, {"device-0": 0, **others}]
+    for closed in (records, again):
+        found = [{device: reply.staleness for device, reply in one.devices.items()} for one in closed]
+        assert found[:4] == stale
+        assert closed[4].rehearsal
+    assert calm.traffic["device-0"][4:] == (2, 2)
+    assert calm.traffic["device-1"][4:] == (4, 4)
+
+
+def play_windows(folder, *, strike):
+    folder.mkdir()
+    window = 'mode = "window"\nwindow_s = 5.0'
+    toml = run_toml(
+        source="tests.fleet:images", shape="[1, 28, 28]", method="fedavg", rounds=4, selection=window
+    )
+    with Fleet(folder, toml) as fleet, SlowProxy(fleet.broker.port, 40_000) as proxy:
+        fleet.start_coordinator()
+        fleet.start_agent("device-0", port=proxy.port)
+        fast = [fleet.start_agent("device-1"), fleet.start_agent("device-2")]
+        fleet.coordinator.wait_for("round 1/4")
+        if strike:
+            strike_in_the_second_window(fleet, fast)
+        fleet.coordinator.wait_for("round 2/4")
+        proxy.uplink_bps = None
+        fleet.wait_finished()
+        for agent in fast:
+            assert len(agent.lines("round 2: training")) == 1
+        assert fleet.summary()["refused"] == {}
+        with closing(RunStore.open(folder / "runs" / fleet.name / "state.sqlite")) as store:
+            records = store.records()
+        return fleet.outcome(), records
+
+
+def strike_in_the_second_window(fleet, fast):
+    """When two updates are in and the third is under way."""
+    for agent in fast:
+        agent.wait_for("round 2: update delivered")
+    run = fleet.folder / "runs" / fleet.name
+    wait_until(lambda: any((run / "incoming" / "device-0").glob("*.part")), "a part of the slow update is in")
+    fleet.coordinator.kill()
+    with closing(RunStore.open(run / "state.sqlite")) as store:
+        assert store.reply("device-1")
+        assert store.reply("device-2")
+        with pytest.raises(StoreError, match="reply of device-0 is missing"):
+            store.reply("device-0")
+    fleet.start_coordinator().wait_for("goes on")

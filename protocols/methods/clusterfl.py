@@ -19,7 +19,7 @@ time. Who has not been heard yet is pulled towards the mean of all. Whoever was 
 group; the coordinator holds its model as last heard. All devices start from the run's initial weights.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -27,26 +27,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from protocols.codec import estimate_bytes
 from protocols.errors import SettingError
-from protocols.exchange import PersonalModel, Task
-from protocols.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Pull,
-    Round,
-    Trainer,
-    lazily,
-)
-from protocols.model import FlatArray, ModelSpec
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Everything
+from protocols.method import DeviceId, Pull
+from protocols.model import FlatArray
+from protocols.targets import TargetExchange, Update
 
 Labels = NDArray[np.int64]
 _MOST_STEPS = 100  # of Lloyd's algorithm, which ends long before
@@ -59,13 +43,6 @@ class Coordinator:
     initial: FlatArray
     models: dict[DeviceId, FlatArray]
     groups: dict[DeviceId, int]
-
-
-@dataclass(frozen=True)
-class Update:
-    """The device's model after training."""
-
-    patch: Patch
 
 
 def spread(products: NDArray[np.float64], count: int) -> list[int]:
@@ -103,7 +80,7 @@ def k_means(products: NDArray[np.float64], count: int) -> Labels:
 
 
 @dataclass(frozen=True)
-class ClusterFL(Method[Coordinator, PersonalModel, Task, Update]):
+class ClusterFL(TargetExchange[Coordinator]):
     """Settings.
 
     Attributes:
@@ -114,13 +91,11 @@ class ClusterFL(Method[Coordinator, PersonalModel, Task, Update]):
             minimum. With beta = alpha the terms are alpha times the K-means distance of the models.
     """
 
-    spec: ModelSpec
     num_groups: Annotated[int, Meta(ge=1)] = 3
     shrink: Annotated[float, Meta(gt=0)] = 0.1
     attract: Annotated[float, Meta(ge=0)] = 0.1
 
-    state_type, device_state_type = Coordinator, PersonalModel
-    task_type, update_type = Task, Update
+    state_type = Coordinator
 
     def __post_init__(self) -> None:
         if self.attract > self.shrink:
@@ -129,38 +104,16 @@ class ClusterFL(Method[Coordinator, PersonalModel, Task, Update]):
     def init_coordinator(self, weights: FlatArray) -> Coordinator:
         return Coordinator(weights, {}, {})
 
-    def init_device(self, weights: FlatArray) -> PersonalModel:
-        return PersonalModel(weights)
-
-    def plan(
-        self,
-        state: Coordinator,
-        round_: Round,
-        key: Key,  # noqa: ARG002
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+    def targets(self, state: Coordinator) -> Callable[[DeviceId], FlatArray]:
+        """The means of the clusters."""
         everybody = self._mean(state, state.models)
         means = {
             group: self._mean(state, self._members(state, group)) for group in set(state.groups.values())
         }
+        return lambda device: means[state.groups[device]] if device in state.groups else everybody
 
-        def task(device: DeviceId) -> Task:
-            mean = means[state.groups[device]] if device in state.groups else everybody
-            return Task(Patch.of(mean, Everything(), self.spec))
-
-        return state, lazily(round_.participants, task)
-
-    def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
-    ) -> tuple[PersonalModel, Update]:
-        mean = task.patch.apply(state.weights, self.spec)
-        pull = Pull(mean * mean.dtype.type(self.attract / self.shrink), self.shrink)
-        fit = trainer.fit(state.weights, FitPlan(pull=pull), key)
-        return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
+    def pull_towards(self, target: FlatArray) -> Pull:
+        return Pull(target * target.dtype.type(self.attract / self.shrink), self.shrink)
 
     def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
         models = dict(state.models)
@@ -170,17 +123,9 @@ class ClusterFL(Method[Coordinator, PersonalModel, Task, Update]):
             return replace(state, models=models)
         return Coordinator(state.initial, models, self._group(state.initial, models))
 
-    def personal_model(self, state: PersonalModel) -> FlatArray:
-        return state.weights
-
     def shared_model(self, state: Coordinator) -> FlatArray:
         """The plain mean of the devices heard from, for newcomers to the model; no device trains on it."""
         return self._mean(state, state.models)
-
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """The whole model both ways; the device holds its cluster's mean beside its own model."""
-        whole = estimate_bytes(self.spec.num_parameters)
-        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]
 
     def _members(self, state: Coordinator, group: int) -> list[DeviceId]:
         return [device for device, its_group in state.groups.items() if its_group == group]

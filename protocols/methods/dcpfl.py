@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from protocols.codec import estimate_bytes
 from protocols.method import (
+    EVALUATION_EPOCHS,
     Budget,
     Choice,
     Cost,
@@ -172,11 +173,14 @@ class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
         return state.grouping.mean_model()
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """Whole layers, the smallest first. The cost is a plain full round's; see the module on trials."""
+        """Whole layers, the smallest first. The cost is a plain full round's: a training, and the loss
+        before it. A trial's is that of two trainings and three losses.
+        """
         found = []
         for count in np.cumsum(np.sort(self._layer_sizes)):
             size = estimate_bytes(int(count))
-            found.append(Choice(int(count) / self.spec.num_parameters, Cost(bytes_down=size, bytes_up=size)))
+            cost = Cost(bytes_down=size, bytes_up=size, extra_epochs=EVALUATION_EPOCHS)
+            found.append(Choice(int(count) / self.spec.num_parameters, cost))
         return found
 
     @property

@@ -5,14 +5,13 @@ participants, all counting alike. Beside that it trains its own model v_k, which
 f(v) + lambda / 2 * ||v - w^t||^2, from where it left it; w^t is the global model as it came.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from protocols.exchange import AveragedModel, Task, Update
-from protocols.method import Budget, Choice, DeviceReport, FitPlan, Pull, Trainer
+from protocols.method import Budget, FitPlan, Pull, Trainer
 from protocols.model import FlatArray
 from protocols.randomness import Key
 
@@ -42,11 +41,13 @@ class Ditto(AveragedModel[Device]):
     pull: Annotated[float, Meta(ge=0)] = 1.0
 
     by_samples: ClassVar[bool] = False
+    extra_models: ClassVar[int] = 1
 
     device_state_type = Device
 
     @property
     def relative_work(self) -> float:
+        """Two trainings."""
         return 2.0
 
     def init_device(self, weights: FlatArray) -> Device:
@@ -68,10 +69,3 @@ class Ditto(AveragedModel[Device]):
 
     def personal_model(self, state: Device) -> FlatArray:
         return state.weights
-
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The device holds a second model."""
-        return [
-            replace(choice, cost=replace(choice.cost, memory_bytes=4 * self.spec.size))
-            for choice in super().choices(report)
-        ]

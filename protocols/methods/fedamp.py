@@ -12,7 +12,7 @@ for shares that do not exceed 1: where the others' sum does, it is scaled down t
 paper lets it fall with the rounds.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -20,25 +20,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from protocols.codec import estimate_bytes
-from protocols.exchange import PersonalModel, Task
-from protocols.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Pull,
-    Round,
-    Trainer,
-    lazily,
-)
-from protocols.model import FlatArray, ModelSpec
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Everything
+from protocols.method import DeviceId, Pull
+from protocols.model import FlatArray
+from protocols.targets import TargetExchange, Update
 
 Shares = NDArray[np.float64]
 
@@ -49,13 +33,6 @@ class Coordinator:
 
     initial: FlatArray
     latest: dict[DeviceId, FlatArray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Update:
-    """The personal model after training."""
-
-    patch: Patch
 
 
 def attention(own: FlatArray, others: Sequence[FlatArray], alpha: float, sigma: float) -> Shares:
@@ -82,7 +59,7 @@ def message(own: FlatArray, others: Sequence[FlatArray], shares: Shares) -> Flat
 
 
 @dataclass(frozen=True)
-class FedAMP(Method[Coordinator, PersonalModel, Task, Update]):
+class FedAMP(TargetExchange[Coordinator]):
     """Settings.
 
     Attributes:
@@ -93,59 +70,38 @@ class FedAMP(Method[Coordinator, PersonalModel, Task, Update]):
         self_share: xi_ii of `cosine`.
     """
 
-    spec: ModelSpec
     form: Literal["distance", "cosine"] = "distance"
     alpha: Annotated[float, Meta(gt=0)] = 1.0
     sigma: Annotated[float, Meta(gt=0)] = 10.0
     pull: Annotated[float, Meta(ge=0)] = 1.0
     self_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
-    state_type, device_state_type = Coordinator, PersonalModel
-    task_type, update_type = Task, Update
+    state_type = Coordinator
 
     def init_coordinator(self, weights: FlatArray) -> Coordinator:
         return Coordinator(weights)
 
-    def init_device(self, weights: FlatArray) -> PersonalModel:
-        return PersonalModel(weights)
+    def targets(self, state: Coordinator) -> Callable[[DeviceId], FlatArray]:
+        """u_i."""
 
-    def plan(
-        self,
-        state: Coordinator,
-        round_: Round,
-        key: Key,  # noqa: ARG002
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
-        def task(device: DeviceId) -> Task:
+        def mixed(device: DeviceId) -> FlatArray:
             own = state.latest.get(device, state.initial)
             others = [state.latest[other] for other in sorted(state.latest) if other != device]
-            mixed = message(own, others, self._shares(own, others))
-            return Task(Patch.of(mixed, Everything(), self.spec))
+            return message(own, others, self._shares(own, others))
 
-        return state, lazily(round_.participants, task)
+        return mixed
 
     def _shares(self, own: FlatArray, others: Sequence[FlatArray]) -> Shares:
         if self.form == "cosine":
             return cosine_attention(own, others, self.self_share, self.sigma)
         return attention(own, others, self.alpha, self.sigma)
 
-    def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
-    ) -> tuple[PersonalModel, Update]:
-        pull = Pull(task.patch.apply(state.weights, self.spec), self.pull / (2 * self.alpha))
-        fit = trainer.fit(state.weights, FitPlan(pull=pull), key)
-        return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
+    def pull_towards(self, target: FlatArray) -> Pull:
+        return Pull(target, self.pull / (2 * self.alpha))
 
     def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
         latest = {device: update.patch.apply(state.initial, self.spec) for device, update in updates}
         return replace(state, latest={**state.latest, **latest})
-
-    def personal_model(self, state: PersonalModel) -> FlatArray:
-        return state.weights
 
     def shared_model(self, state: Coordinator) -> FlatArray:
         """The plain mean of the models heard of, for newcomers; no device trains on it."""
@@ -153,8 +109,3 @@ class FedAMP(Method[Coordinator, PersonalModel, Task, Update]):
         if not models:
             return state.initial
         return message(models[0], models[1:], np.full(len(models) - 1, 1 / len(models)))
-
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """Whole models both ways; the device holds u_i beside its own."""
-        whole = estimate_bytes(self.spec.num_parameters)
-        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from protocols.exchange import USUAL_EPOCHS, AveragedModel, Task, Update
+from protocols.exchange import AveragedModel, Task, Update
 from protocols.layers import split_at_head
 from protocols.method import Budget, FitPlan, Trainer
 from protocols.model import FlatArray
@@ -57,8 +57,8 @@ class FedBABU(AveragedModel[Device]):
         return split_at_head(self.spec, self.head_layers)[1]
 
     @property
-    def relative_work(self) -> float:
-        return 1 + self.fine_tuning_epochs / USUAL_EPOCHS
+    def extra_epochs(self) -> float:
+        return self.fine_tuning_epochs
 
     def init_device(self, weights: FlatArray) -> Device:
         return Device(weights, Patch.of(weights, self.head, self.spec))

@@ -4,7 +4,7 @@ Round t: a device trains its whole model, scores every entry by |g * w| and mark
 as critical (m_i); it sends the whole model and the marks. Devices whose marks overlap enough (threshold
 mean + t / beta * (max - mean), so ever fewer, nobody beyond beta) average their models; device i starts its
 next round from that customised model where m_i, from the mean of all elsewhere. FedPURIN is this without
-sending what is not critical, and shares the steps.
+sending what is not critical; `protocols.critical` has the steps of both.
 
 g is the change of the weights in local training, as in the authors' code (Fling). All participants count
 alike in both means (their code weighs the global one by samples). Where nobody collaborates with a device,
@@ -23,7 +23,8 @@ import numpy as np
 from msgspec import Meta
 
 from protocols.codec import estimate_bytes
-from protocols.exchange import PersonalModel, Task
+from protocols.critical import collaborated_models, critical_entries, masked_mean, perturbation
+from protocols.exchange import PersonalDevice, PersonalModel, Task
 from protocols.method import (
     Budget,
     Choice,
@@ -31,16 +32,9 @@ from protocols.method import (
     DeviceId,
     DeviceReport,
     FitPlan,
-    Method,
     Round,
     Trainer,
     lazily,
-)
-from protocols.methods.fedpurin_steps import (
-    collaborated_models,
-    critical_mask,
-    masked_mean,
-    perturbation,
 )
 from protocols.model import FlatArray, MaskArray, ModelSpec
 from protocols.patch import Patch
@@ -80,7 +74,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class FedCAC(Method[Coordinator, PersonalModel, Task, Update]):
+class FedCAC(PersonalDevice[Coordinator, Task, Update]):
     """Settings.
 
     Attributes:
@@ -92,14 +86,10 @@ class FedCAC(Method[Coordinator, PersonalModel, Task, Update]):
     tau: Annotated[float, Meta(gt=0, le=1)] = 0.5
     beta: Annotated[int, Meta(ge=0)] = 100
 
-    state_type, device_state_type = Coordinator, PersonalModel
-    task_type, update_type = Task, Update
+    state_type, task_type, update_type = Coordinator, Task, Update
 
     def init_coordinator(self, weights: FlatArray) -> Coordinator:
         return Coordinator(weights)
-
-    def init_device(self, weights: FlatArray) -> PersonalModel:
-        return PersonalModel(weights)
 
     def plan(
         self,
@@ -132,9 +122,9 @@ class FedCAC(Method[Coordinator, PersonalModel, Task, Update]):
         start = task.patch.apply(state.weights, self.spec)
         weights = trainer.fit(start, FitPlan(), key).weights
         scores = perturbation(weights, weights - start)
-        tensors = [self.spec.slices[tensor.name] for tensor in self.spec.tensors if tensor.kind != "stat"]
-        critical = np.concatenate([critical_mask(scores[here], self.tau) for here in tensors])
-        return PersonalModel(weights), Update(Patch.of(weights, Everything(), self.spec), critical)
+        critical = critical_entries(scores, self.tau, self.spec, ("weight", "bias", "norm"))
+        sent = Patch.of(weights, Everything(), self.spec)
+        return PersonalModel(weights), Update(sent, critical[: self.spec.num_parameters])
 
     def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
         devices, masks, models = [], [], []
@@ -155,9 +145,6 @@ class FedCAC(Method[Coordinator, PersonalModel, Task, Update]):
         if critical.shape == (self.spec.num_parameters,):
             marks[: self.spec.num_parameters] = critical
         return marks
-
-    def personal_model(self, state: PersonalModel) -> FlatArray:
-        return state.weights
 
     def shared_model(self, state: Coordinator) -> FlatArray:
         return state.weights

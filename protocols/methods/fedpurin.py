@@ -20,13 +20,14 @@ The paper has every device in every round. For the others:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
 
 from protocols.codec import estimate_bytes
+from protocols.critical import Floats, collaborated_models, critical_entries, masked_mean, perturbation
 from protocols.method import (
     Budget,
     Choice,
@@ -35,100 +36,28 @@ from protocols.method import (
     DeviceReport,
     FitPlan,
     Method,
-    NumSamples,
     Round,
     Trainer,
     lazily,
 )
-from protocols.methods.fedpurin_steps import (
-    collaborated_models,
-    combined,
-    critical_entries,
-    masked_mean,
-    perturbation,
-    shared_entries,
-)
-from protocols.model import FlatArray, MaskArray, ModelSpec
+from protocols.methods.fedpurin_state import Coordinator, Device, Held, Task, Update
+from protocols.model import FlatArray, Kind, MaskArray, ModelSpec
 from protocols.patch import Patch
 from protocols.randomness import Key
 from protocols.selection import Entries, Layers
 
+SHARED: tuple[Kind, ...] = ("weight", "bias")  # normalisation layers stay on the device (section 4.3)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-@dataclass(frozen=True)
-class Held:
-    """What the coordinator remembers of a device.
-
-    Attributes:
-        number: of the round of its latest update.
-        critical: m_i, shape (spec.size,).
-        collaborated: delta_i at the critical entries, shape (critical.sum(),); None: the device keeps what
-            it has there.
-    """
-
-    number: int
-    critical: MaskArray
-    collaborated: FlatArray | None
+def shared_entries(spec: ModelSpec) -> MaskArray:
+    """All but normalisation layers, shape (spec.size,)."""
+    return np.repeat([tensor.kind in SHARED for tensor in spec.tensors], [t.size for t in spec.tensors])
 
 
-@dataclass(frozen=True)
-class Coordinator:
-    """State.
-
-    Attributes:
-        weights: bar, shape (spec.size,); normalisation layers as they were at the start.
-        number: t of the round at hand.
-        merged: whether `weights` is a bar yet, not the initial model.
-        ratios: what each device's budget allows, an upper bound of its tau.
-        held: of every device that has sent an update.
-    """
-
-    weights: FlatArray
-    number: int = 0
-    merged: bool = False
-    ratios: dict[DeviceId, float] = field(default_factory=dict)
-    held: dict[DeviceId, Held] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Device:
-    """State.
-
-    Attributes:
-        weights: the whole model after local training, shape (spec.size,).
-        critical: m_i, shape (spec.size,).
-        number: of the round both are from; 0: none yet.
-    """
-
-    weights: FlatArray
-    critical: MaskArray
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the device trains from.
-
-    Attributes:
-        number: t of this round.
-        holds: the round of the device's latest update at the coordinator; 0: none.
-        ratio: an upper bound of tau.
-        patch: the entries of its next model that it cannot know.
-    """
-
-    number: Annotated[int, Meta(ge=1)]
-    holds: int
-    ratio: Annotated[float, Meta(gt=0, le=1)]
-    patch: Patch
-
-
-@dataclass(frozen=True)
-class Update:
-    """The critical entries, and the training samples behind them (for `weighted`)."""
-
-    patch: Patch
-    num_samples: NumSamples
+def combined(critical: MaskArray, collaborated: Floats, average: Floats) -> Floats:
+    """delta_i where m_i, bar elsewhere (eq. 11)."""
+    return np.where(critical, collaborated, average)
 
 
 @dataclass(frozen=True)
@@ -228,7 +157,7 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
             gradient = np.zeros_like(start)
         scores = perturbation(fit.weights, gradient, second_order=self.second_order)
         tau = min(self.tau, task.ratio, budget.ratio)
-        critical = critical_entries(scores, tau, self.spec, keep_all_zero=self.all_zero == "keep")
+        critical = critical_entries(scores, tau, self.spec, SHARED, keep_all_zero=self.all_zero == "keep")
         update = Update(self._patch(fit.weights, critical), trainer.num_samples)
         return Device(fit.weights, critical, task.number), update
 
@@ -281,7 +210,7 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
         return [Choice(ratio, self._cost(ratio)) for ratio in ratios]
 
     def _cost(self, ratio: float) -> Cost:
-        sizes = [tensor.size for tensor in self.spec.tensors if tensor.kind in ("weight", "bias")]
+        sizes = [tensor.size for tensor in self.spec.tensors if tensor.kind in SHARED]
         bitmap = self.spec.num_parameters // 8
         sent = sum(int(ratio * size) for size in sizes)
         return Cost(bytes_down=estimate_bytes(sum(sizes)) + bitmap, bytes_up=estimate_bytes(sent) + bitmap)

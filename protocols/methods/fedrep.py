@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.exchange import USUAL_EPOCHS, ModelExchange, PersonalModel, Task, Update
+from protocols.exchange import ModelExchange, PersonalModel, Task, Update
 from protocols.layers import split_at_head
 from protocols.method import Budget, FitPlan, Trainer
 from protocols.randomness import Key
@@ -45,7 +45,11 @@ class FedRep(ModelExchange):
     @property
     def relative_work(self) -> float:
         """Freezing saves no work in the backward pass here."""
-        return (self.head_epochs + (self.body_epochs or USUAL_EPOCHS)) / USUAL_EPOCHS
+        return 1.0 if self.body_epochs is None else 0.0
+
+    @property
+    def extra_epochs(self) -> float:
+        return self.head_epochs + (self.body_epochs or 0)
 
     def work(
         self,

@@ -17,6 +17,7 @@ from msgspec import Meta
 from protocols.codec import estimate_bytes
 from protocols.exchange import Task, Update, covered_average
 from protocols.method import (
+    EVALUATION_EPOCHS,
     Budget,
     Choice,
     Cost,
@@ -132,9 +133,15 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """Freezing saves bytes; the backward pass is still a full one here, so work stays 1."""
-        sizes = {ratio: estimate_bytes(expected_count(self.spec, ratio)) for ratio in RATIOS}
-        return [Choice(ratio, Cost(bytes_down=size, bytes_up=size)) for ratio, size in sizes.items()]
+        """Freezing saves bytes; the backward pass is still a full one here, so work stays 1. Early stopping
+        wants the training loss (and the validation loss, of fewer samples, which is not counted).
+        """
+        return [self._choice(ratio) for ratio in RATIOS]
+
+    def _choice(self, ratio: float) -> Choice:
+        size = estimate_bytes(expected_count(self.spec, ratio))
+        extra = EVALUATION_EPOCHS if self.early_stopping else 0.0
+        return Choice(ratio, Cost(bytes_down=size, bytes_up=size, extra_epochs=extra))
 
     def finished(self, state: Device) -> bool:
         return state.stopped

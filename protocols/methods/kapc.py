@@ -46,6 +46,7 @@ from protocols.model import FlatArray, ModelSpec
 from protocols.patch import Patch
 from protocols.randomness import Key
 from protocols.selection import Layers
+from protocols.targets import Update
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,6 @@ class Device:
 
     weights: FlatArray
     visit: Visit | None = None
-
-
-@dataclass(frozen=True)
-class Update:
-    """The device's layers after training."""
-
-    patch: Patch
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from protocols.codec import estimate_bytes
 from protocols.exchange import Update
-from protocols.method import Budget, Choice, Cost, DeviceReport, FitPlan, Trainer
+from protocols.method import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport, FitPlan, Trainer
 from protocols.model import FlatArray, MaskArray, ModelSpec
 from protocols.patch import Patch
 from protocols.randomness import Key
@@ -96,9 +96,11 @@ class LotteryFL(PartExchange[Device]):
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """The ticket is the device's own finding; in the first rounds everything travels."""
+        """The ticket is the device's own finding; in the first rounds everything travels, and the accuracy
+        may be that of all training samples.
+        """
         whole = estimate_bytes(self.spec.num_parameters)
-        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
+        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, extra_epochs=EVALUATION_EPOCHS))]
 
     def _is_good(self, weights: FlatArray, trainer: Trainer) -> bool:
         accuracy = trainer.accuracy(weights, "validation")

@@ -11,15 +11,14 @@ before the last layer; the model is the fleet's own here, as it is. A device tha
 the model it left with.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from protocols.exchange import ModelExchange, PersonalModel, Task, Update
 from protocols.guide import Contrast
-from protocols.method import Budget, Choice, DeviceReport, FitPlan, Trainer
+from protocols.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
 from protocols.randomness import Key
 
 
@@ -35,6 +34,13 @@ class MOON(ModelExchange):
     strength: Annotated[float, Meta(ge=0)] = 1.0
     temperature: Annotated[float, Meta(gt=0)] = 0.5
 
+    extra_models: ClassVar[int] = 2
+
+    @property
+    def extra_epochs(self) -> float:
+        """What the shared and the device's last model make of the samples."""
+        return 2 * EVALUATION_EPOCHS
+
     def work(
         self,
         state: PersonalModel,
@@ -47,10 +53,3 @@ class MOON(ModelExchange):
         contrast = Contrast(start, state.weights, self.strength, self.temperature)
         fit = trainer.fit(start, FitPlan(guide=contrast), key)
         return PersonalModel(fit.weights), self.update(fit.weights, trainer)
-
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The device holds the shared and its last model beside the one in training."""
-        return [
-            replace(choice, cost=replace(choice.cost, memory_bytes=8 * self.spec.size))
-            for choice in super().choices(report)
-        ]

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from protocols.errors import ModelError
-from protocols.exchange import USUAL_EPOCHS, ModelExchange, PersonalModel, Task, Update
+from protocols.exchange import ModelExchange, PersonalModel, Task, Update
 from protocols.method import Budget, FitPlan, Trainer
 from protocols.model import FlatArray
 from protocols.randomness import Key
@@ -77,9 +77,12 @@ class PerFedAvg(ModelExchange):
 
     @property
     def relative_work(self) -> float:
-        """Every gradient is a pass over all samples."""
-        passes = self.steps * (4 if self.approximation == "hessian-free" else 2) + self.adaptation_steps + 1
-        return passes / USUAL_EPOCHS
+        return 0.0
+
+    @property
+    def extra_epochs(self) -> float:
+        """Every gradient is a pass over all samples; one more is for the statistics."""
+        return self.steps * (4 if self.approximation == "hessian-free" else 2) + self.adaptation_steps + 1
 
     def work(
         self,

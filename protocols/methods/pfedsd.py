@@ -9,15 +9,14 @@ all alike. The teacher answers in evaluation mode, with its own running statisti
 away is taught by the model it left with; one that is new has no teacher in its first round.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from protocols.exchange import AveragedModel, Task, Update
 from protocols.guide import Distillation
-from protocols.method import Budget, Choice, DeviceReport, FitPlan, Trainer
+from protocols.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
 from protocols.model import FlatArray
 from protocols.randomness import Key
 
@@ -43,8 +42,14 @@ class PFedSD(AveragedModel[Device]):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
 
     by_samples: ClassVar[bool] = False
+    extra_models: ClassVar[int] = 1
 
     device_state_type = Device
+
+    @property
+    def extra_epochs(self) -> float:
+        """The teacher's answers."""
+        return EVALUATION_EPOCHS
 
     def init_device(self, weights: FlatArray) -> Device:
         return Device(weights)
@@ -64,10 +69,3 @@ class PFedSD(AveragedModel[Device]):
 
     def personal_model(self, state: Device) -> FlatArray:
         return state.weights
-
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The device holds its teacher beside the model in training."""
-        return [
-            replace(choice, cost=replace(choice.cost, memory_bytes=4 * self.spec.size))
-            for choice in super().choices(report)
-        ]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from protocols.codec import estimate_bytes
 from protocols.method import (
+    EVALUATION_EPOCHS,
     Budget,
     Choice,
     Cost,
@@ -213,13 +214,18 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """Always the whole model down; up, the shared entries and a bitmap of where they are."""
-        size = self.spec.num_parameters
-        down, bitmap = estimate_bytes(size), size // 8
-        return [
-            Choice(rate, Cost(bytes_down=down, bytes_up=bitmap + estimate_bytes(num_shared(rate, size))))
-            for rate in self.rates
-        ]
+        """Always the whole model down; up, the shared entries and a bitmap of where they are. A loss for
+        each rate drawn, if all differ and fit.
+        """
+        return [Choice(rate, self._cost(rate)) for rate in self.rates]
+
+    def _cost(self, rate: float) -> Cost:
+        size, fitting = self.spec.num_parameters, sum(other <= rate for other in self.rates)
+        return Cost(
+            bytes_down=estimate_bytes(size),
+            bytes_up=size // 8 + estimate_bytes(num_shared(rate, size)),
+            extra_epochs=EVALUATION_EPOCHS * min(self.draws, fitting),
+        )
 
     def _affordable(self, drawn: Sequence[int], limit: float) -> tuple[float, ...]:
         fitting = tuple(self.rates[index] for index in drawn if self.rates[index] <= limit)

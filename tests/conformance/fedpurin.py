@@ -1,17 +1,16 @@
-"""FedPURIN's steps: the product's functions in the vectors' shapes."""
+"""FedPURIN's steps: the product's functions in the vectors' shapes, and its Table 3's count of bytes."""
 
 import numpy as np
 
-from protocols.methods.fedpurin_steps import (
+from protocols.critical import (
     collaborators,
-    combined,
     critical_mask,
     masked_mean,
     mean_and_largest,
     overlap_ratios,
     perturbation,
-    table_3_bytes,
 )
+from protocols.methods.fedpurin import combined
 
 
 def metric(g, theta, hessian=False):
@@ -38,6 +37,19 @@ def aggregate(thetas, masks, C, n=None):
 
 def chosen(O, avg, mx, t, beta):  # noqa: E741
     return collaborators(O, avg, mx, t, beta)
+
+
+def table_3_bytes(critical, start):
+    """One device's traffic as Table 3 counts it, to hold the measured payloads against.
+
+    4 bytes a value and 1 bit an entry for the mask, upwards; the values of its next model `start` that are
+    not 0, downwards; beyond beta its own critical values need not come back.
+    """
+    return {
+        "up": 4 * np.count_nonzero(critical) + critical.size / 8,
+        "down": 4.0 * np.count_nonzero(start),
+        "down_after_beta": 4.0 * np.count_nonzero(start[~critical]),
+    }
 
 
 def traffic(masks, nxt):

@@ -1,19 +1,19 @@
-"""FedPURIN's steps on arrays: what is critical, who collaborates, what is averaged, what it costs.
+"""Critical parameters: which entries matter most to a device's loss, and who has similar ones.
 
-Masks are bool and weights float32 (float64 stays float64), all of one shape (d,); with a `spec`, d is
-spec.size.
+The steps that FedCAC (Wu et al., ICCV 2023) and FedPURIN (Xie, He, Shi; seed 003) share; sections and
+equations are FedPURIN's. Masks are bool and weights float32 (float64 stays float64), all of one shape (d,);
+with a `spec`, d is spec.size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.model import MaskArray, ModelSpec
+from protocols.model import Kind, MaskArray, ModelSpec
 
 Floats = NDArray[Any]
-
 
 CUTOFF = 1e-10  # of scores (section 4.5): smaller ones are noise
 _SLACK = 1e-12  # of the threshold: an overlap that equals it in exact arithmetic counts
@@ -44,17 +44,13 @@ def critical_mask(scores: Floats, tau: float, *, keep_all_zero: bool = True) -> 
     return above
 
 
-def shared_entries(spec: ModelSpec) -> MaskArray:
-    """All but normalisation layers, shape (spec.size,): these stay on the device (section 4.3)."""
-    kinds = [tensor.kind in ("weight", "bias") for tensor in spec.tensors]
-    return np.repeat(kinds, [tensor.size for tensor in spec.tensors])
-
-
-def critical_entries(scores: Floats, tau: float, spec: ModelSpec, *, keep_all_zero: bool = True) -> MaskArray:
-    """`critical_mask` of every shared tensor, shape (spec.size,)."""
+def critical_entries(
+    scores: Floats, tau: float, spec: ModelSpec, kinds: Collection[Kind], *, keep_all_zero: bool = True
+) -> MaskArray:
+    """`critical_mask` of every tensor of these kinds, shape (spec.size,)."""
     critical = np.zeros(spec.size, dtype=bool)
     for tensor in spec.tensors:
-        if tensor.kind in ("weight", "bias"):
+        if tensor.kind in kinds:
             here = spec.slices[tensor.name]
             critical[here] = critical_mask(scores[here], tau, keep_all_zero=keep_all_zero)
     return critical
@@ -130,21 +126,3 @@ def collaborated_models(
         masked_mean([models[i], *(models[j] for j in others)]) if others else None
         for i, others in enumerate(chosen)
     ]
-
-
-def combined(critical: MaskArray, collaborated: Floats, average: Floats) -> Floats:
-    """delta_i where m_i, bar elsewhere (eq. 11)."""
-    return np.where(critical, collaborated, average)
-
-
-def table_3_bytes(critical: MaskArray, start: Floats) -> dict[str, float]:
-    """One device's traffic as Table 3 counts it, to hold the measured payloads against.
-
-    4 bytes a value and 1 bit an entry for the mask, upwards; the values of its next model `start` that are
-    not 0, downwards; beyond beta its own critical values need not come back.
-    """
-    return {
-        "up": 4 * np.count_nonzero(critical) + critical.size / 8,
-        "down": 4.0 * np.count_nonzero(start),
-        "down_after_beta": 4.0 * np.count_nonzero(start[~critical]),
-    }

@@ -1,0 +1,71 @@
+"""The method's state in a run's store, written so that a round costs what it changed.
+
+A state may hold a model of every device, of which a round changes a few (KAPC, FedAMP). Arrays of
+`APART_BYTES` and more lie in a table of their own, each once, under the hash of their content; the state
+names them. New ones are written with the state and those it no longer names go, in the same transaction.
+No method knows of this: equal arrays are equal bits.
+"""
+
+import hashlib
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.store import RunStore
+from protocols import codec
+from protocols.errors import PacketError, StoreError
+from protocols.model import ModelSpec
+
+APART_BYTES = 64 * 1024
+
+S = TypeVar("S")
+Array = NDArray[Any]
+
+
+def write_state(store: RunStore, state: object, spec: ModelSpec) -> None:
+    """Replace the method's state; inside `store.step()`."""
+    there, named = store.array_names(), set[bytes]()
+
+    def keep(array: Array) -> bytes | None:
+        if array.nbytes < APART_BYTES:
+            return None
+        name = _name(array)
+        if name not in there | named:
+            store.add_array(name, codec.encode(array, spec))
+        named.add(name)
+        return name
+
+    store.put("state", codec.encode(state, spec, keep=keep))
+    store.drop_arrays(there - named)
+
+
+def read_state(store: RunStore, kind: type[S], spec: ModelSpec) -> S:
+    """The method's state as it was written, bit for bit.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+
+    def kept(name: bytes) -> Array:
+        array: Array = codec.decode(store.array(name), np.ndarray, spec, finite=False)
+        if _name(array) != name:
+            raise StoreError(f"array {name.hex()[:12]} is another one")
+        return array
+
+    data = store.get("state")
+    if data is None:
+        raise StoreError(f"{store.path}: the method's state is missing")
+    try:
+        return codec.decode(data, kind, spec, finite=False, kept=kept)
+    except (PacketError, StoreError) as problem:
+        raise StoreError(
+            f"{store.path}: the method's state is damaged ({problem}); start the run anew (--fresh)"
+        ) from None
+
+
+def _name(array: Array) -> bytes:
+    """Of its type, shape and bits."""
+    content = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=32)
+    content.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return content.digest()
