@@ -18,6 +18,7 @@ from protocols.errors import SettingError
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1)]
 Section = TypeVar("Section", bound=Struct)
@@ -119,6 +120,14 @@ class RoundSection(Settings, frozen=True):
         participants: devices a round; None: all that are there.
         over_selection: ask this many times as many; the round closes when `participants` replied.
         deadline_s: a round closes at the latest after this.
+        deadline: `fixed`, every round's is `deadline_s`; or `predicted`: what those that are asked expect of
+            the round says when enough of them should have replied, and it closes at the latest after
+            `deadline_slack` times that, but never later than `deadline_s` nor sooner than a second.
+        deadline_slack: see `deadline`.
+        prefer: `any` device that is there is drawn alike; or `able`: those that expect a round longer than
+            `deadline_s`, say that their link is metered, or run on a battery below `min_battery` are asked
+            only when too few others are there for `participants` (without it for `quorum`).
+        min_battery: charge, 0..1, see `prefer`.
         quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
         start_with: devices to wait for before round 1.
         mode: `synchronous`; or semi-asynchronous, where an aggregation counts as a round and `participants`
@@ -133,6 +142,10 @@ class RoundSection(Settings, frozen=True):
     participants: Count | None = None
     over_selection: Annotated[float, Meta(ge=1)] = 1.0
     deadline_s: Positive = 600.0
+    deadline: Literal["fixed", "predicted"] = "fixed"
+    deadline_slack: Annotated[float, Meta(ge=1)] = 1.5
+    prefer: Literal["any", "able"] = "any"
+    min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
     quorum: Count = 1
     start_with: Count = 1
     mode: Literal["synchronous", "window", "buffer"] = "synchronous"
@@ -151,6 +164,39 @@ class RoundSection(Settings, frozen=True):
             raise ValueError(f"window_s = {self.window_s:g} is longer than deadline_s = {self.deadline_s:g}")
         if self.mode != "synchronous" and self.over_selection != 1:
             raise ValueError(f'over_selection is for mode = "synchronous"; with "{self.mode}" leave it out')
+        if self.mode != "synchronous" and self.deadline != "fixed":
+            raise ValueError(f'deadline = "{self.deadline}" is for mode = "synchronous", not "{self.mode}"')
+
+
+class WirelessSection(Settings, frozen=True):
+    """[fleet.wireless] one radio cell around the coordinator; the defaults are the KAPC paper's Table 4.
+
+    Attributes:
+        bandwidth_mhz, power_dbm, distance_m: of a device, drawn uniformly between the two.
+        server_bandwidth_mhz, server_power_dbm: of the coordinator's transmitter.
+        gain_db: of the path at 1 m.
+        path_loss_exponent: of the path beyond.
+        noise_dbm_hz: thermal noise power density.
+        uplink_interference_db, downlink_interference_db: mean and standard deviation of what other cells
+            add to the noise. The paper gives no unit; decibels are our choice.
+    """
+
+    bandwidth_mhz: tuple[Positive, Positive] = (10.0, 30.0)
+    power_dbm: tuple[float, float] = (23.0, 30.0)
+    distance_m: tuple[Annotated[float, Meta(ge=1)], Annotated[float, Meta(ge=1)]] = (100.0, 500.0)
+    server_bandwidth_mhz: Positive = 50.0
+    server_power_dbm: float = 30.0
+    gain_db: float = -40.0
+    path_loss_exponent: Positive = 4.0
+    noise_dbm_hz: float = -174.0
+    uplink_interference_db: tuple[float, NonNegative] = (1.0, 2.0)
+    downlink_interference_db: tuple[float, NonNegative] = (1.0, 3.0)
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth_mhz", "power_dbm", "distance_m"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name} = [{low:g}, {high:g}]: the smaller number comes first")
 
 
 class FleetSection(Settings, frozen=True):
@@ -160,7 +206,17 @@ class FleetSection(Settings, frozen=True):
         devices: how many.
         boards: board name = how many; the rest, or all without it, are `generic`.
         uplink_mbps, downlink_mbps: instead of the boards' own links.
-        ratios: dealt to devices in turn instead of what each would choose, e.g. [0.2, 0.4, 0.6, 0.8, 1.0].
+        links: preset or trace file (`4g`, `my-trace.csv`; `edge-sim link presets` lists them) = how many
+            devices are on such a link, in the order of the devices; the rest keep the link they have
+            without it.
+        wireless: `true`, or a section `[fleet.wireless]`: devices that `links` leaves out share a radio
+            cell with the coordinator.
+        ratios: dealt to devices in turn instead of what each would choose, e.g. [0.2, 0.4, 0.6, 0.8, 1.0];
+            a device that then takes too long is late.
+        spread: how far a device's true speed is from its board's profile: standard deviation of the logarithm.
+        batteries: charge of those that have one when the run begins, drawn uniformly between the two, 0..1;
+            they drain, and nobody charges them. Without it all are on the mains.
+        policy: of every owner, the keys of `edge-agent run --policy`.
         availability: chance that a device is there when a round starts.
     """
 
@@ -168,7 +224,12 @@ class FleetSection(Settings, frozen=True):
     boards: dict[str, Annotated[int, Meta(ge=0)]] = {}
     uplink_mbps: Positive | None = None
     downlink_mbps: Positive | None = None
+    links: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    wireless: WirelessSection | bool = False
     ratios: tuple[Annotated[float, Meta(gt=0, le=1)], ...] = ()
+    spread: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    batteries: tuple[Share, Share] | None = None
+    policy: dict[str, Any] = {}
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
@@ -203,7 +264,7 @@ class RunSettings(Settings, frozen=True):
 
     Attributes:
         compare: [compare.LABEL] tables for `edge-sim compare`: what [method] would hold for the contender
-            LABEL; without a `name` LABEL is the method. A run ignores them.
+            LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead. A run ignores them.
         paper: see `PaperSection`.
     """
 

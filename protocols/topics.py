@@ -1,8 +1,9 @@
 """Topic names: fleetune/v1/<fleet>/<device>/<channel>.
 
-A device may write `state`, `up` and `update` and read `down` and `task` below its own name, and nothing
-else; the coordinator reads and writes below the whole fleet. Small control messages have channels of
-their own (`up`, `down`), so that they never stand in line behind a payload (`update`, `task`).
+A device may write `state`, `up` and `update`, read `down` and `task`, and do both with `probe`, all below its
+own name, and nothing else; the coordinator reads and writes below the whole fleet, but for `probe`, where a
+device measures its link. Small control messages have channels of their own (`up`, `down`), so that they never
+stand in line behind a payload (`update`, `task`).
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from protocols.errors import PacketForeign, SettingError
 
-Channel = Literal["state", "up", "update", "down", "task"]
+Channel = Literal["state", "up", "update", "down", "task", "probe"]
 FROM_DEVICE: tuple[Channel, ...] = ("state", "up", "update")
 TO_DEVICE: tuple[Channel, ...] = ("down", "task")
 

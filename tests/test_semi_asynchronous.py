@@ -26,7 +26,20 @@ from tests.fleet import Fleet, assert_equal, run_toml, wait_until
 from tests.slow_proxy import SlowProxy
 from tools.runner import simulate
 
-ABLE = ["fedavg", "fedprox", "fedper", "fedrep", "fedbn", "lg-fed", "ditto", "moon", "fedspu", "srp-pfed"]
+ABLE = [
+    "fedavg",
+    "fedprox",
+    "fedper",
+    "fedrep",
+    "fedbn",
+    "lg-fed",
+    "ditto",
+    "moon",
+    "fedspu",
+    "srp-pfed",
+    "cd2-pfed",
+    "perfedmask",
+]
 MODES = {"window": {"mode": "window", "window_s": 0.02}, "buffer": {"mode": "buffer", "buffer": 3}}
 
 

@@ -43,6 +43,9 @@ REGISTRY = {
     "clusterfl": "protocols.methods.clusterfl:ClusterFL",
     "pfedsd": "protocols.methods.pfedsd:PFedSD",
     "moon": "protocols.methods.moon:MOON",
+    "pfedla": "protocols.methods.pfedla:PFedLA",
+    "cd2-pfed": "protocols.methods.cd2_pfed:CD2pFed",
+    "perfedmask": "protocols.methods.perfedmask:PerFedMask",
 }
 
 

@@ -1,0 +1,121 @@
+"""CD2-pFed (Shen, Zhou, Yu; CVPR 2022): in every layer some channels are shared and the others private.
+
+Round: the coordinator sends the shared entries; the device puts them beside its private ones, trains, and
+sends the shared ones back, which are averaged by training samples. The private share p of each layer's
+channels grows linearly with the rounds from 0 to its largest value. A loss term holds the predictions of the
+two parts of the network, the shared and the private one, to each other: strength * 1/2 * (KL(shared ||
+private) + KL(private || shared)).
+
+That much is the paper's, which we know by its abstract and a review, not by its text. Ours:
+
+- The leftmost neurons of a layer are the shared ones, floor((1 - p) * n) of n, and at least 1. An entry
+  belongs to its output neuron, so that p is also the private share of a layer's entries; in the last layer,
+  whose outputs are classes, to its input neuron, and the bias there is shared.
+- One part of the network is the network with all other entries 0.
+- In the paper both parts learn from each other in every step, with the whole network's loss beside it. A
+  guide here is a fixed model, so they take turns: before the whole network is trained, the shared part is
+  trained with the private one as teacher, then the private one with the shared one as it then is, each on
+  the data's loss too. A round therefore trains for 2 * `distillation_epochs` more than others do, and its
+  first training starts from the shared part alone: that is what a closing rehearsal says of "before".
+- The paper's moving average of the weights over local epochs, whose ramp we do not know, is left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import numpy as np
+from msgspec import Meta
+
+from protocols.exchange import ModelExchange, PersonalModel, SharedModel, Task, Update
+from protocols.guide import Distillation
+from protocols.method import EVALUATION_EPOCHS, Budget, DeviceId, FitPlan, Round, Trainer, lazily
+from protocols.model import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec, TensorSpec
+from protocols.patch import Patch
+from protocols.randomness import Key
+from protocols.selection import Entries, neuron_mask, num_active
+from protocols.submodel import cut
+
+
+def shared_entries(spec: ModelSpec, private: float) -> Entries:
+    """The entries of the leftmost neurons, at the share 1 - `private` of every layer's."""
+    owners = replace(spec, tensors=tuple(map(_owned_by_outputs, spec.tensors)))
+    active = [np.arange(neurons) < num_active(neurons, 1 - private) for neurons in spec.groups]
+    return Entries(neuron_mask(owners, active)[: spec.num_parameters])
+
+
+def _owned_by_outputs(tensor: TensorSpec) -> TensorSpec:
+    """The tensor with all axes always active but that of its outputs, where these are neurons."""
+    outputs, *inputs = tensor.axes or ((),)
+    if not any(span.group != ALWAYS_ACTIVE for span in outputs):
+        return tensor
+    return replace(tensor, axes=(outputs, *(() for _ in inputs)))
+
+
+@dataclass(frozen=True)
+class CD2pFed(ModelExchange):
+    """Settings.
+
+    Attributes:
+        private_share: p at its largest.
+        growth_rounds: the rounds in which p grows from 0 to that; 0: it is that from the start. In the paper
+            it grows until the last round, which a method is not told.
+        strength: of the distillation; 0: none.
+        temperature: of both parts' class probabilities.
+        distillation_epochs: of each part.
+    """
+
+    private_share: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    growth_rounds: Annotated[int, Meta(ge=0)] = 100
+    strength: Annotated[float, Meta(ge=0)] = 1.0
+    temperature: Annotated[float, Meta(gt=0)] = 1.0
+    distillation_epochs: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+    extra_models: ClassVar[int] = 1
+
+    @property
+    def extra_epochs(self) -> float:
+        """Both parts, each with the other's answers."""
+        return 2 * (self.distillation_epochs + EVALUATION_EPOCHS) if self.strength else 0.0
+
+    def private_at(self, number: int) -> float:
+        """The p of round `number`, which counts from 1."""
+        grown = number > self.growth_rounds
+        return self.private_share * (1.0 if grown else (number - 1) / self.growth_rounds)
+
+    def plan(
+        self,
+        state: SharedModel,
+        round_: Round,
+        key: Key,  # noqa: ARG002
+    ) -> tuple[SharedModel, Mapping[DeviceId, Task]]:
+        shared = shared_entries(self.spec, self.private_at(round_.number))
+        task = Task(Patch.of(state.weights, shared, self.spec))
+        return state, lazily(round_.participants, lambda _: task)
+
+    def work(
+        self,
+        state: PersonalModel,
+        task: Task,
+        trainer: Trainer,
+        budget: Budget,  # noqa: ARG002
+        key: Key,
+    ) -> tuple[PersonalModel, Update]:
+        start, part = task.patch.apply(state.weights, self.spec), task.patch.selection
+        shared = part.mask(self.spec)
+        private = ~shared & (np.arange(self.spec.size) < self.spec.num_parameters)
+        if self.strength and private.any():
+            start = self._taught(start, shared, private, trainer, key.child("shared"))
+            start = self._taught(start, private, shared, trainer, key.child("private"))
+        fit = trainer.fit(start, FitPlan(), key.child("whole"))
+        sent = Patch.of(fit.weights, part, self.spec)
+        return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
+
+    def _taught(
+        self, weights: FlatArray, part: MaskArray, teacher: MaskArray, trainer: Trainer, key: Key
+    ) -> FlatArray:
+        """`weights` with `part` trained alone, taught by the part `teacher`. Running statistics stay."""
+        guide = Distillation(cut(weights, teacher, self.spec), self.strength / 2, self.temperature)
+        plan = FitPlan(trainable=part, guide=guide, epochs=self.distillation_epochs)
+        fit = trainer.fit(cut(weights, part, self.spec), plan, key)
+        return np.where(part, fit.weights, weights)

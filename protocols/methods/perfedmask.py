@@ -1,0 +1,269 @@
+"""PerFedMask (Setayesh, Li, Wong; ICLR 2023): FedBABU in which each device trains the layers it can afford.
+
+As in FedBABU the body is learned under a head that never changes: a device takes the body over, trains some
+of its layers with the rest frozen, and sends those back; each entry is averaged over the devices that sent
+it, weighted by their training samples. The coordinator chooses the layers before training, for all devices
+together: a device of capability c_n trains at most the share c_n of the body's parameters, and the masks
+M in {0, 1} are chosen to be small in
+
+    sum_n [ P * max_l K_nl - sum_l K_nl * P_l + c_n * P - sum_l M_nl * P_l ],  K_nl = M_nl / sum_n' M_n'l,
+
+P_l being a layer's parameters and P the body's. A device's share K in a layer is one over its trainers; the
+sum wants it even over all layers of the body, those that the device does not train included, and the
+capability used. So devices that can afford few layers train the same ones, and in a body of few layers the
+others may stay as they were drawn. The paper derives the first terms from a bias that arbitrary masks leave
+in the solution; of the paper we had the abstract and its authors' code (github.com/MehdiSet/PerFedMask):
+the sum is the code's. The ratio that a device reports is its c_n.
+
+The code starts from the best of 1000 random fillings, relaxes M, takes convex steps with a commercial
+solver and rounds; here `choose` starts alike and then searches the masks of 0 and 1 themselves. The code
+knows all devices from the start; here those that are new, or have a new ratio, are fitted to the others'
+masks. A device that can afford no layer trains the smallest.
+
+The personal model is the shared one with all of it fine-tuned by its device, in the code for 5 epochs after
+the last round; here beside every round's training, without influence on what is shared. The combinations
+with HeteroFL and Split-Mix are left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from protocols.codec import estimate_bytes
+from protocols.exchange import Update, covered_average
+from protocols.layers import norm_layers, split_at_head
+from protocols.method import (
+    Budget,
+    Choice,
+    Cost,
+    DeviceId,
+    DeviceReport,
+    FitPlan,
+    Method,
+    Round,
+    Trainer,
+    lazily,
+)
+from protocols.model import FlatArray, MaskArray, ModelSpec
+from protocols.patch import Patch
+from protocols.randomness import Key
+from protocols.selection import Layers
+from protocols.staleness import drawn_towards
+
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+STARTS = 100  # random fillings to begin with
+SWEEPS = 10  # over the devices at most; two to five were enough for 100 devices
+
+Sizes = NDArray[np.int64]  # P_l, shape (layers,)
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The model, shape (spec.size,), each device's c_n, and its M_n, shape (layers,), once it is chosen."""
+
+    weights: FlatArray
+    ratios: dict[DeviceId, float]
+    masks: dict[DeviceId, MaskArray]
+
+
+@dataclass(frozen=True)
+class Device:
+    """The fine-tuned model, shape (spec.size,), and the head that all started with."""
+
+    weights: FlatArray
+    initial_head: Patch
+
+
+@dataclass(frozen=True)
+class Task:
+    """The body, and the layers of it to train."""
+
+    patch: Patch
+    trained: Layers
+
+
+def unevenness(options: MaskArray, others: MaskArray, sizes: Sizes) -> NDArray[np.float64]:
+    """The sum above, less its constant sum_n c_n * P, for each mask that one device could have.
+
+    Args:
+        options: the device's, shape (options, layers).
+        others: of the other devices, shape (devices, layers).
+        sizes: P_l.
+
+    Returns:
+        Shape (options,); the less the better.
+    """
+    without = others.sum(axis=0)
+    trainers = without + options
+    own = 1 / np.where(options, trainers, np.inf).min(axis=1)
+    fewest = np.where(others, without, np.inf).min(axis=1, keepdims=True)
+    # an option adds a trainer to each of its layers: the fewest are one more if all layers of so few have it
+    rarest = (others & (without == fewest)).astype(np.float32)
+    fewest = fewest + (rarest @ (~options.T).astype(np.float32) == 0)
+    total = sizes.sum() * (own + (1 / fewest).sum(axis=0)) - (trainers > 0) @ sizes - trainers @ sizes
+    return np.asarray(total, np.float64)
+
+
+def fill(order: NDArray[np.intp], budget: float, sizes: Sizes) -> MaskArray:
+    """The layers that fit one after the other in this order, shape (layers,)."""
+    mask = np.zeros(sizes.size, dtype=bool)
+    for layer in order:
+        mask[layer] = mask @ sizes + sizes[layer] <= budget
+    return mask
+
+
+def improve(masks: MaskArray, budgets: Mapping[int, float], sizes: Sizes) -> MaskArray:
+    """Masks, shape (devices, layers), of which nobody in `budgets` (by row) gains by another.
+
+    In turn each takes the best of those it can afford that differ from its own in one or two layers.
+    """
+    masks, single = masks.copy(), np.eye(sizes.size, dtype=bool)
+    pairs = [single[one] | single[other] for one in range(sizes.size) for other in range(one + 1)]
+    changes = np.array([np.zeros_like(single[0]), *pairs])
+    for _ in range(SWEEPS):
+        before = masks.copy()
+        for row, budget in budgets.items():
+            options = masks[row] ^ changes
+            options = options[(options @ sizes <= budget) & options.any(axis=1)]
+            found = unevenness(options, np.delete(masks, row, axis=0), sizes)
+            masks[row] = options[np.argmax(found <= found.min() + 1e-6)]  # of equals the first: its own
+        if np.array_equal(masks, before):
+            break
+    return masks
+
+
+def choose(
+    known: Mapping[DeviceId, MaskArray], ratios: Mapping[DeviceId, float], sizes: Sizes, key: Key
+) -> dict[DeviceId, MaskArray]:
+    """The `known` masks and, for the other devices in `ratios`, what the best random filling improves to."""
+    new = [device for device in sorted(ratios) if device not in known]
+    if not new:
+        return dict(known)
+    limits = {device: max(ratios[device] * sizes.sum() + 1e-6, sizes.min()) for device in new}
+
+    def filling(start: int) -> MaskArray:
+        orders = {device: key.child(start, device).permutation(sizes.size) for device in new}
+        filled = [fill(orders[device], limits[device], sizes) for device in new]
+        return np.array([*known.values(), *filled])
+
+    masks = min(map(filling, range(STARTS)), key=lambda m: unevenness(m[:1], m[1:], sizes)[0])
+    masks = improve(masks, dict(enumerate(limits.values(), len(known))), sizes)
+    return dict(zip([*known, *new], masks, strict=True))
+
+
+@dataclass(frozen=True)
+class PerFedMask(Method[Coordinator, Device, Task, Update]):
+    """Settings.
+
+    Attributes:
+        head_layers: how many of the last layers are the head; the paper's is the last one.
+        fine_tuning_epochs: of the personal model.
+    """
+
+    spec: ModelSpec
+    head_layers: Annotated[int, Meta(ge=1)] = 1
+    fine_tuning_epochs: Annotated[int, Meta(ge=1, le=1000)] = 5
+
+    state_type, device_state_type = Coordinator, Device
+    task_type, update_type = Task, Update
+    semi_asynchronous: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        split_at_head(self.spec, self.head_layers)
+
+    @cached_property
+    def body(self) -> Layers:
+        return split_at_head(self.spec, self.head_layers)[0]
+
+    @cached_property
+    def head(self) -> Layers:
+        return split_at_head(self.spec, self.head_layers)[1]
+
+    @cached_property
+    def maskable(self) -> tuple[Layers, ...]:
+        """The body's layers, each with the norm layers behind it."""
+        found: list[tuple[str, ...]] = []
+        for name in self.body.names:
+            joins = found and name in norm_layers(self.spec)
+            found.append((*found.pop(), name) if joins else (name,))
+        return tuple(map(Layers, found))
+
+    def init_coordinator(self, weights: FlatArray) -> Coordinator:
+        return Coordinator(weights, {}, {})
+
+    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+        """Masks wait for the next plan, so that all who are there from the start are chosen for together."""
+        if state.ratios.get(report.device) == report.ratio:
+            return state
+        masks = {device: mask for device, mask in state.masks.items() if device != report.device}
+        return replace(state, ratios={**state.ratios, report.device: report.ratio}, masks=masks)
+
+    def init_device(self, weights: FlatArray) -> Device:
+        return Device(weights, Patch.of(weights, self.head, self.spec))
+
+    def plan(
+        self,
+        state: Coordinator,
+        round_: Round,
+        key: Key,
+    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+        masks = choose(state.masks, state.ratios, self._sizes, key.child("masks"))
+        body = Patch.of(state.weights, self.body, self.spec)
+        all_layers = np.ones(len(self.maskable), dtype=bool)
+
+        def task(device: DeviceId) -> Task:
+            return Task(body, self._layers(masks.get(device, all_layers)))
+
+        return replace(state, masks=masks), lazily(round_.participants, task)
+
+    def work(
+        self,
+        state: Device,
+        task: Task,
+        trainer: Trainer,
+        budget: Budget,  # noqa: ARG002
+        key: Key,
+    ) -> tuple[Device, Update]:
+        start = state.initial_head.apply(task.patch.apply(state.weights, self.spec), self.spec)
+        trainable = task.trained.mask(self.spec)
+        trained = trainer.fit(start, FitPlan(trainable=trainable), key.child("body"))
+        tuning = FitPlan(epochs=self.fine_tuning_epochs)
+        personal = trainer.fit(start, tuning, key.child("fine-tuning"))
+        sent = Patch.of(trained.weights, task.trained, self.spec)
+        return Device(personal.weights, state.initial_head), Update(sent, trainer.num_samples)
+
+    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+        average = covered_average(state.weights, updates, self.spec)
+        return replace(state, weights=np.where(self.body.mask(self.spec), average, state.weights))
+
+    def discount(self, state: Coordinator, update: Update, factor: float) -> Update:
+        return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
+
+    def personal_model(self, state: Device) -> FlatArray:
+        return state.weights
+
+    def shared_model(self, state: Coordinator) -> FlatArray:
+        return state.weights
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+        """Down the body, up at most the ratio's share; freezing saves no work in the backward pass here."""
+        body = int(self._sizes.sum())
+        up = {ratio: max(int(ratio * body), int(self._sizes.min())) for ratio in RATIOS}
+        down = estimate_bytes(body)
+        extra = float(self.fine_tuning_epochs)
+        return [
+            Choice(ratio, Cost(down, estimate_bytes(size), extra_epochs=extra)) for ratio, size in up.items()
+        ]
+
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return np.array([layers.count(self.spec) for layers in self.maskable])
+
+    def _layers(self, mask: MaskArray) -> Layers:
+        chosen = (layers.names for layers, taken in zip(self.maskable, mask, strict=True) if taken)
+        return Layers(tuple(name for names in chosen for name in names))

@@ -1,0 +1,248 @@
+"""pFedLA (Ma, Zhang, Guo, Xu; CVPR 2022): each layer mixed from all devices' by weights that networks learn.
+
+For each device i the coordinator has a hypernetwork: an embedding v_i and a small network psi_i, from which
+come weights alpha_i, one for each layer l and device j. Round: device i gets w_i^l = sum_j alpha_i^lj *
+theta_j^l, trains it, and sends the result theta_i back. With the update d_i = theta_i - w_i the coordinator
+then improves the hypernetwork: d_i stands for the negative gradient of the device's loss, so that v_i and
+psi_i take a step along (dw_i / d(v_i, psi_i))^T d_i.
+
+Option `kept_layers` is the paper's HeurpFedLA: the k layers of which a device's own weight alpha_i^li is
+largest are left to the device; they are not sent down. Of equals, the later layers.
+
+The paper names fully connected layers; their sizes and start are not known to us. An unofficial
+reproduction (github.com/KarhouTam/pFedLA) has 3 hidden ones of 100 with ReLU and an embedding of 100; from
+that are number and activation. Ours: a softmax over the devices; last layers that start at 0, which is
+weights all equal; plain gradient steps. The paper has all devices from the start. Here j runs over the
+devices heard from so far, each as last heard; who is new is mixed from them, and a device newly heard from
+enters with score 0. Running statistics and what the coordinator has never heard of stay the device's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from protocols.codec import estimate_bytes
+from protocols.exchange import PersonalDevice, PersonalModel, Task
+from protocols.method import (
+    Budget,
+    Choice,
+    Cost,
+    DeviceId,
+    DeviceReport,
+    FitPlan,
+    Round,
+    Trainer,
+    lazily,
+)
+from protocols.model import FlatArray, ModelSpec
+from protocols.patch import CoveredMean, Patch
+from protocols.randomness import Key
+from protocols.selection import Everything, Layers
+
+HIDDEN_LAYERS = 3
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Hypernetwork:
+    """A device's. In each matrix the last column belongs to a constant input of 1.
+
+    Attributes:
+        embedding: v_i, shape (embedding,).
+        hidden: shapes (hidden, embedding + 1) and (hidden, hidden + 1).
+        heads: from the last hidden layer to the scores, shape (layers, devices, hidden + 1).
+    """
+
+    embedding: Floats
+    hidden: tuple[Floats, ...]
+    heads: Floats
+
+    @classmethod
+    def drawn(cls, embedding: int, hidden: int, layers: int, key: Key) -> "Hypernetwork":
+        """Embedding of variance 1, hidden layers within 1 / sqrt(inputs), as torch's; no devices yet."""
+
+        def uniform(name: str | int, *shape: int) -> Floats:
+            return (2 * key.child(name).uniform(int(np.prod(shape))) - 1).reshape(shape)
+
+        inputs = [embedding, *[hidden] * (HIDDEN_LAYERS - 1)]
+        matrices = (uniform(at, hidden, size + 1) / np.sqrt(size) for at, size in enumerate(inputs))
+        heads = np.zeros((layers, 0, hidden + 1))
+        return cls(np.sqrt(3) * uniform("embedding", embedding), tuple(matrices), heads)
+
+    def knowing(self, devices: int) -> "Hypernetwork":
+        """With as many devices; the new ones score 0."""
+        layers, known, inputs = self.heads.shape
+        new = np.zeros((layers, devices - known, inputs))
+        return replace(self, heads=np.concatenate([self.heads, new], axis=1))
+
+    def shares(self) -> Floats:
+        """alpha_i, shape (layers, devices)."""
+        return _softmax(self.heads @ _with_one(self._activations()[-1]))
+
+    def stepped(self, gradient: Floats, rate: float) -> "Hypernetwork":
+        """Every number moved by -rate times its share in a loss's `gradient` by alpha_i, same shape."""
+        *inputs, last = self._activations()
+        shares = _softmax(self.heads @ _with_one(last))
+        scores = shares * (gradient - (shares * gradient).sum(axis=1, keepdims=True))
+        heads = self.heads - rate * scores[:, :, None] * _with_one(last)
+        back, hidden = np.tensordot(scores, self.heads[:, :, :-1], axes=2), list(self.hidden)
+        for at, outputs in reversed(list(enumerate([*inputs[1:], last]))):
+            back = back * (outputs > 0)
+            hidden[at] = self.hidden[at] - rate * np.outer(back, _with_one(inputs[at]))
+            back = back @ self.hidden[at][:, :-1]
+        return Hypernetwork(self.embedding - rate * back, tuple(hidden), heads)
+
+    def _activations(self) -> list[Floats]:
+        """The embedding and what each hidden layer makes of it."""
+        found = [self.embedding]
+        for matrix in self.hidden:
+            found.append(np.maximum(0, matrix @ _with_one(found[-1])))
+        return found
+
+
+def _with_one(values: Floats) -> Floats:
+    return np.append(values, 1.0)
+
+
+def _softmax(scores: Floats) -> Floats:
+    """Over the last axis, which may be empty."""
+    powers = np.exp(scores - scores.max(axis=-1, initial=-np.inf, keepdims=True))
+    softmax: Floats = powers / powers.sum(axis=-1, keepdims=True)
+    return softmax
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Coordinator state.
+
+    Attributes:
+        initial: the weights that all start from, shape (spec.size,).
+        devices: those heard from, in the order of the hypernetworks' columns.
+        latest: theta_j, what each of them last sent, shape (spec.size,).
+        networks: of the devices that had a task. One may lack columns for the last of `devices`.
+    """
+
+    initial: FlatArray
+    devices: tuple[DeviceId, ...] = ()
+    latest: dict[DeviceId, FlatArray] = field(default_factory=dict)
+    networks: dict[DeviceId, Hypernetwork] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """The device's model after training."""
+
+    patch: Patch
+
+
+@dataclass(frozen=True)
+class PFedLA(PersonalDevice[Coordinator, Task, Update]):
+    """Settings.
+
+    Attributes:
+        rate: learning rate of the hypernetworks. At the reproduction's 0.005 the weights stayed equal in
+            30 rounds of 6 devices; 0.5 moved them there, with 20 devices it took 5. Too high a rate leaves
+            each device with a single one, mostly itself.
+        kept_layers: k of HeurpFedLA; 0: pFedLA.
+        embedding: numbers in v_i.
+        hidden: neurons in each hidden layer of psi_i.
+    """
+
+    spec: ModelSpec
+    rate: Annotated[float, Meta(ge=0)] = 0.5
+    kept_layers: Annotated[int, Meta(ge=0)] = 0
+    embedding: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    hidden: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+    state_type, task_type, update_type = Coordinator, Task, Update
+
+    def init_coordinator(self, weights: FlatArray) -> Coordinator:
+        return Coordinator(weights)
+
+    def plan(
+        self, state: Coordinator, round_: Round, key: Key
+    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+        def drawn(device: DeviceId) -> Hypernetwork:
+            layers, here = len(self.spec.layers), key.child("hypernetwork", device)
+            return Hypernetwork.drawn(self.embedding, self.hidden, layers, here)
+
+        new = {device: drawn(device) for device in round_.participants if device not in state.networks}
+        planned = replace(state, networks={**state.networks, **new})
+
+        def task(device: DeviceId) -> Task:
+            shares = self._shares(planned, device)
+            kept = self._kept(planned, device, shares)
+            sent = tuple(name for name, stays in zip(self.spec.layers, kept, strict=True) if not stays)
+            return Task(Patch.of(self._mixed(planned, shares), Layers(sent), self.spec))
+
+        return planned, lazily(round_.participants, task)
+
+    def work(
+        self,
+        state: PersonalModel,
+        task: Task,
+        trainer: Trainer,
+        budget: Budget,  # noqa: ARG002
+        key: Key,
+    ) -> tuple[PersonalModel, Update]:
+        fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
+        return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
+
+    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+        latest, networks = dict(state.latest), dict(state.networks)
+        for device, update in updates:
+            latest[device] = update.patch.apply(state.initial, self.spec)
+            networks[device] = self._learned(state, device, latest[device])
+        new = (device for device in latest if device not in state.latest)
+        return replace(state, devices=(*state.devices, *new), latest=latest, networks=networks)
+
+    def shared_model(self, state: Coordinator) -> FlatArray:
+        """The plain mean of the models heard of; no device trains on it."""
+        mean = CoveredMean(self.spec)
+        for device in state.devices:
+            mean.add(Patch.of(state.latest[device], Everything(), self.spec), 1)
+        return mean.over(state.initial)
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+        """Whole models; which layers are kept turns out later."""
+        whole = estimate_bytes(self.spec.num_parameters)
+        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
+
+    def _shares(self, state: Coordinator, device: DeviceId) -> Floats:
+        """alpha_i over `state.devices`, shape (layers, devices)."""
+        return state.networks[device].knowing(len(state.devices)).shares()
+
+    def _mixed(self, state: Coordinator, shares: Floats) -> FlatArray:
+        """w_i, shape (spec.size,); the initial weights as long as nobody was heard from."""
+        if not state.devices:
+            return state.initial
+        mixed = np.zeros(self.spec.size)
+        for device, column in zip(state.devices, shares.T, strict=True):
+            for where, share in zip(self.spec.layers.values(), column, strict=True):
+                mixed[where] += share * state.latest[device][where]
+        return mixed.astype(state.initial.dtype)
+
+    def _kept(self, state: Coordinator, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
+        """Which layers the device keeps as it has them, shape (layers,)."""
+        kept = np.zeros(len(shares), dtype=bool)
+        if device in state.devices:
+            order = np.argsort(shares[:, state.devices.index(device)], kind="stable")
+            kept[order[max(0, order.size - self.kept_layers) :]] = True
+        return kept
+
+    def _learned(self, state: Coordinator, device: DeviceId, weights: FlatArray) -> Hypernetwork:
+        """The device's hypernetwork after its step; `state` is that of the plan, `weights` what came back."""
+        shares = self._shares(state, device)
+        moved = (weights - self._mixed(state, shares)).astype(np.float64)
+        products = [
+            [state.latest[other][where] @ moved[where] for other in state.devices]
+            for where in self.spec.layers.values()
+        ]
+        gradient = -np.reshape(products, shares.shape)
+        gradient[self._kept(state, device, shares)] = 0
+        return state.networks[device].knowing(len(state.devices)).stepped(gradient, self.rate)
