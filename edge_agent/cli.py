@@ -1,18 +1,23 @@
 """edge-agent: the program on a device."""
 
 import logging
+import os
 import queue
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protocols.errors import FleetuneError
+
+if TYPE_CHECKING:
+    from protocols.transport.mqtt import Broker
 
 app = typer.Typer(
     help="Train on this device's own data, together with a fleet, and keep a model of its own.",
@@ -36,6 +41,16 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+def _broker_at(text: str, ca: str | None, cert: str | None, key: str | None) -> "Broker":
+    """Raises SettingError: `text` is no address of a broker."""
+    from msgspec.structs import replace
+
+    from protocols.transport.mqtt import parse_broker
+
+    where = parse_broker(text)
+    return replace(where, ca=ca, cert=cert, key=key, tls=where.tls or ca is not None)
+
+
 @app.callback()
 def main() -> None:
     sys.path.insert(0, "")  # a user's package.module:function stands in the current folder
@@ -50,17 +65,30 @@ def run(
         typer.Option(envvar="FLEETUNE_BROKER", help="host:port or mqtt[s]://user:password@host:port"),
     ],
     data: Annotated[
-        str, typer.Option(help="digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE, package.module:function")
+        str, typer.Option(help="digits, {idx,cifar,har}:FOLDER, npz:FILE or package.module:function")
     ],
     device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
     state: StateFolder = Path("agent-state"),
     board: Annotated[str, typer.Option(help="profile of this board, see edge-agent boards")] = "generic",
-    ratio: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01, max=1, help="share of the model to train and send; the board's usual one if not given"
-        ),
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file of what you allow; the options below go on top of it")
     ] = None,
+    ratio: Annotated[
+        float | None, typer.Option(help="train and send at most this share of the model, 0..1")
+    ] = None,
+    charging_only: Annotated[
+        bool | None, typer.Option("--charging-only", help="train only when charging, or without a battery")
+    ] = None,
+    unmetered_only: Annotated[
+        bool | None, typer.Option("--unmetered-only", help="train only where traffic is free")
+    ] = None,
+    max_celsius: Annotated[float | None, typer.Option(help="of the board's hottest zone")] = None,
+    min_battery: Annotated[float | None, typer.Option(help="percent of charge, on battery power")] = None,
+    max_battery_percent_per_hour: Annotated[
+        float | None, typer.Option(help="that training may drain, on battery power")
+    ] = None,
+    max_memory_mb: Annotated[float | None, typer.Option(help="of the agent's process")] = None,
+    nice: Annotated[int | None, typer.Option(help="niceness added to the process, 0..19")] = None,
     test_fraction: Annotated[
         float, typer.Option(min=0.01, max=0.99, help="of the data, held out for testing")
     ] = 0.3,
@@ -71,35 +99,52 @@ def run(
     ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")] = None,
+    root: Annotated[
+        Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder that has this board's proc and sys")
+    ] = Path("/"),
     leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False,
 ) -> None:
     """Join a fleet and stay with it, through restarts and lost links."""
-    from msgspec.structs import replace
-
-    from edge_agent.participation import DeviceSettings
+    from edge_agent.gauges import Gauges
+    from edge_agent.joining import DeviceSettings
+    from edge_agent.policy import read_policy
+    from edge_agent.probes.link import measure_link
     from edge_agent.profile import board_named
     from edge_agent.serve import Agent, Stop
     from protocols import topics
     from protocols.transport import Will
-    from protocols.transport.mqtt import MqttTransport, parse_broker
+    from protocols.transport.mqtt import MqttTransport
 
     with one_line_errors():
         topics.check_name(fleet, "fleet")
         topics.check_name(device, "device")
         board_named(board)
-        where = parse_broker(broker)
-        where = replace(where, ca=ca, cert=cert, key=key, tls=where.tls or ca is not None)
+        where = _broker_at(broker, ca, cert, key)
         settings = DeviceSettings(
             fleet=fleet,
             device=device,
             data=data,
             state=state / fleet / device,
             board=board,
-            ratio=ratio,
             test_fraction=test_fraction,
             threads=threads,
             trusted=tuple(trust),
+            policy=read_policy(
+                policy,
+                {
+                    "ratio": ratio,
+                    "charging_only": charging_only,
+                    "unmetered_only": unmetered_only,
+                    "max_celsius": max_celsius,
+                    "min_battery": min_battery,
+                    "max_battery_percent_per_hour": max_battery_percent_per_hour,
+                    "max_memory_mb": max_memory_mb,
+                    "nice": nice,
+                },
+            ),
         )
+        if settings.policy.nice and hasattr(os, "nice"):
+            os.nice(settings.policy.nice)
 
         def make_transport(farewell: bytes, events: "queue.SimpleQueue[Any]") -> MqttTransport:
             return MqttTransport(
@@ -110,20 +155,113 @@ def run(
                 will=Will(topics.topic(fleet, device, "state"), farewell),
             )
 
-        agent = Agent(settings, make_transport, leave_after_run=leave_after_run)
+        agent = Agent(
+            settings,
+            make_transport,
+            measure_link=lambda: measure_link(where, fleet, device),
+            gauges=Gauges(root),
+            leave_after_run=leave_after_run,
+        )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: agent.events.put(Stop("stopped by a signal")))
         log.info("left: %s", agent.run())
 
 
 @app.command()
-def boards() -> None:
-    """List the boards with a profile."""
-    import firmware_profiles
+def profile(
+    broker: Annotated[
+        str | None, typer.Option(envvar="FLEETUNE_BROKER", help="measure the link to it; see run")
+    ] = None,
+    fleet: Annotated[str | None, typer.Option(help="name of the fleet, needed with --broker")] = None,
+    device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
+    state: StateFolder = Path("agent-state"),
+    model: Annotated[
+        str | None, typer.Option(help="to train, by name; else that of the last run joined, else lenet5")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="processor threads of training")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="write a firmware profile of this board, for run --board FILE")
+    ] = None,
+    ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
+    cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")] = None,
+) -> None:
+    """Say what this board can do, measured here and now; what cannot be read is unknown, with the reason."""
+    import rich
 
-    for name in firmware_profiles.names():
-        board = firmware_profiles.load(name)
-        print(f"{name:22} {board.title}; usual ratio {board.ratio:g}")
+    from edge_agent.probes import keep, show
+    from edge_agent.probes import model as models
+    from edge_agent.probes.link import measure_link
+    from edge_agent.probes.survey import survey
+    from edge_agent.store import AgentStore
+    from protocols import topics
+
+    with one_line_errors():
+        topics.check_name(device, "device")
+        if save is not None:
+            keep.check_target(save)
+        store, link = None, None
+        if fleet is not None:
+            store = AgentStore(state / topics.check_name(fleet, "fleet") / device)
+        if broker is not None and fleet is not None:
+            link = partial(measure_link, _broker_at(broker, ca, cert, key), fleet, device)
+        workload = partial(models.chosen, model, store, threads)
+        if model is not None:
+            workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
+        found = survey(workload=workload, link=link)
+        if as_json:
+            print(show.as_json(found).decode())
+        else:
+            rich.print(show.as_table(found))
+        if save is not None:
+            keep.save(found, save)
+            log.info("saved: edge-agent run --board %s", save if "/" in str(save) else f"./{save}")
+
+
+@app.command()
+def explain(
+    fleet: Annotated[str, typer.Option(help="name of the fleet")],
+    device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
+    state: StateFolder = Path("agent-state"),
+) -> None:
+    """Show what each ratio would take of this device, against its limits, and why it runs at its own."""
+    from rich.console import Console
+
+    from edge_agent.allowance import remembered
+    from edge_agent.explain import explanation
+    from edge_agent.gauges import Gauges
+    from edge_agent.store import AgentStore
+    from protocols.errors import StoreError
+
+    with one_line_errors():
+        store = AgentStore(state / fleet / device)
+        known = (remembered(store.allowance(run).read()) for run in store.runs())
+        allowance = next((one for one in known if one is not None), None)
+        if allowance is None:
+            raise StoreError(f"{store.folder}: this device has joined no run yet; see edge-agent run")
+        Console().print(explanation(allowance, Gauges().conditions()))
+
+
+@app.command()
+def boards(
+    board: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|FILE]", help="show every figure of this one, with its source"),
+    ] = None,
+) -> None:
+    """List the boards with a profile, or check and show one; a FILE of your own ends in .toml."""
+    import rich
+
+    import firmware_profiles
+    from edge_agent.board_table import all_boards, one_board
+    from edge_agent.profile import board_named
+
+    with one_line_errors():
+        if board is None:
+            rich.print(all_boards([firmware_profiles.load(name) for name in firmware_profiles.names()]))
+        else:
+            print(one_board(board_named(board)))
 
 
 @app.command()

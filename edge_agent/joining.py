@@ -1,6 +1,8 @@
 """Joining a run: from an enrolment to a session that is ready to work."""
 
 import logging
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,14 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.budget import decide
+from edge_agent.allowance import Allowance, remembered
 from edge_agent.data import DeviceData, check_fits, load, split
+from edge_agent.experience import Experience
 from edge_agent.fit import LocalTrainer
+from edge_agent.forecast import capability_of
+from edge_agent.gauges import Gauges
+from edge_agent.participation import Participation
+from edge_agent.policy import Policy
+from edge_agent.probes.link import LinkSpeed
+from edge_agent.probes.memory import own as own_memory
+from edge_agent.probes.training import measure_training
 from edge_agent.profile import board_named, report_of
 from edge_agent.session import Session
 from edge_agent.store import AgentStore, FileMemory
 from edge_agent.trainer import Backend
 from protocols import codec
+from protocols.conditions import Conditions
 from protocols.errors import (
     ModelError,
     PacketCorrupt,
@@ -24,10 +35,13 @@ from protocols.errors import (
     SettingError,
     StoreError,
 )
-from protocols.method import Budget, DeviceReport, Method
+from protocols.method import DeviceReport, Method
 from protocols.methods import create
 from protocols.model import ModelSpec
 from protocols.payloads import Enrolment, run_key
+
+CALIBRATION_S = 0.5
+TORCH_BYTES = 180_000_000  # resident after `import torch` of the CPU build 2.13, beyond what an agent holds
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +55,9 @@ class DeviceSettings:
         data: source of the device's own samples, see `edge_agent.data.load`.
         state: folder of the agent's state.
         board: firmware profile.
-        ratio: share of the model it wishes to train and send; None: its board's usual one.
         test_fraction: of its samples, held out as its own test split when the source marks none.
         threads: processor threads of training.
+        policy: what the owner allows.
         trusted: modules of the owner's own whose code a run may name (`package.module`).
     """
 
@@ -52,19 +66,10 @@ class DeviceSettings:
     data: str
     state: Path
     board: str = "generic"
-    ratio: float | None = None
     test_fraction: float = 0.3
     threads: int = 1
+    policy: Policy = Policy()  # noqa: RUF009 - frozen
     trusted: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Participation:
-    """A run this device takes part in."""
-
-    enrolment: Enrolment
-    session: Session
-    report: DeviceReport
 
 
 def join(
@@ -73,6 +78,8 @@ def join(
     run: str,
     data: bytes,
     *,
+    gauges: Gauges,
+    measure_link: Callable[[], LinkSpeed],
     stop: Callable[[], str | None],
     progress: Callable[[float], None],
 ) -> Participation:
@@ -83,13 +90,15 @@ def join(
         store: its state; a run it knows already goes on where it stopped.
         run: its id.
         data: the encoded `Enrolment`.
+        gauges: of this board.
+        measure_link: asked once, when nothing else is under way.
         stop: asked by local training before every batch, see `LocalTrainer`.
         progress: told by it after every batch.
 
     Raises:
         PacketError: the enrolment is damaged, or of another run.
         DataError: the device's samples are missing or do not fit the model.
-        ModelError: the model cannot be built here, or the deadline cannot be met at any ratio.
+        ModelError: the model cannot be built here, or training diverges at once.
         SettingError: a method or board that this agent does not know, or code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
     """
@@ -97,12 +106,20 @@ def join(
     _check_trust(enrolment, settings.trusted)
     own = _own_data(settings, enrolment)
     method = _method_of(enrolment)
-    report = _choose(settings, enrolment, method, own.size("train"))
-    backend = _backend(enrolment.spec, settings.threads)
+    conditions = gauges.conditions()
+    backend = _backend(enrolment.spec, settings.threads, conditions)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
-    session = _session(enrolment, method, trainer, store.session(enrolment.run), report)
-    log.info("joined run %s with %d samples; %s", enrolment.run, report.num_samples, report.reason)
-    return Participation(enrolment, session, report)
+    session = _session(enrolment, method, trainer, store.session(run), settings.device)
+    memory = store.allowance(run)
+    before = remembered(memory.read())
+    experience = before.experience if before else Experience()
+    link = LinkSpeed() if experience.lessons else measure_link()
+    report = _report(settings, enrolment, own, link)
+    allowance = _allowance(settings, enrolment, method, trainer, report, link, experience, conditions)
+    log.info("joined run %s with %d samples; %s", run, report.num_samples, allowance.report.reason)
+    participation = Participation(enrolment, session, allowance, gauges, memory)
+    participation.keep()
+    return participation
 
 
 def _read(data: bytes, run: str) -> Enrolment:
@@ -133,27 +150,69 @@ def _method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
     return create(str(enrolment.method.get("name")), enrolment.spec, settings)
 
 
-def _choose(
+def _report(settings: DeviceSettings, enrolment: Enrolment, own: DeviceData, link: LinkSpeed) -> DeviceReport:
+    """What the board's profile says, and what the link showed."""
+    return report_of(
+        settings.device,
+        board_named(settings.board),
+        num_samples=own.size("train"),
+        flops_per_sample=enrolment.flops_per_sample,
+        uplink_bps=link.uplink_bps,
+        downlink_bps=link.downlink_bps,
+    )
+
+
+def _allowance(
     settings: DeviceSettings,
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
-    num_samples: int,
-) -> DeviceReport:
-    """The device's report with the ratio it has chosen."""
+    trainer: LocalTrainer,
+    report: DeviceReport,
+    link: LinkSpeed,
+    experience: Experience,
+    conditions: Conditions,
+) -> Allowance:
+    """Choose twice: what fits in memory is trained for a moment, and then its speed is known."""
     board = board_named(settings.board)
-    report = report_of(
-        settings.device, board, num_samples=num_samples, flops_per_sample=enrolment.flops_per_sample
-    )
-    decision = decide(
-        method.choices(report),
+    capability = capability_of(
         report,
-        wanted=board.ratio if settings.ratio is None else settings.ratio,
-        epochs=enrolment.training.epochs,
-        deadline_s=enrolment.deadline_s,
+        board,
+        enrolment,
+        num_test=trainer.num_test,
+        latency_s=link.round_trip_s,
+        base_bytes=own_memory().resident,
     )
-    if decision.choice is None:
-        raise ModelError(decision.reason)
-    return replace(report, ratio=decision.choice.ratio, reason=decision.reason)
+    allowance = Allowance(
+        method.choices(report),
+        capability,
+        board,
+        settings.policy,
+        enrolment.deadline_s,
+        report,
+        experience=experience,
+    )
+    if not replace(allowance, deadline_s=math.inf).chosen(conditions).fits:
+        return allowance.chosen(conditions)
+    speed = _speed(trainer, enrolment)
+    known = replace(
+        allowance,
+        capability=replace(capability, samples_per_s=speed),
+        report=replace(report, samples_per_s=speed),
+    )
+    return known.chosen(conditions)
+
+
+def _speed(trainer: LocalTrainer, enrolment: Enrolment) -> float:
+    """Samples a second, by a few real steps on the device's own samples."""
+    (speed,) = measure_training(
+        trainer.backend,
+        trainer.data,
+        trainer.settings,
+        enrolment.weights,
+        seconds=CALIBRATION_S,
+        stop=trainer.stop,
+    )
+    return speed.samples_per_s
 
 
 def _session(
@@ -161,18 +220,24 @@ def _session(
     method: Method[Any, Any, Any, Any],
     trainer: LocalTrainer,
     memory: FileMemory,
-    report: DeviceReport,
+    device: str,
 ) -> Session:
     """Go on with what the device has of this run, or begin; it is never begun anew over something damaged."""
     try:
-        return Session(enrolment, report.device, method, trainer, memory, budget=Budget(report.ratio))
+        return Session(enrolment, device, method, trainer, memory)
     except PacketError as problem:
         raise StoreError(
             f"{memory.path} is damaged ({problem}); restore it, or remove it to start from the common model"
         ) from None
 
 
-def _backend(spec: ModelSpec, threads: int) -> Backend:
+def _backend(spec: ModelSpec, threads: int, conditions: Conditions) -> Backend:
+    usable, held = conditions.memory_bytes, own_memory().resident or 0
+    if "torch" not in sys.modules and usable is not None and held + TORCH_BYTES > usable:
+        raise ModelError(
+            f"torch alone needs {TORCH_BYTES / 1e6:.0f} MB beside the {held / 1e6:.0f} MB held already, "
+            f"and this process may take {usable / 1e6:.0f} MB"
+        )
     try:
         import torch
 

@@ -1,18 +1,24 @@
-"""What this device says about itself: so far, what the profile of its board says."""
+"""What this device says about itself by the profile of its board; `edge_agent.probes` measures."""
+
+from pathlib import Path
 
 import firmware_profiles
 from protocols.errors import SettingError
 from protocols.method import DeviceReport
 
-UNKNOWN_BOARD = "generic"
-
 
 def board_named(name: str) -> firmware_profiles.Board:
-    """The board's profile. Raises SettingError when there is none of that name."""
+    """The board's profile: one of ours, or a file of the user's own (a name with "/" or ending in ".toml").
+
+    Raises:
+        SettingError: there is none of that name, or the file is missing or wrong.
+    """
     try:
+        if "/" in name or name.endswith(".toml"):
+            return firmware_profiles.load_file(Path(name))
         return firmware_profiles.load(name)
-    except KeyError as problem:
-        raise SettingError(str(problem.args[0])) from None
+    except (KeyError, ValueError, OSError) as problem:
+        raise SettingError(str(problem.args[0] if isinstance(problem, KeyError) else problem)) from None
 
 
 def report_of(
@@ -28,7 +34,7 @@ def report_of(
 
     Of a board without a profile nothing is claimed: speed and link stay unknown unless given here.
     """
-    known = board.name != UNKNOWN_BOARD
+    known = board.name != firmware_profiles.UNKNOWN
     return DeviceReport(
         device=device,
         board=board.name,

@@ -14,21 +14,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import protocols.messages as wire
+from edge_agent.gauges import Gauges
+from edge_agent.guard import Guard
+from edge_agent.intake import Intake
 from edge_agent.jobs import Jobs, Joined, Progress, Worked
-from edge_agent.participation import DeviceSettings, Participation, join
+from edge_agent.joining import DeviceSettings, join
+from edge_agent.participation import Participation
+from edge_agent.probes.link import LinkSpeed
+from edge_agent.profile import board_named
 from edge_agent.store import AgentStore
 from protocols import topics
-from protocols.errors import FleetuneError, PacketError, PacketForeign, StoreError
-from protocols.footprint import Footprint
-from protocols.mailbox import Arrived, Inbox, Outbox, Sent
+from protocols.errors import FleetuneError, PacketError, PacketForeign, StoreError, TrainingStopped
+from protocols.mailbox import Arrived, Outbox, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
-from protocols.parts import part_folder
-from protocols.transfer import Chunk, digest_of
+from protocols.transfer import Chunk
 from protocols.transport import Connected, Disconnected, Received, Transport
 
 log = logging.getLogger(__name__)
 
-MAX_PAYLOAD_BYTES = 2**31
+LOOK_EVERY_S = 10.0
 VERSION = "fleetune 0.1.0"
 
 
@@ -45,10 +49,13 @@ class Agent:
     Args:
         settings: of this device.
         make_transport: from the will and the queue of events, a transport that is not connected yet.
+        measure_link: asked once a run, when nothing else is under way.
+        gauges: of this board.
         leave_after_run: stop when a run is finished, instead of waiting for the next.
         clock: seconds that never jump.
 
     Raises:
+        SettingError: there is no such board.
         StoreError: the state folder cannot be used, or another agent uses it.
     """
 
@@ -57,10 +64,15 @@ class Agent:
         settings: DeviceSettings,
         make_transport: "Callable[[bytes, queue.SimpleQueue[Any]], Transport]",
         *,
+        measure_link: Callable[[], LinkSpeed] = LinkSpeed,
+        gauges: Gauges | None = None,
         leave_after_run: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._gauges = gauges or Gauges()
+        self._guard = Guard(settings.policy, board_named(settings.board), self._gauges, clock=clock)
+        self._measure_link = measure_link
         self._store = AgentStore(settings.state)
         self._lock = self._store.claim()
         self._clock = clock
@@ -69,12 +81,8 @@ class Agent:
         self._instance = uuid.uuid4().hex[:12]
         self._transport = make_transport(wire.encode(wire.Presence(False)), self.events)
         self._outbox = Outbox(settings.device)
-        self._inbox = Inbox(
-            settings.device,
-            part_folder(self._store.incoming),
-            max_bytes=MAX_PAYLOAD_BYTES,
-            have=self._have,
-            objects=self._objects,
+        self._intake = Intake(
+            settings.device, self._store, is_in=self._is_in, objection=self._guard.objection, clock=clock
         )
         self._jobs = Jobs(self.events.put, clock)
         self._joined: Participation | None = None
@@ -82,6 +90,8 @@ class Agent:
         self._finished: str | None = None
         self._working: Errand | None = None
         self._next: tuple[Errand, str] | None = None
+        self._resting: str | None = None  # why it takes no part just now
+        self._look_at: float | None = None
 
     def run(self) -> str:
         """Serve until told to stop; the reason."""
@@ -93,13 +103,14 @@ class Agent:
                     return event.reason
                 self._handle(event)
                 self._send_all(self._outbox.tick(self._clock()))
+                self._look(self._clock())
         finally:
             self._transport.close(wire.encode(wire.Presence(False)))
             self._jobs.close()
             self._lock.close()
 
     def _next_event(self) -> Any:
-        wake_at = self._outbox.wake_at
+        wake_at = min((at for at in (self._outbox.wake_at, self._look_at) if at is not None), default=None)
         timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
         try:
             return self.events.get(timeout=timeout_s)
@@ -135,7 +146,7 @@ class Agent:
 
     def _receive(self, channel: str, data: bytes, now: float) -> None:
         if channel == "task":
-            self._send_all(self._inbox.handle_chunk(data, now))
+            self._send_all(self._intake.chunk(data))
             return
         match wire.read_to_device(data):
             case Offer() as offer:
@@ -148,10 +159,9 @@ class Agent:
                 self._finish(run, reason)
 
     def _consider(self, offer: Offer) -> None:
-        """Answer an offer; what it brings may be here already, from before a restart of either side."""
         if offer.errand.kind == "task" and self._joined is None:
             return  # we have only just started: our enrolment comes first, then this again
-        answers = self._inbox.handle_offer(offer)
+        answers = self._intake.offer(offer)
         self._send_all(answers)
         if answers == [Ack(offer.transfer, offer.num_bytes)]:
             self._go_on(offer)
@@ -159,31 +169,12 @@ class Agent:
             if isinstance(answer, Refuse):
                 raise PacketForeign(f"{offer.errand.kind} of run {offer.errand.run!r}: {answer.reason}")
 
-    def _have(self, offer: Offer) -> bool:
-        errand = offer.errand
-        if errand.kind == "enrolment":
-            stored = self._store.enrolment(errand.run).read()
-            return stored is not None and digest_of(stored) == offer.digest
-        return self._store.task(errand.run, offer.transfer).read() is not None
-
-    def _objects(self, errand: Errand) -> str | None:
-        if errand.kind == "update":
-            return "an update goes up, not down"
-        if errand.kind == "task" and not self._is_in(errand.run):
-            return f"this device is not enrolled in run {errand.run!r}"
-        return None
-
     def _is_in(self, run: str) -> bool:
         return self._joined is not None and self._joined.enrolment.run == run
 
     def _take_in(self, arrived: Arrived) -> None:
-        offer = arrived.offer
-        if offer.errand.kind == "enrolment":
-            self._store.enrolment(offer.errand.run).write(arrived.payload())
-        else:
-            self._store.keep_task(offer.errand.run, offer.transfer, arrived.payload())
-        self._inbox.settle(offer.transfer)
-        self._go_on(offer)
+        self._intake.keep(arrived)
+        self._go_on(arrived.offer)
 
     def _go_on(self, offer: Offer) -> None:
         """What this offer brings is on disk: do what it is for."""
@@ -200,15 +191,27 @@ class Agent:
             self._joining = run
             data = self._store.enrolment(run).read() or b""
             stop, progress = lambda: self._why_stop(run), self._jobs.progress
-            self._jobs.join(
-                run, lambda: join(self._settings, self._store, run, data, stop=stop, progress=progress)
-            )
+            self._jobs.join(run, lambda: self._join_now(run, data, stop, progress))
+
+    def _join_now(
+        self, run: str, data: bytes, stop: Callable[[], str | None], progress: Callable[[float], None]
+    ) -> Participation:
+        return join(
+            self._settings,
+            self._store,
+            run,
+            data,
+            gauges=self._gauges,
+            measure_link=self._measure_link,
+            stop=stop,
+            progress=progress,
+        )
 
     def _why_stop(self, run: str) -> str | None:
         """Asked by local training before every batch, in the jobs' thread."""
         if self._jobs.closing:
             return "the agent stops"
-        return "the run is finished" if self._finished == run else None
+        return "the run is finished" if self._finished == run else self._guard.objection()
 
     def _after_join(self, event: Joined) -> None:
         if event.run != self._joining:
@@ -222,10 +225,31 @@ class Agent:
         self._say_ready()
 
     def _say_ready(self) -> None:
+        """Or why not, for the time being."""
         assert self._joined is not None
         run, spec = self._joined.enrolment.run, self._joined.enrolment.spec
-        self._send(wire.Ready(run, spec.hash, self._joined.report))
+        self._resting = self._guard.objection() or self._joined.refusal
+        if self._resting is None:
+            self._send(wire.Ready(run, spec.hash, self._joined.told()))
+        else:
+            self._decline(Errand("enrolment", run), "resting", TrainingStopped(self._resting))
+        if self._guard.is_on or self._resting is not None:
+            self._look_at = self._clock() + LOOK_EVERY_S
         self._send_all(self._outbox.reconnected(self._clock()))  # the coordinator may be a new process
+
+    def _look(self, now: float) -> None:
+        """Has the board's state changed so that it takes part again, or no longer?"""
+        if self._look_at is None or now < self._look_at:
+            return
+        self._look_at = None
+        if self._joined is None:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        if self._joined.refusal is not None:
+            self._joined.try_again()
+        idle = self._working is None and not self._outbox.errands
+        if idle and (self._guard.objection() or self._joined.refusal) != self._resting:
+            self._say_ready()
 
     def _work(self, errand: Errand, transfer: str) -> None:
         """Work on a task now or, the newest of them, when the one at hand is done."""
@@ -243,8 +267,9 @@ class Agent:
         if payload is None:
             return  # a late copy of an offer; a newer task has taken its place
         log.info("round %d: training", errand.round)
-        self._working, session = errand, self._joined.session
-        self._jobs.work(errand, lambda: session.answer(payload))
+        self._working, joined = errand, self._joined
+        joined.begin(errand, len(payload), self._intake.download_s(transfer))
+        self._jobs.work(errand, lambda: joined.work(payload))
 
     def _after_work(self, event: Worked, now: float) -> None:
         newer, self._working, self._next = self._next, None, None
@@ -257,14 +282,30 @@ class Agent:
         problem = event.outcome.exception()
         if problem is not None:
             self._decline(event.errand, f"round {event.errand.round}", problem)
+            self._look_at = now if self._guard.is_on else self._look_at
             return
         self._reply(event.errand, event.outcome, event.seconds, now)
 
     def _reply(self, errand: Errand, outcome: Future[bytes], seconds: float, now: float) -> None:
         reply = outcome.result()
         log.info("round %d: done in %.1f s; %d bytes to send", errand.round, seconds, len(reply))
-        self._send(wire.Measured(errand.run, errand.round, errand.attempt, Footprint(train_s=seconds)))
+        self._tell_measured(errand)
         self._send_all(self._outbox.post(_update_for(errand), reply, now))
+
+    def _tell_measured(self, errand: Errand) -> None:
+        assert self._joined is not None
+        taken, expected = self._joined.taken, self._joined.expected
+        self._send(wire.Measured(errand.run, errand.round, errand.attempt, taken, expected))
+
+    def _delivered(self, errand: Errand, seconds: float) -> None:
+        """Our part of the round is over: learn from it."""
+        log.info("round %d: update delivered", errand.round)
+        if self._joined is None or not self._joined.is_at(errand):
+            return
+        self._joined.delivered(seconds)
+        self._tell_measured(errand)
+        if self._joined.is_news or self._joined.refusal:
+            self._say_ready()
 
     def _decline(self, errand: Errand, what: str, problem: BaseException) -> None:
         if isinstance(problem, FleetuneError):
@@ -301,8 +342,8 @@ class Agent:
                     self._transport.publish(self._topic("update"), item.encode())
                 case Arrived():
                     self._take_in(item)
-                case Sent(errand, None):
-                    log.info("round %d: update delivered", errand.round)
+                case Sent(errand, None, seconds=seconds):
+                    self._delivered(errand, seconds)
                 case Sent(errand, refused):
                     log.warning("round %d: update not taken: %s", errand.round, wire.readable(refused or ""))
                 case _:

@@ -56,7 +56,6 @@ class Session:
         method: made from the enrolment.
         trainer: the device's model and data.
         memory: where to keep the state.
-        budget: what the device allows a round.
         keep_replies: keep the bytes of the last reply; a simulation has no need of them.
     """
 
@@ -68,7 +67,6 @@ class Session:
         trainer: EvaluatingTrainer,
         memory: Memory,
         *,
-        budget: Budget,
         keep_replies: bool = True,
     ) -> None:
         self._enrolment = enrolment
@@ -76,7 +74,6 @@ class Session:
         self._method = method
         self._trainer = trainer
         self._memory = memory
-        self._budget = budget
         self._keep_replies = keep_replies
         self._rehearsed: tuple[int, int, bytes] | None = None
         self._kept = self._recall()
@@ -90,8 +87,8 @@ class Session:
         """The device's own model, shape (spec.size,)."""
         return self._method.personal_model(self._kept.state)
 
-    def answer(self, data: bytes) -> bytes:
-        """Do the work of an encoded `Assignment`; the encoded `Reply`.
+    def answer(self, data: bytes, budget: Budget) -> bytes:
+        """Do the work of an encoded `Assignment` within what the device allows; the encoded `Reply`.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -104,10 +101,10 @@ class Session:
             return self._kept.reply
         if self._rehearsed and (number, attempt) == self._rehearsed[:2]:
             return self._rehearsed[2]
-        return self._rehearse(assignment) if assignment.rehearsal else self._work(assignment)
+        return self._rehearse(assignment, budget) if assignment.rehearsal else self._work(assignment, budget)
 
-    def _work(self, assignment: Assignment[Any]) -> bytes:
-        state, update, measures = self._do(assignment)
+    def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
+        state, update, measures = self._do(assignment, budget)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -128,18 +125,18 @@ class Session:
         )
         return data
 
-    def _rehearse(self, assignment: Assignment[Any]) -> bytes:
-        _, _, measures = self._do(assignment)
+    def _rehearse(self, assignment: Assignment[Any], budget: Budget) -> bytes:
+        _, _, measures = self._do(assignment, budget)
         measures = replace(measures, personal=self._trainer.accuracy(self.personal_model))
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
         data = codec.encode(reply, self.spec)
         self._rehearsed = assignment.round, assignment.attempt, data
         return data
 
-    def _do(self, assignment: Assignment[Any]) -> tuple[Any, Any, Measures]:
+    def _do(self, assignment: Assignment[Any], budget: Budget) -> tuple[Any, Any, Measures]:
         observed = _Observed(self._trainer)
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
-        state, update = self._method.work(self._kept.state, assignment.task, observed, self._budget, key)
+        state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
         measures = Measures(
             num_samples=self._trainer.num_samples,
             num_test=self._trainer.num_test,

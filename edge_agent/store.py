@@ -3,6 +3,7 @@
 It holds:
     runs/<run>/enrolment        what it started from
     runs/<run>/session          personal model, method state, last reply: one file, one write
+    runs/<run>/allowance        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
@@ -84,6 +85,10 @@ class AgentStore:
     def session(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
         return FileMemory(self._run(run) / "session")
+
+    def allowance(self, run: str) -> FileMemory:
+        """Raises PacketForeign, as above."""
+        return FileMemory(self._run(run) / "allowance", durable=False)
 
     def task(self, run: str, transfer: str) -> FileMemory:
         """Raises PacketForeign, as above, also for a `transfer` that is no transfer id."""

@@ -19,13 +19,13 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from coordinator.broker import EmbeddedBroker
+from coordinator.method_state import read_state
 from coordinator.records import Ledger, RoundRecord
 from coordinator.runs import method_of, save_shared_model
 from coordinator.store import RunStore
 from edge_agent.session import Session
 from edge_agent.store import FileMemory
 from protocols import codec
-from protocols.method import Budget
 from protocols.payloads import Enrolment
 from protocols.randomness import Key
 from protocols.settings import parse_run, read_run
@@ -35,6 +35,7 @@ from tools.split import write_shares
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 90
 BOARDS = ("raspberry-pi-zero-2w", "raspberry-pi-4b", "n100-gateway")  # in the order of run.toml
+RATIOS = (0.2, 0.6, 1.0)  # likewise
 
 RUN_TOML = """
 [run]
@@ -62,6 +63,7 @@ deadline_s = {deadline_s}
 [fleet]
 devices = {devices}
 boards = {{ {boards} }}
+ratios = {ratios}
 """
 
 
@@ -80,6 +82,7 @@ def run_toml(
     shape="[1, 8, 8]",
 ):
     boards = ", ".join(f"{board} = 1" for board in BOARDS[:devices])
+    ratios = list(RATIOS[:devices])
     return RUN_TOML.format(**locals())
 
 
@@ -202,8 +205,10 @@ class Fleet:
         return self.coordinator
 
     def start_agent(self, device, *, port=None, data=None, options=("--leave-after-run",)):
-        board = BOARDS[list(self.shares).index(device)] if device in self.shares else "generic"
+        place = list(self.shares).index(device) if device in self.shares else None
+        board, ratio = ("generic", 1.0) if place is None else (BOARDS[place], RATIOS[place])
         command = ["edge_agent.cli", "run", "--fleet", self.name, "--device", device, "--board", board]
+        command += ["--ratio", str(ratio)]
         command += ["--broker", self.address(port or self.broker.port), "--state", str(self.folder / "state")]
         command += ["--data", data or f"npz:{self.shares[device]}", *options]
         self.agents[device] = self._start(device, command)
@@ -262,13 +267,13 @@ def read_outcome(run_folder, session_file):
     store = RunStore.open(run_folder / "state.sqlite")
     enrolment = codec.decode(store.get("enrolment"), Enrolment, None)
     method = method_of(enrolment)
-    state = codec.decode(store.get("state"), method.state_type, enrolment.spec)
+    state = read_state(store, method.state_type, enrolment.spec)
     ledger = msgspec.json.decode(store.get("ledger"), type=Ledger)
     rounds = [_counted(record) for record in store.records()]
     store.close()
     files = {device: session_file(device, enrolment.run) for device in ledger.traffic}
     sessions = {
-        device: Session(enrolment, device, method, None, FileMemory(file), budget=Budget())
+        device: Session(enrolment, device, method, None, FileMemory(file))
         for device, file in files.items()
         if file.exists()
     }

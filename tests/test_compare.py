@@ -243,6 +243,24 @@ def test_settings_go_to_the_method_they_are_for():
     assert methods["mine"] == {"name": "fedspu"}
 
 
+def test_contenders_may_differ_in_the_ratios_of_the_fleet(tmp_path):
+    settings = settings_of(
+        fleet={"devices": 3, "ratios": [0.5]},
+        compare={
+            "fixed": {"name": "fedspu", "ratios": [0.4, 0.6]},
+            "chosen": {"name": "fedspu", "ratios": []},
+        },
+    )
+    contenders = contenders_of(settings, ["fedavg", "fixed", "chosen"])
+    assert [one.options for one in contenders] == ["", "ratios = [0.4, 0.6]", "ratios: as each chooses"]
+    assert all("ratios" not in one.method for one in contenders)
+    cells = cells_of(settings, contenders, 1, tmp_path)
+    assert [cell.settings.fleet.ratios for cell in cells] == [(0.5,), (0.4, 0.6), ()]
+    wrong = settings_of(compare={"fixed": {"name": "fedspu", "ratios": [1.5]}})
+    with pytest.raises(SettingError, match=r"compare.fixed.ratios.*<= 1"):
+        contenders_of(wrong, ["fixed"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

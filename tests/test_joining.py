@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from coordinator.enrol import prepare
-from edge_agent.participation import DeviceSettings, join
+from edge_agent.gauges import Gauges
+from edge_agent.joining import DeviceSettings, join
+from edge_agent.policy import Policy
+from edge_agent.probes.link import LinkSpeed
 from edge_agent.store import AgentStore
 from protocols import codec
 from protocols.errors import FleetuneError
 from protocols.payloads import Enrolment
 from protocols.settings import parse_run
 
+LINK = LinkSpeed(uplink_bps=2e6, downlink_bps=10e6, round_trip_s=0.04)
 USER_MODEL = "usermodel:two_layers"
 
 
@@ -35,10 +39,19 @@ def enrolment(**sections) -> Enrolment:
     return prepare(parse_run({**content, **sections}))
 
 
-def joined(enrolled: Enrolment, folder: Path, **settings):
+def joined(enrolled: Enrolment, folder: Path, link=LINK, **settings):
     device = DeviceSettings(fleet="f", device="d", data="digits", state=folder, **settings)
     data = codec.encode(enrolled, enrolled.spec)
-    return join(device, AgentStore(folder), enrolled.run, data, stop=lambda: None, progress=lambda _: None)
+    return join(
+        device,
+        AgentStore(folder),
+        enrolled.run,
+        data,
+        gauges=Gauges(folder / "no-sensors"),
+        measure_link=lambda: link,
+        stop=lambda: None,
+        progress=lambda _: None,
+    )
 
 
 def refusal(enrolled: Enrolment, folder: Path, **settings) -> str:
@@ -48,16 +61,33 @@ def refusal(enrolled: Enrolment, folder: Path, **settings) -> str:
     return str(caught.value)
 
 
-def test_a_device_starts_from_the_fleets_model_with_its_boards_ratio(tmp_path):
+def test_a_device_starts_from_the_fleets_model_at_the_largest_ratio_that_fits(tmp_path):
     enrolled = enrolment()
     taken = joined(enrolled, tmp_path, board="raspberry-pi-3b-plus")
     assert np.array_equal(taken.session.personal_model, enrolled.weights)
-    assert taken.report.ratio == 0.4
+    assert taken.report.ratio == 1
     assert taken.report.num_samples > 1000
+    assert (taken.report.uplink_bps, taken.report.downlink_bps) == (2e6, 10e6)
+    assert taken.report.samples_per_s > 100  # measured here, not the board's figure
+    assert taken.report.round_s is not None
 
 
-def test_the_owners_wish_comes_before_the_boards(tmp_path):
-    assert joined(enrolment(), tmp_path, board="raspberry-pi-3b-plus", ratio=0.7).report.ratio == 0.7
+def test_the_owner_may_want_less(tmp_path):
+    assert joined(enrolment(), tmp_path, policy=Policy(ratio=0.7)).report.ratio == 0.7
+
+
+def test_what_is_too_much_for_the_link_is_not_chosen(tmp_path):
+    thin = LinkSpeed(uplink_bps=1e4, downlink_bps=10e6, round_trip_s=0.04)
+    taken = joined(enrolment(round={"deadline_s": 10}), tmp_path, link=thin)
+    assert 0 < taken.report.ratio < 1
+    assert "would need" in taken.report.reason
+    assert "Mbit/s" in taken.report.reason
+
+
+def test_where_nothing_fits_it_says_so_and_takes_no_part_for_the_time_being(tmp_path):
+    taken = joined(enrolment(round={"deadline_s": 1e-6}), tmp_path, board="raspberry-pi-zero-2w")
+    assert taken.refusal.startswith("nothing fits: 0.1 would need ")
+    assert joined(enrolment(), tmp_path).refusal is None
 
 
 def test_code_is_imported_only_from_modules_the_owner_trusts(tmp_path, user_code):
@@ -83,7 +113,6 @@ def test_a_method_of_the_coordinators_own_is_not_imported_either(tmp_path):
             {},
             "the model takes (1, 9, 9)",
         ),
-        ({"round": {"deadline_s": 1e-6}}, {"board": "raspberry-pi-zero-2w"}, "nothing fits"),
         ({}, {"board": "raspberry-pi-9"}, "no board 'raspberry-pi-9'"),
     ],
 )

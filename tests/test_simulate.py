@@ -72,6 +72,13 @@ def test_a_thinner_link_takes_longer_and_moves_the_same_bytes(tmp_path):
     assert slow[2].tobytes() == fast[2].tobytes()
 
 
+def test_epochs_of_a_method_s_own_take_as_long_as_the_run_s(tmp_path):
+    fine_tuning = {"name": "fedbabu", "fine_tuning_epochs": 5, "fine_tuned": "all"}
+    tuned = play(tmp_path, "a", method=fine_tuning, training={"epochs": 2})[1]
+    plain = play(tmp_path, "b", method={"name": "fedavg"}, training={"epochs": 2 + 5})[1]
+    assert tuned["seconds"]["train"] == pytest.approx(plain["seconds"]["train"])
+
+
 def test_collaboration_helps_where_samples_are_few(tmp_path):
     sections = {
         "run": {"rounds": 30},

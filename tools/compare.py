@@ -15,7 +15,7 @@ from coordinator.report import NO_PICTURES, can_paint, paint
 from protocols.errors import FleetuneError, SettingError
 from protocols.files import write_atomically
 from protocols.methods import REGISTRY, create
-from protocols.settings import RunSettings
+from protocols.settings import FleetSection, RunSettings, convert
 from tools.cells import Cell, RoundDone, finished, forget, play_all
 from tools.compare_page import ComparisonPage, write_comparison
 from tools.compare_tables import methods_csv, rounds_csv, runs_csv, tables
@@ -102,7 +102,7 @@ def contenders_of(settings: RunSettings, labels: Sequence[str]) -> list[Contende
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
         raise SettingError(f"--methods: {twice} stands there twice")
-    return [Contender(label, _method_section(settings, label)) for label in labels]
+    return [_contender(settings, label) for label in labels]
 
 
 def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
@@ -124,7 +124,13 @@ def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int,
     return [
         Cell(
             one.label,
-            replace(settings, method=dict(one.method), run=replace(settings.run, seed=seed), compare={}),
+            replace(
+                settings,
+                method=dict(one.method),
+                run=replace(settings.run, seed=seed),
+                fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
+                compare={},
+            ),
             folder / one.label.replace(":", "-") / f"seed-{seed}",
         )
         for seed in range(settings.run.seed, settings.run.seed + seeds)
@@ -137,6 +143,14 @@ def _check_options(seeds: int, target: float | None) -> None:
         raise SettingError(f"--seeds {seeds}: at least 1")
     if target is not None and not 0 < target < 1:
         raise SettingError(f"--target {target:g}: an accuracy between 0 and 1, e.g. 0.9")
+
+
+def _contender(settings: RunSettings, label: str) -> Contender:
+    section = _method_section(settings, label)
+    if "ratios" not in section:
+        return Contender(label, section)
+    ratios = convert({"ratios": section.pop("ratios")}, FleetSection, f"compare.{label}").ratios
+    return Contender(label, section, ratios)
 
 
 def _method_section(settings: RunSettings, label: str) -> dict[str, object]:

@@ -29,15 +29,20 @@ class Contender:
     Attributes:
         label: what it is called in tables and plots, and its folder.
         method: its [method] section, `name` included.
+        ratios: instead of the file's fleet.ratios; empty: what each device chooses; None: as in the file.
     """
 
     label: str
     method: Mapping[str, Any]
+    ratios: tuple[float, ...] | None = None
 
     @property
     def options(self) -> str:
         """The settings that are not its defaults, in one line."""
-        return ", ".join(f"{key} = {value}" for key, value in self.method.items() if key != "name")
+        options = [f"{key} = {value}" for key, value in self.method.items() if key != "name"]
+        if self.ratios is not None:
+            options.append(f"ratios = {list(self.ratios)}" if self.ratios else "ratios: as each chooses")
+        return ", ".join(options)
 
 
 @dataclass(frozen=True)

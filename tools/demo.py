@@ -33,7 +33,7 @@ console = Console()
 
 def main() -> None:
     settings = read_run(RUN_FILE)
-    devices = simulated_devices(settings.fleet)
+    devices = simulated_devices(settings)
     console.rule("[bold]Fleetune demo")
     console.print(f"dealing {settings.data.source} to {len(devices)} devices ...")
     list(write_shares(settings, FOLDER / "shares"))
@@ -56,6 +56,8 @@ def _agents(devices: list[SimulatedDevice], broker: str) -> Iterator[None]:
         command = [sys.executable, "-m", "edge_agent.cli", "run", "--fleet", "demo", "--broker", broker]
         command += ["--device", device.name, "--board", device.board.name]
         command += ["--data", f"npz:{FOLDER / 'shares' / device.name}.npz", "--state", str(FOLDER / "state")]
+        if device.ratio is not None:
+            command += ["--ratio", str(device.ratio)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         processes.append(process)

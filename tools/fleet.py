@@ -1,18 +1,27 @@
 """The fleet of a run.toml as a simulation has it: names, boards, links, and each device's samples."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import firmware_profiles
-from edge_agent.budget import decide
+from edge_agent.allowance import Allowance
 from edge_agent.data import Dataset, DeviceData, check_fits, load, take
+from edge_agent.forecast import capability_of
+from edge_agent.policy import Policy
 from edge_agent.profile import board_named, report_of
 from protocols.errors import SettingError
-from protocols.method import DeviceReport, Method
+from protocols.method import Method
 from protocols.model import ModelSpec
 from protocols.payloads import Enrolment, run_key
 from protocols.settings import FleetSection, RunSettings
+from tools.links.deal import links_of
+from tools.links.link import Constant, Link
 from tools.partition import partition
+
+# a torch agent that has joined a run and waits (measured, x86-64): what a simulated one is taken to hold
+AGENT_BYTES = 260_000_000
 
 
 @dataclass(frozen=True)
@@ -23,49 +32,50 @@ class SimulatedDevice:
         name: in the fleet.
         index: from 0; also of its share of the data.
         board: its profile.
-        uplink_bps, downlink_bps: its link.
-        wanted: the ratio it wishes for.
+        link: its link.
+        ratio: what it runs at whatever that takes; None: what it chooses.
+        speed: of its board, relative to the profile.
+        charge: of its battery when the run begins; None: it is on the mains.
     """
 
     name: str
     index: int
     board: firmware_profiles.Board
-    uplink_bps: float
-    downlink_bps: float
-    wanted: float
-
-    def train_s(self, samples: int, flops_per_sample: float) -> float:
-        """Seconds its board takes to train on so many samples at full work."""
-        return samples * flops_per_sample / (self.board.training_gflops * 1e9)
+    link: Link
+    ratio: float | None = None
+    speed: float = 1.0
+    charge: float | None = None
 
 
-def simulated_devices(fleet: FleetSection) -> list[SimulatedDevice]:
+def simulated_devices(settings: RunSettings) -> list[SimulatedDevice]:
     """The devices of [fleet], boards in the order they are listed.
 
     Raises:
-        SettingError: an unknown board, or more boards than devices.
+        SettingError: an unknown board or link, or more boards or links than devices.
     """
+    fleet, seed = settings.fleet, settings.run.seed
     names = [name for name, count in fleet.boards.items() for _ in range(count)]
     if len(names) > fleet.devices:
         raise SettingError(f"fleet.boards lists {len(names)} boards for fleet.devices = {fleet.devices}")
-    names += ["generic"] * (fleet.devices - len(names))
+    names += [firmware_profiles.UNKNOWN] * (fleet.devices - len(names))
     width = len(str(fleet.devices - 1))
-    devices = []
-    for index, name in enumerate(names):
-        board = board_named(name)
-        wanted = fleet.ratios[index % len(fleet.ratios)] if fleet.ratios else board.ratio
-        up, down = fleet.uplink_mbps, fleet.downlink_mbps
-        devices.append(
-            SimulatedDevice(
-                name=f"device-{index:0{width}d}",
-                index=index,
-                board=board,
-                uplink_bps=up * 1e6 if up else board.uplink_bps,
-                downlink_bps=down * 1e6 if down else board.downlink_bps,
-                wanted=wanted,
-            )
-        )
-    return devices
+    return [
+        _device(f"device-{index:0{width}d}", index, board_named(name), link, fleet, seed)
+        for index, (name, link) in enumerate(zip(names, links_of(fleet, seed), strict=True))
+    ]
+
+
+def _device(
+    name: str, index: int, board: firmware_profiles.Board, link: Link | None, fleet: FleetSection, seed: int
+) -> SimulatedDevice:
+    draws, charge = run_key(seed).child("board", index).generator(), None
+    speed = math.exp(fleet.spread * draws.standard_normal())
+    if fleet.batteries is not None and board.battery_wh is not None:
+        charge = float(draws.uniform(*fleet.batteries))
+    up, down = fleet.uplink_mbps, fleet.downlink_mbps
+    own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
+    ratio = fleet.ratios[index % len(fleet.ratios)] if fleet.ratios else None
+    return SimulatedDevice(name, index, board, link or own, ratio, speed, charge)
 
 
 class Shares:
@@ -90,24 +100,32 @@ class Shares:
         return replace(check_fits(data, spec), mean=settings.data.mean, std=settings.data.std)
 
 
-def chosen_report(
-    device: SimulatedDevice, enrolment: Enrolment, method: Method, num_samples: int
-) -> DeviceReport:
-    """What the device reports after choosing its ratio; ratio 0: nothing fits, with the reason."""
+def allowance_of(
+    device: SimulatedDevice,
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    data: DeviceData,
+    policy: Policy,
+) -> Allowance:
+    """What the device can afford by its board and its link as they are at the start; nothing is chosen."""
+    link, board = device.link, device.board
     report = report_of(
         device.name,
-        device.board,
-        num_samples=num_samples,
+        board,
+        num_samples=data.size("train"),
         flops_per_sample=enrolment.flops_per_sample,
-        uplink_bps=device.uplink_bps,
-        downlink_bps=device.downlink_bps,
+        uplink_bps=link.rate_bps(0, "up") or board.uplink_bps,
+        downlink_bps=link.rate_bps(0, "down") or board.downlink_bps,
     )
-    decision = decide(
+    capability = capability_of(
+        report, board, enrolment, num_test=data.size("test"), latency_s=link.delay_s, base_bytes=AGENT_BYTES
+    )
+    fixed = device.ratio is not None
+    return Allowance(
         method.choices(report),
+        capability,
+        board,
+        Policy(ratio=device.ratio) if fixed else policy,
+        None if fixed else enrolment.deadline_s,
         report,
-        wanted=device.wanted,
-        epochs=enrolment.training.epochs,
-        deadline_s=enrolment.deadline_s,
     )
-    ratio = decision.choice.ratio if decision.choice else 0.0
-    return replace(report, ratio=ratio, reason=decision.reason)

@@ -14,12 +14,13 @@ from coordinator.records import RoundRecord
 from coordinator.runs import Run, method_of, open_run
 from coordinator.summary import summary_of
 from coordinator.windows import check_method
+from edge_agent.policy import Policy
 from protocols.errors import SettingError
-from protocols.method import DeviceReport
 from protocols.payloads import Enrolment
-from protocols.settings import RunSettings
+from protocols.settings import RunSettings, convert
 from tools import worker
-from tools.fleet import Shares, SimulatedDevice, chosen_report, simulated_devices
+from tools.fleet import Shares, allowance_of, simulated_devices
+from tools.player import Player
 from tools.simulate import Simulation
 
 
@@ -69,8 +70,8 @@ def simulate(
     settings = with_model_shape(settings, shares)
     enrolment = prepare(settings)
     check_method(settings, method_of(enrolment))
-    fleet = _reports(enrolment, simulated_devices(settings.fleet), shares)
-    settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, fleet)))
+    players = _players(settings, enrolment, shares)
+    settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment)
     if run.resumed:
         raise SettingError(f"{folder} holds a simulation that was stopped: give --fresh to start it again")
@@ -79,7 +80,7 @@ def simulate(
             run.conductor,
             run.enrolment,
             len(run.payload),
-            fleet,
+            players,
             executor,
             max_in_flight=max(2, 2 * workers),
             availability=settings.fleet.availability,
@@ -89,22 +90,22 @@ def simulate(
     return run, summary_of(run, simulated=True)
 
 
-def _reports(
-    enrolment: Enrolment, devices: list[SimulatedDevice], shares: Shares
-) -> list[tuple[SimulatedDevice, DeviceReport]]:
-    method, spec = method_of(enrolment), enrolment.spec
-    sizes = [shares.of(device.index, spec).size("train") for device in devices]
-    reports = [
-        chosen_report(device, enrolment, method, size) for device, size in zip(devices, sizes, strict=True)
-    ]
-    return list(zip(devices, reports, strict=True))
+def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> list[Player]:
+    method, policy = method_of(enrolment), convert(settings.fleet.policy, Policy, "fleet.policy")
+    players = []
+    for device in simulated_devices(settings):
+        data = shares.of(device.index, enrolment.spec)
+        allowance = allowance_of(device, enrolment, method, data, policy)
+        players.append(Player.of(device, allowance, policy, enrolment.flops_per_sample))
+    return players
 
 
-def _start_with(settings: RunSettings, fleet: list[tuple[SimulatedDevice, DeviceReport]]) -> int:
+def _start_with(settings: RunSettings, players: list[Player]) -> int:
     """Everybody who takes part is there when the clock starts, unless devices come and go."""
-    able = sum(report.ratio > 0 for _, report in fleet)
+    refusals = [player.refusal for player in players]
+    able = refusals.count(None)
     if not able:
-        raise SettingError(f"no device can take part: {fleet[0][1].reason}")
+        raise SettingError(f"no device can take part: {refusals[0]}")
     return settings.round.start_with if settings.fleet.availability < 1 else able
 
 

@@ -43,7 +43,7 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
             bar.update(task, completed=record.number, accuracy=f"accuracy {percent(accuracy)}")
 
         run, summary = simulate(settings, folder, workers=workers, fresh=fresh, on_closed=on_closed)
-    boards = {device.name: device.board.name for device in simulated_devices(run.settings.fleet)}
+    boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
     records = run.conductor.records()
     files = write_report(folder, run.settings, summary, records, boards=boards, durable=False)
     files.append(save_shared_model(run))

@@ -1,14 +1,15 @@
 """The simulator: the fleet's own round engine, methods, codec and sessions on a virtual clock.
 
 Only time is imagined. Every payload is made by the real codec and its real length decides how long the
-device's link is busy; every device really trains. What is simulated is how long that takes on its board,
-how long the bytes take on its link, and when it is there.
+device's link is busy; every device really trains, and chooses its ratio by the agent's own rule. What is
+simulated is how long that takes on its board and what it draws, how long the bytes take on its link, and
+when it is there.
 """
 
 import heapq
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,22 +19,9 @@ from coordinator.records import RoundRecord
 from protocols.errors import SettingError
 from protocols.footprint import Footprint
 from protocols.messages import Errand
-from protocols.method import DeviceReport
 from protocols.payloads import Enrolment, run_key
-from tools.fleet import SimulatedDevice
+from tools.player import Answer, Player
 from tools.worker import answer
-
-
-@dataclass
-class _Player:
-    """A device on the virtual clock: is it there, what is it working on, what has it answered already."""
-
-    device: SimulatedDevice
-    report: DeviceReport
-    there: bool = True
-    job: Future[bytes] | None = None
-    working: tuple[int, int] | None = None
-    answered: dict[tuple[int, int], tuple[bytes, Footprint]] = field(default_factory=dict)
 
 
 class Simulation:
@@ -43,7 +31,7 @@ class Simulation:
         conductor: of the run.
         enrolment: of the run.
         num_enrolment_bytes: what each device downloads before its first round.
-        devices: each with its report (ratio 0: it declines the run).
+        players: the devices, each with its first ratio chosen.
         executor: runs `tools.worker.answer`.
         max_in_flight: payloads handed to the executor at a time.
         availability: chance that a device is there, drawn anew for every stretch of `deadline_s`.
@@ -55,7 +43,7 @@ class Simulation:
         conductor: Conductor,
         enrolment: Enrolment,
         num_enrolment_bytes: int,
-        devices: list[tuple[SimulatedDevice, DeviceReport]],
+        players: list[Player],
         executor: Executor,
         *,
         max_in_flight: int,
@@ -65,7 +53,7 @@ class Simulation:
         self._conductor = conductor
         self._enrolment = enrolment
         self._num_enrolment_bytes = num_enrolment_bytes
-        self._fleet = {device.name: _Player(device, report) for device, report in devices}
+        self._fleet = {player.name: player for player in players}
         self._executor = executor
         self._max_in_flight = max_in_flight
         self._availability = availability
@@ -92,30 +80,45 @@ class Simulation:
 
     def _enrol(self) -> None:
         """Everybody enrols before the clock starts; who is away then comes later."""
-        for name, player in self._fleet.items():
+        for name in self._fleet:
             errand = Errand("enrolment", self._enrolment.run)
             self._conductor.note_delivered(name, errand, self._num_enrolment_bytes)
-            if not player.report.ratio:
-                self._tell(Declined(name, 0, 0, player.report.reason))
         self._draw_presence(0)
         for player in self._fleet.values():
-            if player.there and player.report.ratio:
-                self._tell(DeviceReady(player.report))
-            else:
-                player.there = False
+            if player.there:
+                self._report(player)
+
+    def _report(self, player: Player) -> None:
+        """It says that it is ready, or why it takes no part for the time being."""
+        refusal = player.refusal
+        if refusal is None:
+            player.told = player.report
+            self._tell(DeviceReady(player.report))
+            return
+        self._tell(Declined(player.name, 0, 0, refusal))
+        if not player.allowance.fits and player.allowance.experience.lessons:
+            self._at(self.now + self._enrolment.deadline_s, lambda: self._try_again(player))
+
+    def _try_again(self, player: Player) -> None:
+        if player.there and not player.allowance.fits:
+            player.try_again()
+            self._report(player)
 
     def _draw_presence(self, stretch: int) -> None:
         if self._availability == 1:
             return
         key = run_key(self._enrolment.seed).child("availability", stretch)
         chances = key.uniform(len(self._fleet))
-        for chance, (name, player) in zip(chances, self._fleet.items(), strict=True):
+        for chance, player in zip(chances, self._fleet.values(), strict=True):
             there = bool(chance < self._availability)
             if stretch == 0:
                 player.there = there
-            elif there != player.there and player.report.ratio:
+            elif there != player.there and not player.is_flat:
                 player.there = there
-                self._tell(DeviceReady(player.report) if there else DeviceGone(name))
+                if there:
+                    self._report(player)
+                else:
+                    self._tell(DeviceGone(player.name))
         self._at(self._enrolment.deadline_s * (stretch + 1), lambda: self._draw_presence(stretch + 1))
 
     def _at(self, time_s: float, happen: Callable[[], None]) -> None:
@@ -152,54 +155,63 @@ class Simulation:
             self._tell(Tick())
 
     def _send(self, send: Send) -> None:
-        player = self._fleet[send.device]
-        turn = send.errand.round, send.errand.attempt
+        player, errand = self._fleet[send.device], send.errand
+        turn = errand.round, errand.attempt
         payload = send.make()
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
-        download_s = num_bytes * 8 / player.device.downlink_bps
-        self._at(
-            self.now + download_s,
-            lambda: self._conductor.note_delivered(send.device, send.errand, num_bytes),
-        )
+        arrives_at = player.device.link.finish_s(self.now, num_bytes, "down")
+        self._at(arrives_at, lambda: self._conductor.note_delivered(send.device, errand, num_bytes))
         if turn in player.answered:
-            data, actual = player.answered[turn]
-            arrives_at = self.now + download_s + (actual.upload_s or 0)
-            self._at(arrives_at, lambda: self._arrive(player, data, actual))
+            answered = player.answered[turn]
+            self._at(arrives_at, lambda: self._upload(player, errand, answered))
             return
         if turn == player.working:
             return  # it came back in the midst of this very task
         player.working = turn
-        reply = self._submit(player, payload)
-        train_s = self._train_s(player)
-        trained_at = self.now + download_s + train_s
-        self._at(trained_at, lambda: self._trained(player, turn, reply.result(), download_s, train_s))
+        reply, train_s = self._submit(player, payload), player.train_s
+        taken = Footprint(bytes_down=num_bytes, download_s=arrives_at - self.now, train_s=train_s)
+        answering = partial(
+            Answer, ratio=player.report.ratio, predicted=player.allowance.predicted, taken=taken
+        )
+        self._at(arrives_at + train_s, lambda: self._trained(player, errand, answering(reply.result())))
 
-    def _submit(self, player: _Player, payload: bytes) -> Future[bytes]:
-        device, ratio = player.device, player.report.ratio
+    def _submit(self, player: Player, payload: bytes) -> Future[bytes]:
+        device = player.device
         if player.job is not None:
             player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
         while len(self._in_flight) >= self._max_in_flight:
             self._in_flight.pop(0).exception()
-        reply = self._executor.submit(answer, device.name, device.index, ratio, payload)
+        reply = self._executor.submit(answer, device.name, device.index, player.report.ratio, payload)
         player.job = reply
         self._in_flight = [*(one for one in self._in_flight if not one.done()), reply]
         return reply
 
-    def _train_s(self, player: _Player) -> float:
-        choices = self._conductor.choices(player.report)
-        work = next((choice.cost.work for choice in choices if choice.ratio == player.report.ratio), 1.0)
-        samples = self._enrolment.training.epochs * player.report.num_samples
-        return work * player.device.train_s(samples, self._enrolment.flops_per_sample)
-
-    def _trained(
-        self, player: _Player, turn: tuple[int, int], data: bytes, download_s: float, train_s: float
-    ) -> None:
-        upload_s = len(data) * 8 / player.device.uplink_bps
-        actual = Footprint(download_s=download_s, train_s=train_s, upload_s=upload_s)
-        player.answered[turn] = data, actual
+    def _trained(self, player: Player, errand: Errand, answered: Answer) -> None:
+        turn = errand.round, errand.attempt
         player.working = None if player.working == turn else player.working
-        self._at(self.now + upload_s, lambda: self._arrive(player, data, actual))
+        player.answered[turn] = answered
+        self._upload(player, errand, answered)
 
-    def _arrive(self, player: _Player, data: bytes, actual: Footprint) -> None:
-        if player.there:  # else it offers again when it is back, because it is sent its task again
-            self._follow(self._conductor.receive(player.device.name, data, actual, self.now))
+    def _upload(self, player: Player, errand: Errand, answered: Answer) -> None:
+        arrives_at = player.device.link.finish_s(self.now, len(answered.data), "up")
+        taken = player.sent(answered, arrives_at - self.now)
+        self._at(arrives_at, lambda: self._arrive(player, errand, answered, taken))
+
+    def _arrive(self, player: Player, errand: Errand, answered: Answer, taken: Footprint) -> None:
+        if not player.there:
+            return  # it offers again when it is back, because it is sent its task again
+        player.spend(taken, self.now)
+        if not errand.rehearsal:
+            player.learn(answered.ratio, taken)
+        orders = self._conductor.receive(
+            player.name, answered.data, taken, self.now, predicted=answered.predicted
+        )
+        self._follow(orders)
+        self._after_round(player)
+
+    def _after_round(self, player: Player) -> None:
+        if player.is_flat:
+            player.there = False
+            self._tell(DeviceGone(player.name))
+        elif player.is_news or player.refusal:
+            self._report(player)

@@ -20,7 +20,7 @@ def write_shares(settings: RunSettings, folder: Path) -> Iterator[Path]:
     """
     shares = Shares(settings)
     spec = prepare(with_model_shape(settings, shares)).spec
-    for device in simulated_devices(settings.fleet):
+    for device in simulated_devices(settings):
         path = folder / f"{device.name}.npz"
         save_npz(path, shares.of(device.index, spec))
         yield path

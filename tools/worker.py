@@ -32,10 +32,8 @@ class Stage:
         data = self.shares.of(index, self.enrolment.spec)
         trainer = LocalTrainer(self.backend, data, self.settings.training)
         memory = FileMemory(self.folder / f"{name}.state", durable=False)
-        session = Session(
-            self.enrolment, name, self.method, trainer, memory, budget=Budget(ratio), keep_replies=False
-        )
-        return session.answer(payload)
+        session = Session(self.enrolment, name, self.method, trainer, memory, keep_replies=False)
+        return session.answer(payload, Budget(ratio))
 
 
 _stage: Stage | None = None

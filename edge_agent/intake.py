@@ -1,0 +1,79 @@
+"""What comes down to this device, from the offer to the disk: wanted or not, stored, and timed."""
+
+from collections.abc import Callable
+
+from edge_agent.store import AgentStore
+from protocols.mailbox import Arrived, Inbox
+from protocols.messages import Errand, Offer
+from protocols.parts import part_folder
+from protocols.transfer import Reply, digest_of
+
+MAX_PAYLOAD_BYTES = 2**31
+
+
+class Intake:
+    """Enrolments and tasks from the coordinator.
+
+    Args:
+        device: its name.
+        store: where payloads are kept.
+        is_in: whether this device takes part in a run.
+        objection: why it would not work just now; None: it would.
+        clock: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        store: AgentStore,
+        *,
+        is_in: Callable[[str], bool],
+        objection: Callable[[], str | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._is_in, self._objection, self._clock = store, is_in, objection, clock
+        self._inbox = Inbox(
+            device,
+            part_folder(store.incoming),
+            max_bytes=MAX_PAYLOAD_BYTES,
+            have=self._have,
+            objects=self._objects,
+        )
+        self._transfer, self._offered_at, self._arrived_at = "", 0.0, 0.0
+
+    def offer(self, offer: Offer) -> list[Reply | Arrived]:
+        """Answer an offer; what it brings may be here already, from before a restart of either side."""
+        if offer.transfer != self._transfer:
+            self._transfer, self._offered_at = offer.transfer, self._clock()
+        return self._inbox.handle_offer(offer)
+
+    def chunk(self, data: bytes) -> list[Reply | Arrived]:
+        """Raises PacketError, StoreError."""
+        return self._inbox.handle_chunk(data, self._clock())
+
+    def keep(self, arrived: Arrived) -> None:
+        """Put it on disk. Raises StoreError."""
+        offer, self._arrived_at = arrived.offer, self._clock()
+        if offer.errand.kind == "enrolment":
+            self._store.enrolment(offer.errand.run).write(arrived.payload())
+        else:
+            self._store.keep_task(offer.errand.run, offer.transfer, arrived.payload())
+        self._inbox.settle(offer.transfer)
+
+    def download_s(self, transfer: str) -> float | None:
+        """From its offer to its last byte; None: it was not this process that received it."""
+        return self._arrived_at - self._offered_at if self._transfer == transfer else None
+
+    def _have(self, offer: Offer) -> bool:
+        errand = offer.errand
+        if errand.kind == "enrolment":
+            stored = self._store.enrolment(errand.run).read()
+            return stored is not None and digest_of(stored) == offer.digest
+        return self._store.task(errand.run, offer.transfer).read() is not None
+
+    def _objects(self, errand: Errand) -> str | None:
+        if errand.kind == "update":
+            return "an update goes up, not down"
+        if errand.kind == "task" and not self._is_in(errand.run):
+            return f"this device is not enrolled in run {errand.run!r}"
+        return self._objection() if errand.kind == "task" else None

@@ -1,0 +1,97 @@
+"""Which board this is: its model, its processor, and which of our firmware profiles describes it."""
+
+import os
+import re
+from pathlib import Path
+
+import firmware_profiles
+from edge_agent.probes.memory import total_bytes
+from edge_agent.probes.reading import ROOT, Run, matches, read_text, run_command
+
+# How the device tree's model, or on x86 the processor's name, begins; a longer one stands before its prefix.
+_BOARDS = (
+    ("Raspberry Pi Zero 2", "raspberry-pi-zero-2w"),
+    ("Raspberry Pi 3 Model B Plus", "raspberry-pi-3b-plus"),
+    ("Raspberry Pi 4 Model B", "raspberry-pi-4b"),
+    ("Raspberry Pi 5", "raspberry-pi-5"),
+    ("NVIDIA Jetson Orin Nano", "jetson-orin-nano"),
+    ("NVIDIA Jetson Nano", "jetson-nano"),
+    ("MX8MQ Phanbell", "coral-dev-board"),
+    ("Freescale i.MX8MQ Phanbell", "coral-dev-board"),
+    ("Intel(R) N100", "n100-gateway"),
+)
+_LOW_END_PHONE_BYTES = 5 * 2**30
+_ARM_PARTS = {
+    "0xd03": "Cortex-A53",
+    "0xd04": "Cortex-A35",
+    "0xd05": "Cortex-A55",
+    "0xd07": "Cortex-A57",
+    "0xd08": "Cortex-A72",
+    "0xd09": "Cortex-A73",
+    "0xd0a": "Cortex-A75",
+    "0xd0b": "Cortex-A76",
+    "0xd0d": "Cortex-A77",
+    "0xd41": "Cortex-A78",
+    "0xd42": "Cortex-A78AE",
+    "0xd44": "Cortex-X1",
+    "0xd46": "Cortex-A510",
+    "0xd47": "Cortex-A710",
+}
+
+
+def model(root: Path = ROOT, run: Run = run_command) -> str | None:
+    """The board's name as its maker wrote it: device tree, Android's property, or a PC's firmware."""
+    for path in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
+        found = read_text(root / path)
+        if found:
+            return found
+    if is_android(root):
+        return (run(["getprop", "ro.product.model"]) or "").strip() or None
+    return read_text(root / "sys/class/dmi/id/product_name") or None
+
+
+def processor(root: Path = ROOT) -> str | None:
+    """Its name on x86, the names of its kinds of core on ARM."""
+    info = read_text(root / "proc/cpuinfo") or ""
+    named = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    if named and not named.group(1).startswith("ARMv"):
+        return named.group(1).strip()
+    parts = dict.fromkeys(re.findall(r"^CPU part\s*:\s*(0x[0-9a-f]{3})$", info, re.MULTILINE))
+    kinds = [_ARM_PARTS.get(part, f"ARM part {part}") for part in parts]
+    return " + ".join(kinds) or None
+
+
+def num_cores(root: Path = ROOT) -> int | None:
+    """Cores that are switched on, and of these the ones this process may use where that can be told."""
+    online = _count(read_text(root / "sys/devices/system/cpu/online"))
+    if online is None:
+        online = len(matches(root, "sys/devices/system/cpu/cpu[0-9]*")) or None
+    if root != ROOT or not hasattr(os, "sched_getaffinity"):
+        return online
+    allowed = len(os.sched_getaffinity(0))
+    return allowed if online is None else min(online, allowed)
+
+
+def board_name(root: Path = ROOT, run: Run = run_command) -> str:
+    """The firmware profile that fits; "generic" for a board that has none."""
+    for name in (model(root, run), processor(root)):
+        for start, board in _BOARDS:
+            if name is not None and name.startswith(start):
+                return board
+    if is_android(root):
+        memory = total_bytes(root)
+        return "phone-low" if memory is None or memory < _LOW_END_PHONE_BYTES else "phone-mid"
+    return firmware_profiles.UNKNOWN
+
+
+def is_android(root: Path = ROOT) -> bool:
+    """Whether its programs lie in /system."""
+    return bool(matches(root, "system/bin/app_process") or matches(root, "system/build.prop"))
+
+
+def _count(ranges: str | None) -> int | None:
+    """How many numbers `0-3,5` lists."""
+    if not ranges or not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", ranges):
+        return None
+    bounds = [part.split("-") for part in ranges.split(",")]
+    return sum(max(0, int(part[-1]) - int(part[0]) + 1) for part in bounds) or None

@@ -1,0 +1,67 @@
+"""All that an owner's policy is judged by, read at once."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edge_agent.probes import heat, network
+from edge_agent.probes.memory import attainable_bytes
+from edge_agent.probes.power import read_supply
+from edge_agent.probes.rails import read_draw
+from edge_agent.probes.reading import ROOT, Run, Seldom, run_command
+from protocols.conditions import Conditions
+
+
+def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:
+    """How the board is just now.
+
+    `celsius` is a battery's where no thermal zone can be read, as on a phone.
+
+    Args:
+        root: folder in which `proc` and `sys` lie.
+        run: how external commands are run; `Seldom` where this is asked often.
+    """
+    supply, draw = read_supply(root, run), read_draw(root, run)
+    hottest = heat.celsius(root)
+    return Conditions(
+        memory_bytes=attainable_bytes(root),
+        power=supply.power,
+        battery=supply.charge,
+        watts=None if draw is None else draw.watts,
+        celsius=supply.celsius if hottest is None else hottest,
+        throttled=heat.throttled(root, run),
+        metered=network.metered(root, run),
+    )
+
+
+class BoardSensors:
+    """The board's conditions, for whoever asks every few seconds: files are read each time, external commands
+    run once a minute at most.
+
+    Args:
+        root, run: as for `read_conditions`.
+        clock: seconds that never jump.
+        commands_every_s: how old a command's answer may be.
+    """
+
+    def __init__(
+        self,
+        root: Path = ROOT,
+        run: Run = run_command,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        commands_every_s: float = 60.0,
+    ) -> None:
+        self._root = root
+        self._run = Seldom(run, clock, commands_every_s)
+        self._throttle_count: int | None = None
+
+    def read(self) -> Conditions:
+        """How the board is just now. On x86, which counts it: throttled, if it was since the last call."""
+        conditions = read_conditions(self._root, self._run)
+        before, self._throttle_count = self._throttle_count, heat.throttle_count(self._root)
+        if before is None or self._throttle_count is None:
+            return conditions
+        return replace(conditions, throttled=bool(conditions.throttled) or self._throttle_count > before)

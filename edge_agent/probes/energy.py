@@ -1,0 +1,181 @@
+"""Joules over an interval: the board's draw, read again and again, or counters of the processor's (RAPL)."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+from edge_agent.probes.power import MOST_WATTS
+from edge_agent.probes.rails import watt_sensors
+from edge_agent.probes.reading import ROOT, Run, matches, read_number, read_text, run_command
+
+Covers = Literal["board", "processor"]
+_WRAPS = 2.0**63
+_FILES_EVERY_S, _COMMANDS_EVERY_S, _COUNTERS_EVERY_S = 1.0, 10.0, 30.0
+_PATIENCE = 5  # as many samples in a row may be missing before the sum would be a guess
+
+
+class Tally(Protocol):
+    """Joules so far, fed by one sensor."""
+
+    def take(self, now: float) -> None:
+        """Read the sensor, at `now` seconds."""
+        ...
+
+    @property
+    def joules(self) -> float | None: ...
+
+
+class Integral:
+    """Draw over time, by trapezoids between readings.
+
+    Args:
+        watts: reads the sensor.
+        longest_gap_s: between two readings; with a longer one the sum is unknown.
+    """
+
+    def __init__(self, watts: Callable[[], float | None], longest_gap_s: float) -> None:
+        self._watts, self._longest_gap_s = watts, longest_gap_s
+        self._last: tuple[float, float] | None = None
+        self._began_at: float | None = None
+        self._ended_at = 0.0
+        self._joules = 0.0
+        self._broken = False
+
+    def take(self, now: float) -> None:
+        self._began_at, self._ended_at = self._began_at if self._began_at is not None else now, now
+        watts = self._watts()
+        if watts is None:
+            return
+        since, before = self._last or (self._began_at, watts)
+        self._broken |= now - since > self._longest_gap_s
+        self._joules += (now - since) * (watts + before) / 2
+        self._last = now, watts
+
+    @property
+    def joules(self) -> float | None:
+        """A last reading that failed is bridged with the one before, as long as the gap is no longer."""
+        if self._last is None:
+            return None
+        at, watts = self._last
+        if self._broken or self._ended_at - at > self._longest_gap_s:
+            return None
+        return self._joules + (self._ended_at - at) * watts
+
+
+class Counters:
+    """Counters of microjoules that wrap, each by itself.
+
+    Args:
+        counters: the files, each with the value at which it starts at 0 again.
+    """
+
+    def __init__(self, counters: Mapping[Path, float]) -> None:
+        self._counters = counters
+        self._last: dict[Path, float] | None = None
+        self._at = 0.0
+        self._microjoules = 0.0
+        self._broken = False
+
+    def take(self, now: float) -> None:
+        read = {path: read_number(path, 0, _WRAPS) for path in self._counters}
+        values = {path: value for path, value in read.items() if value is not None}
+        if len(values) < len(read):
+            self._broken = True
+        elif self._last is not None:
+            grown = sum((values[path] - self._last[path]) % (self._counters[path] + 1) for path in values)
+            self._broken |= grown / 1e6 > MOST_WATTS * max(1.0, now - self._at)  # reset by a suspend
+            self._microjoules += grown
+        self._last, self._at = values, now
+
+    @property
+    def joules(self) -> float | None:
+        return None if self._broken or self._last is None else self._microjoules / 1e6
+
+
+def rapl_counters(root: Path = ROOT) -> tuple[dict[Path, float], Covers]:
+    """The files whose energies add up, each with the value after which it wraps, and what they cover.
+
+    `psys` is the whole platform; else the processor packages with their memory. None are there, or readable,
+    for any but root since Linux 5.10 (CVE-2020-8694): an empty dict.
+    """
+    packages, platform = {}, {}
+    for name in matches(root, "sys/class/powercap/intel-rapl:*/name"):
+        energy, kind = name.with_name("energy_uj"), read_text(name) or ""
+        wraps_at = read_number(name.with_name("max_energy_range_uj"), 1, _WRAPS)
+        if wraps_at is None or read_number(energy, 0, _WRAPS) is None:
+            continue
+        if kind == "psys":
+            platform[energy] = wraps_at
+        elif kind.startswith("package") or kind == "dram":
+            packages[energy] = wraps_at
+    return (platform, "board") if platform else (packages, "processor")
+
+
+class EnergyMeter:
+    """Joules between `start` and `stop`, for one interval after the other.
+
+    A thread reads the sensor meanwhile: files every second, commands every ten, counters every half minute.
+
+    Args:
+        root, run: see `edge_agent.probes`.
+        clock: seconds that never jump.
+    """
+
+    def __init__(
+        self, root: Path = ROOT, run: Run = run_command, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root, self._run, self._clock = root, run, clock
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._tally: Tally | None = None
+        self._began_at = 0.0
+        self.sensor: str | None = None
+        self.covers: Covers | None = None
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        """Begin, with the first sensor that answers. `sensor` is its name as in `firmware_profiles`, `covers`
+        what it counts: the whole board, or the processor alone. Both None: there is none.
+        """
+        self.stop()
+        self.sensor = self.covers = None
+        found = self._find()
+        if found is None:
+            return
+        self._tally, self.sensor, self.covers, every_s = found
+        self._began_at = self._clock()
+        self._tally.take(self._began_at)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._tally, every_s, self._stopping), name="energy", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> float | None:
+        """End; the joules since `start`, `seconds` ago. None: no sensor, or it fell silent in between.
+
+        A reading under way is waited for, a command of a phone's for as much as a second.
+        """
+        tally, thread, self._tally, self._thread = self._tally, self._thread, None, None
+        if tally is None or thread is None:
+            return None
+        self._stopping.set()
+        thread.join()
+        now = self._clock()
+        tally.take(now)
+        self.seconds = now - self._began_at
+        return tally.joules
+
+    def _watch(self, tally: Tally, every_s: float, stopping: threading.Event) -> None:
+        while not stopping.wait(every_s):
+            tally.take(self._clock())
+
+    def _find(self) -> tuple[Tally, str, Covers, float] | None:
+        for sensor in watt_sensors(self._root, self._run):
+            every_s = _COMMANDS_EVERY_S if sensor.by_command else _FILES_EVERY_S
+            if sensor.read() is not None:
+                return Integral(sensor.read, _PATIENCE * every_s), sensor.name, "board", every_s
+        counters, covers = rapl_counters(self._root)
+        return (Counters(counters), "rapl", covers, _COUNTERS_EVERY_S) if counters else None

@@ -1,0 +1,76 @@
+"""How hot the board is, and whether it runs slower than it could for heat or low voltage."""
+
+from pathlib import Path
+
+from edge_agent.probes.reading import ROOT, Run, matches, number, read_number, read_text, run_command
+
+_MOST_CELSIUS = 150.0
+_LEAST_CELSIUS = -40.0
+_MADE_UP_ZONES = (
+    "PMIC-Die",
+)  # Jetson: always 50 or 100 degrees, github.com/balena-os/balena-jetson/issues/142
+_PI_NOW = (
+    0b1111  # low voltage, frequency capped, throttled, soft limit; bits 16-19 say it of the time since boot
+)
+_CPU_COOLING = ("cpufreq", "thermal-cpufreq", "Processor")
+
+
+def celsius(root: Path = ROOT) -> float | None:
+    """Of the hottest thermal zone.
+
+    A zone that says less than 1 degree either way is left out: some Android kernels count in whole degrees
+    where thousandths are due.
+    """
+    found = []
+    for temperature in matches(root, "sys/class/thermal/thermal_zone*/temp"):
+        thousandths = read_number(temperature, 1000 * _LEAST_CELSIUS, 1000 * _MOST_CELSIUS)
+        kind = read_text(temperature.with_name("type")) or ""
+        if thousandths is not None and abs(thousandths) >= 1000 and not kind.startswith(_MADE_UP_ZONES):
+            found.append(thousandths / 1000)
+    return max(found, default=None)
+
+
+def throttled(root: Path = ROOT, run: Run = run_command) -> bool | None:
+    """Whether the processor is held back now: by Raspberry Pi's firmware, or by the kernel's cooling."""
+    told = [_by_firmware(root, run), _by_cooling(root)]
+    known = [one for one in told if one is not None]
+    return any(known) if known else None
+
+
+def throttle_count(root: Path = ROOT) -> int | None:
+    """How often x86 processors have throttled themselves since boot: a rise means that they did meanwhile."""
+    counts = [
+        read_number(path, 0, 2.0**53)
+        for path in matches(root, "sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
+    ]
+    known = [count for count in counts if count is not None]
+    return int(sum(known)) if known else None
+
+
+def _by_firmware(root: Path, run: Run) -> bool | None:
+    """`get_throttled`, a file on most kernels, else a command that prints `throttled=0x50005`."""
+    for path in matches(root, "sys/devices/platform/soc*/soc*firmware/get_throttled"):
+        bits = _hexadecimal(read_text(path))
+        if bits is not None:
+            return bool(bits & _PI_NOW)
+    name, _, value = (run(["vcgencmd", "get_throttled"]) or "").strip().partition("=")
+    bits = _hexadecimal(value) if name == "throttled" else None
+    return None if bits is None else bool(bits & _PI_NOW)
+
+
+def _by_cooling(root: Path) -> bool | None:
+    states = [
+        read_number(kind.with_name("cur_state"), 0, 10_000)
+        for kind in matches(root, "sys/class/thermal/cooling_device*/type")
+        if (read_text(kind) or "").startswith(_CPU_COOLING)
+    ]
+    known = [state for state in states if state is not None]
+    return any(known) if known else None
+
+
+def _hexadecimal(text: str | None) -> int | None:
+    try:
+        bits = int(text or "", 16)
+    except ValueError:
+        return None
+    return bits if number(bits, 0, 2.0**32) is not None else None

@@ -1,0 +1,167 @@
+"""The link to the broker, measured with a few messages on the device's own topic.
+
+A PUBACK proves that the broker has a message, so the time until it comes is the uplink's. The downlink is
+measured by a retained message, which the broker sends once for every subscription. An echo would not tell
+them apart: mosquitto sends it before the PUBACK, over the same connection (measured: 6.0 against 6.35 ms for
+1 MiB on loopback).
+"""
+
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from protocols import topics
+from protocols.errors import TransportError
+from protocols.transport import Connected, Disconnected, Received, Will
+from protocols.transport.mqtt import Broker, MqttTransport
+
+FIRST_BYTES = 16_384
+LAST_BYTES = 2**20
+ENOUGH_S = 0.5
+_IN_FLIGHT_BYTES = 2**17
+_CONNECT_S = 10.0
+_NUM_PINGS = 5
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """What a link carries; None: not known, for the reason given.
+
+    Attributes:
+        uplink_bps, downlink_bps: payload bits a second.
+        round_trip_s: of the smallest message, from its publication to the broker's acknowledgement.
+        unknown: why what is None is not known; "" if nothing is.
+    """
+
+    uplink_bps: float | None = None
+    downlink_bps: float | None = None
+    round_trip_s: float | None = None
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class _Acknowledged:
+    message: int
+
+
+class _Line(MqttTransport):
+    """A connection of its own. Its will and its farewell clear the topic, however it ends."""
+
+    def __init__(
+        self, broker: Broker, client_id: str, topic: str, clock: Callable[[], float], patience_s: float
+    ) -> None:
+        arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        super().__init__(broker, client_id, subscriptions=(), events=arrivals, will=Will(topic, b""))
+        self._arrivals, self._topic, self._clock, self._patience_s = arrivals, topic, clock, patience_s
+        self._client.on_publish = lambda _client, _data, message, *_: arrivals.put(_Acknowledged(message))
+
+    def close(self, farewell: bytes | None = b"") -> None:
+        super().close(farewell)
+
+    def open(self) -> None:
+        """Raises TransportError: the broker cannot be reached, or refuses us."""
+        self.connect()
+        self._wait(lambda event: isinstance(event, Connected), _CONNECT_S, f"{self._broker} does not answer")
+
+    def deliver(self, data: bytes, *, retain: bool = False) -> float:
+        """Publish; the seconds until the broker has it. Raises TransportError."""
+        began, failure = self._clock(), f"{self._broker} does not acknowledge {len(data):,} bytes"
+        sent = self._client.publish(self._topic, data, qos=1, retain=retain)
+        self._wait(lambda event: event == _Acknowledged(sent.mid), self._patience_s, failure)
+        return self._clock() - began
+
+    def fetch(self, num_bytes: int, times: int) -> float:
+        """Have the retained message of this size sent `times` in a row; the seconds until all have come.
+        Raises TransportError.
+
+        Only so many are asked for at once: mosquitto drops what a slow client's socket cannot take.
+        """
+        began = self._clock()
+        failure = f"{self._topic} does not come back (this device must be allowed to write and read it)"
+        window = max(2, _IN_FLIGHT_BYTES // num_bytes)
+        for asked in range(times + window):
+            if asked < times:
+                self._client.subscribe(self._topic)
+            if asked >= window:
+                self._wait(lambda event: _is_whole(event, num_bytes), self._patience_s, failure)
+        seconds = self._clock() - began
+        self._client.unsubscribe(self._topic)
+        return seconds
+
+    def _wait(self, wanted: Callable[[Any], bool], patience_s: float, failure: str) -> None:
+        give_up_at = self._clock() + patience_s
+        while True:
+            try:
+                event = self._arrivals.get(timeout=max(0.0, give_up_at - self._clock()))
+            except queue.Empty:
+                raise TransportError(f"{failure} within {patience_s:g} s") from None
+            if isinstance(event, Disconnected):
+                raise TransportError(event.reason)
+            if wanted(event):
+                return
+
+
+def _is_whole(event: Any, num_bytes: int) -> bool:
+    return isinstance(event, Received) and len(event.data) == num_bytes
+
+
+def measure_link(
+    broker: Broker,
+    fleet: str,
+    device: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    patience_s: float = 60.0,
+) -> LinkSpeed:
+    """Measure the link by messages that double from 16 kB until one takes half a second or has 1 MiB.
+
+    At most 2 MiB go up and 4 MiB down. Nothing else should use the link meanwhile. An agent may stay
+    connected: this is another client, `<fleet>-<device>-probe`.
+
+    Args:
+        broker: where, and who we are to it.
+        fleet: of the device.
+        device: whose topic `probe` is used; it must be allowed to write and to read there.
+        clock: seconds that never jump.
+        patience_s: how long one message may take.
+    """
+    topic, found = topics.topic(fleet, device, "probe"), LinkSpeed()
+    try:
+        with closing(_Line(broker, f"{fleet}-{device}-probe", topic, clock, patience_s)) as line:
+            line.open()
+            for better in _measure(line):
+                found = better
+    except TransportError as problem:
+        return replace(found, unknown=str(problem) if found.downlink_bps is None else "")
+    return found
+
+
+def _measure(line: _Line) -> Iterator[LinkSpeed]:
+    """Each result is better than the one before; after a message that is refused, the last one stands."""
+    trip_s = median(line.deliver(b".") for _ in range(_NUM_PINGS))
+    found, num_bytes, times, up_s, down_s = LinkSpeed(round_trip_s=trip_s), FIRST_BYTES, 1, 0.0, 0.0
+    yield found
+    while True:
+        up_s = line.deliver(os.urandom(num_bytes), retain=True)
+        found = replace(found, uplink_bps=_rate(num_bytes, up_s, trip_s))
+        if down_s < ENOUGH_S:
+            down_s = line.fetch(num_bytes, 1)
+            found = replace(found, downlink_bps=_rate(num_bytes, down_s, trip_s))
+        yield found
+        if up_s >= ENOUGH_S or num_bytes >= LAST_BYTES:
+            break
+        num_bytes *= 2
+    while down_s < ENOUGH_S and times * num_bytes < LAST_BYTES:  # a downlink faster than the uplink
+        times *= 2
+        down_s = line.fetch(num_bytes, times)
+        yield replace(found, downlink_bps=_rate(times * num_bytes, down_s, trip_s))
+
+
+def _rate(num_bytes: int, seconds: float, trip_s: float) -> float:
+    """Bits a second without the round trip, which is no more than half of it where the link is that fast."""
+    return num_bytes * 8 / max(seconds - trip_s, seconds / 2, 1e-9)

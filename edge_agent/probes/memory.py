@@ -1,0 +1,208 @@
+"""How much memory the agent's process may take, has taken, and took at most.
+
+"May take" counts what it has already, so it compares with a predicted peak. Page cache counts as free, as
+the kernel drops it when asked; on a limit so tight that the libraries' own pages are dropped, training slows
+down long before it is killed (FINDINGS.md, "Boards").
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from edge_agent.probes.reading import ROOT, fields, number, read_number, read_text
+
+_MOST = 2.0**50
+_UNLIMITED = 2.0**60  # cgroup v1 says "no limit" by 9223372036854771712
+_SETTLED = 2**22  # other threads allocate between a reset and the look at it
+_RESET_PEAK = b"5"  # proc(5), /proc/pid/clear_refs
+_VERSIONS = {
+    "cgroup": (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
+    "cgroup2": (("memory.max", "memory.high"), "memory.current", ""),
+}
+
+
+@dataclass(frozen=True)
+class Own:
+    """What this process has, in bytes; None: not known.
+
+    Attributes:
+        resident: its pages in memory (RSS).
+        peak: the most it had there, since its start or the last reset.
+        anonymous: those of them that no file backs.
+        address: its address space.
+        data: the private writable part of that.
+    """
+
+    resident: int | None = None
+    peak: int | None = None
+    anonymous: int | None = None
+    address: int | None = None
+    data: int | None = None
+
+
+def own(root: Path = ROOT) -> Own:
+    """What /proc/self/status says."""
+    status = fields(read_text(root / "proc/self/status"))
+    resident, anonymous = _kib(status, "VmRSS"), _kib(status, "RssAnon")
+    return Own(
+        resident=resident,
+        peak=_kib(status, "VmHWM"),
+        anonymous=resident if anonymous is None else anonymous + (_kib(status, "RssShmem") or 0),
+        address=_kib(status, "VmSize"),
+        data=_kib(status, "VmData"),
+    )
+
+
+def total_bytes(root: Path = ROOT) -> int | None:
+    """Fitted memory, less what the kernel keeps for itself."""
+    return _kib(fields(read_text(root / "proc/meminfo")), "MemTotal")
+
+
+def cgroup_limit_bytes(root: Path = ROOT) -> int | None:
+    """The smallest limit of the control groups this process is in; None: none is set, or known."""
+    return min((limit for limit, _ in _cgroup_limits(root)), default=None)
+
+
+def attainable_bytes(root: Path = ROOT) -> int | None:
+    """What this process may take altogether: the smallest of what is available and every limit on it."""
+    process = own(root)
+    bounds = [_available(root, process), *_within_cgroups(root, process), *_within_limits(root, process)]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+class PeakMemory:
+    """The most memory that this process takes between `reset` and `read`."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._before: int | None = None
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._before = None
+        permitted = _write(self._root / "proc/self/clear_refs", _RESET_PEAK)
+        now = own(self._root)
+        if now.peak is None or now.resident is None:
+            return
+        if not permitted or now.peak - now.resident > _SETTLED:
+            self._before = now.peak
+
+    def read(self) -> int | None:
+        """In bytes, without end of the interval. None where the kernel keeps no peak, or cannot forget the
+        one before `reset` and it was not exceeded since.
+        """
+        peak = own(self._root).peak
+        if peak is None or (self._before is not None and peak <= self._before):
+            return None
+        return peak
+
+
+def _available(root: Path, process: Own) -> int | None:
+    available = _kib(fields(read_text(root / "proc/meminfo")), "MemAvailable")
+    return None if available is None else available + (process.anonymous or 0)
+
+
+def _within_limits(root: Path, process: Own) -> Iterator[int]:
+    """Under `ulimit -v` and `ulimit -d`, which limit address space: growth there bounds growth in memory."""
+    limits = read_text(root / "proc/self/limits") or ""
+    for name, taken in (("Max address space", process.address), ("Max data size", process.data)):
+        found = re.search(rf"^{name}\s+(\d+)\s", limits, re.MULTILINE)
+        limit = number(found and found.group(1), 0, _MOST)
+        if limit is not None and taken is not None and process.resident is not None:
+            yield process.resident + max(0, int(limit) - taken)
+
+
+def _within_cgroups(root: Path, process: Own) -> Iterator[int]:
+    for limit, others in _cgroup_limits(root):
+        yield limit if others is None else max(0, limit - max(0, others - (process.anonymous or 0)))
+
+
+def _cgroup_limits(root: Path) -> Iterator[tuple[int, int | None]]:
+    """Each limit on us, with what counts against it and cannot be dropped (ours included)."""
+    for folder, kind in _cgroups(root):
+        names, usage_name, prefix = _VERSIONS[kind]
+        limits = [read_number(folder / name, 0, _UNLIMITED) for name in names]
+        limit = min((one for one in limits if one is not None), default=None)
+        if limit is None:
+            continue
+        usage = read_number(folder / usage_name, 0, _MOST)
+        if usage is None:
+            yield int(limit), None
+            continue
+        stat = fields(read_text(folder / "memory.stat"))
+        cache = sum(
+            number(stat.get(f"{prefix}{part}_file"), 0, _MOST) or 0 for part in ("active", "inactive")
+        )
+        yield int(limit), max(0, int(usage - cache))
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, str]]:
+    """The folders of the memory groups we are in, innermost first, each with its file system's type."""
+    joined = _memberships(read_text(root / "proc/self/cgroup"))
+    for kind, mount_root, mount_point in _mounts(read_text(root / "proc/self/mountinfo")):
+        path = joined.get(kind)
+        if path is None:
+            continue
+        inner = _below(path, mount_root)
+        top = root / mount_point.relative_to("/")
+        for depth in range(len(inner), -1, -1):
+            yield top.joinpath(*inner[:depth]), kind
+
+
+def _below(path: PurePosixPath, mount_root: PurePosixPath) -> tuple[str, ...]:
+    """The folders from the mount's root down to ours. A container may see its own group as the root."""
+    if ".." in path.parts or not path.is_relative_to(mount_root):
+        return ()
+    return path.relative_to(mount_root).parts
+
+
+def _memberships(text: str | None) -> dict[str, PurePosixPath]:
+    """Where we are, for the file systems of both versions; lines are hierarchy:controllers:path."""
+    found = {}
+    for line in (text or "").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3 or not parts[2].startswith("/"):
+            continue
+        if parts[:2] == ["0", ""]:
+            found["cgroup2"] = PurePosixPath(parts[2])
+        elif "memory" in parts[1].split(","):
+            found["cgroup"] = PurePosixPath(parts[2])
+    return found
+
+
+def _mounts(text: str | None) -> Iterator[tuple[str, PurePosixPath, PurePosixPath]]:
+    """Type, root and mount point of each memory group file system; see proc(5), /proc/pid/mountinfo."""
+    for line in (text or "").splitlines():
+        left, separator, right = line.partition(" - ")
+        where, what = left.split(), right.split()
+        if not separator or len(where) < 5 or len(what) < 3 or what[0] not in _VERSIONS:
+            continue
+        paths = PurePosixPath(_unescape(where[3])), PurePosixPath(_unescape(where[4]))
+        if (what[0] == "cgroup2" or "memory" in what[2].split(",")) and paths[1].is_absolute():
+            yield what[0], *paths
+
+
+def _unescape(path: str) -> str:
+    return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found.group(1), 8)), path)
+
+
+def _kib(found: dict[str, str], name: str) -> int | None:
+    """A line like `VmRSS:  123 kB`, in bytes."""
+    value = number(found.get(name, "").removesuffix("kB"), 0, _MOST / 1024)
+    return None if value is None else int(value) * 1024
+
+
+def _write(path: Path, data: bytes) -> bool:
+    try:
+        handle = os.open(path, os.O_WRONLY)  # never creates it
+    except (OSError, ValueError):
+        return False
+    try:
+        os.write(handle, data)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True

@@ -1,0 +1,165 @@
+"""What to train for a measurement: the model of the last run that was joined, or one by name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_agent.data import DeviceData
+from edge_agent.store import AgentStore
+from edge_agent.trainer import Backend
+from protocols import codec
+from protocols.errors import ModelError, PacketError, StoreError
+from protocols.model import Axis, FlatArray, ModelSpec, Span, TensorSpec
+from protocols.payloads import Enrolment
+from protocols.randomness import Key
+from protocols.settings import TrainingSection
+
+REFERENCE = "lenet5"
+BATCH_SIZE = 16
+NUM_SAMPLES = 128
+_IMAGES = (3, 32, 32)
+_SHAPES = {"har-cnn": (9, 128)}  # of the models that take no images
+_NUM_CLASSES = 10
+_STATISTICS = ("running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model ready to be trained.
+
+    Attributes:
+        backend: of the model.
+        weights: to start from, shape (spec.size,).
+        settings: how a run trains it.
+        data: made up, in the model's shape.
+        flops_per_sample: floating-point operations of one training step, per sample.
+        where_from: for people.
+    """
+
+    backend: Backend
+    weights: FlatArray
+    settings: TrainingSection
+    data: DeviceData
+    flops_per_sample: float
+    where_from: str
+
+
+def chosen(name: str | None, store: AgentStore | None, threads: int) -> Workload:
+    """The model called `name`; without one that of the latest run in `store`; without any, LeNet-5.
+
+    Raises:
+        ModelError: as `by_name` does.
+    """
+    _torch().set_num_threads(threads)
+    joined = last_joined(store) if name is None and store is not None else None
+    return joined or by_name(name or REFERENCE)
+
+
+def last_joined(store: AgentStore) -> Workload | None:
+    """The model of the latest run whose enrolment is kept; None: there is none that can be read and built.
+
+    Raises:
+        ModelError: no trainer is installed.
+    """
+    _torch()
+    from edge_agent.torch_trainer import TorchBackend
+
+    for run in store.runs()[:1]:
+        try:
+            enrolment = codec.decode(store.enrolment(run).read() or b"", Enrolment, None)
+            if ":" in enrolment.spec.name:
+                continue  # code of the user's, which is imported only where its owner said --trust
+            backend = TorchBackend.from_spec(enrolment.spec)
+        except (PacketError, StoreError, ModelError):
+            continue
+        return Workload(
+            backend=backend,
+            weights=enrolment.weights,
+            settings=enrolment.training,
+            data=made_up_data(enrolment.spec),
+            flops_per_sample=enrolment.flops_per_sample,
+            where_from=f"{enrolment.spec.name}, as in run {run}",
+        )
+    return None
+
+
+def by_name(name: str) -> Workload:
+    """A built-in model or the user's own: colour images of 32 x 32 unless it takes none, batches of 16.
+
+    Raises:
+        ModelError: there is no such model, it does not take such samples, or no trainer is installed.
+    """
+    torch = _torch()
+    from edge_agent.torch_trainer import TorchBackend
+    from protocols.architectures import build
+
+    shape = _SHAPES.get(name, _IMAGES)
+    with torch.random.fork_rng(devices=[]):
+        module = build(name, shape, _NUM_CLASSES)
+    flops, spec = _flops_per_sample(torch, module, shape), _spec_of(name, module, shape)
+    backend = TorchBackend(spec, module)
+    return Workload(
+        backend=backend,
+        weights=backend.weights.copy(),
+        settings=TrainingSection(batch_size=BATCH_SIZE),
+        data=made_up_data(spec),
+        flops_per_sample=flops,
+        where_from=f"{name} on samples of {' x '.join(map(str, shape))}, batches of {BATCH_SIZE}",
+    )
+
+
+def made_up_data(spec: ModelSpec, num_samples: int = NUM_SAMPLES) -> DeviceData:
+    """Training samples in the model's shape, of zeros and ones, which an embedding can look up too."""
+    draw = Key.of("fleetune", "made-up data").generator()
+    x = draw.integers(0, 2, (num_samples, *spec.input_shape)).astype(np.float32)
+    y = draw.integers(0, spec.num_classes, num_samples)
+    return DeviceData(x, y, x[:0], y[:0], x[:0], y[:0], source="made-up samples")
+
+
+def _spec_of(name: str, module: Any, shape: tuple[int, ...]) -> ModelSpec:
+    """As the coordinator describes a module, but for how neurons are coupled: here the outputs of each layer
+    but the last are a group of their own, so that a ratio freezes that share of its rows.
+    """
+    parameters = {path: one for path, one in module.named_parameters() if one.requires_grad}
+    statistics = {path: one for path, one in module.named_buffers() if _leaf(path) in _STATISTICS}
+    outputs = {_layer(path): one.shape[0] for path, one in reversed(parameters.items()) if one.ndim}
+    inner = list(outputs)[:0:-1]  # in the module's order, without the last
+
+    def described(path: str, tensor: Any) -> TensorSpec:
+        layer, kind = _layer(path), "bias" if _leaf(path).startswith("bias") else "weight"
+        rows: Axis = ()
+        if layer in inner and tensor.ndim and tensor.shape[0] == outputs[layer]:
+            rows = (Span(inner.index(layer), 0, outputs[layer]),)
+        axes = (rows, *((),) * tensor.ndim)[: tensor.ndim]
+        return TensorSpec(path, tuple(tensor.shape), "stat" if path in statistics else kind, layer, axes)  # type: ignore[arg-type]
+
+    tensors = tuple(described(path, tensor) for path, tensor in {**parameters, **statistics}.items())
+    return ModelSpec(name, tensors, tuple(outputs[layer] for layer in inner), shape, _NUM_CLASSES)
+
+
+def _layer(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _flops_per_sample(torch: Any, module: Any, shape: tuple[int, ...]) -> float:
+    """As the coordinator counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    num_samples = 2
+    with FlopCounterMode(display=False) as counter:
+        module(torch.zeros(num_samples, *shape)).sum().backward()
+    module.zero_grad()
+    return float(counter.get_total_flops()) / num_samples
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise ModelError("no trainer is installed here: pip install 'fleetune[torch]'") from None
+    return torch

@@ -1,0 +1,55 @@
+"""Whether traffic costs money, as far as somebody on the board knows."""
+
+import re
+from pathlib import Path
+
+from edge_agent.probes.reading import ROOT, Run, json_object, read_text, run_command
+
+_NM = "org.freedesktop.NetworkManager"
+_MODEM = re.compile(r"(wwan|wwp|ppp|rmnet|ccmni|usbmodem)")
+_METERED = {"1": True, "2": False, "3": True, "4": False}  # NMMetered: yes, no, guessed yes, guessed no
+_ON_METERED = {"yes": True, "no": False}
+
+
+def metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
+    """Of the default route: as NetworkManager says; else True on a modem; else as Android says."""
+    interface = default_interface(root)
+    for answer in (_by_bus(run), _by_nmcli(interface, run)):
+        if answer is not None:
+            return answer
+    if interface is not None and _MODEM.match(interface):
+        return True
+    return _on_android(run)
+
+
+def default_interface(root: Path = ROOT) -> str | None:
+    """Where packets for the world leave by IPv4: of all default routes, the one of the least metric."""
+    routes = []
+    for line in (read_text(root / "proc/net/route") or "").splitlines()[1:]:
+        words = line.split()
+        if len(words) >= 8 and words[1] == words[7] == "00000000" and words[6].isdecimal():
+            routes.append((int(words[6]), words[0]))
+    return min(routes)[1] if routes else None
+
+
+def _by_bus(run: Run) -> bool | None:
+    """Its property `Metered`, a number with its type before: `u 4`."""
+    words = (run(["busctl", "get-property", _NM, f"/{_NM.replace('.', '/')}", _NM, "Metered"]) or "").split()
+    return _METERED.get(words[1]) if len(words) == 2 and words[0] == "u" else None
+
+
+def _by_nmcli(interface: str | None, run: Run) -> bool | None:
+    """`GENERAL.METERED:no (guessed)`."""
+    if interface is None:
+        return None
+    told = run(["nmcli", "-t", "-f", "GENERAL.METERED", "device", "show", interface]) or ""
+    words = told.strip().partition("GENERAL.METERED:")[2].split()
+    return _ON_METERED.get(words[0]) if words else None
+
+
+def _on_android(run: Run) -> bool | None:
+    """By Termux: on Wi-Fi or on mobile data. A Wi-Fi that charges is not recognised as such."""
+    told = json_object(run(["termux-wifi-connectioninfo"]))
+    if "supplicant_state" not in told:
+        return None
+    return told["supplicant_state"] != "COMPLETED" or told.get("ip") in (None, "", "0.0.0.0")  # noqa: S104 - compared

@@ -1,0 +1,113 @@
+"""One value from one file or one command; None when it cannot be had."""
+
+import math
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Run = Callable[[list[str]], str | None]
+"""From a command line to what the command printed; None: it is not installed, failed or took too long."""
+
+ROOT = Path("/")
+COMMAND_S = 5.0
+_LARGEST_FILE = 2**20
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text without surrounding white space and zero bytes, at most its first MiB."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_LARGEST_FILE).decode(errors="replace").strip(" \t\r\n\0")
+    except (OSError, ValueError):
+        return None
+
+
+def number(value: object, low: float, high: float) -> float | None:
+    """A number, or a text that is one, from `low` to `high`."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if low <= found <= high else None  # also refuses NaN
+
+
+def read_number(path: Path, low: float, high: float) -> float | None:
+    """The file's only content, a number from `low` to `high`."""
+    return number(read_text(path), low, high)
+
+
+def matches(root: Path, pattern: str) -> list[Path]:
+    """Paths below `root` that fit a glob pattern, sorted."""
+    try:
+        return sorted(root.glob(pattern))
+    except (OSError, ValueError):
+        return []
+
+
+def fields(text: str | None) -> dict[str, str]:
+    """Lines of `name: value` or `name value`, by name, as /proc writes them."""
+    pairs = (line.replace(":", " ", 1).split(maxsplit=1) for line in (text or "").splitlines())
+    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
+
+
+def run_command(words: list[str]) -> str | None:
+    """Run an external command, for at most `COMMAND_S`; see `Run`."""
+    program = shutil.which(words[0])
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - our own command lines
+            [program, *words[1:]],
+            capture_output=True,
+            timeout=COMMAND_S,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
+
+
+def no_commands(_: list[str]) -> None:
+    """A `Run` for whoever wants files only."""
+
+
+class Seldom:
+    """A `Run` that asks each command at most every `every_s`, and one that failed ten times as seldom.
+
+    Args:
+        run: what really runs them.
+        clock: seconds that never jump.
+        every_s: between two runs of the same command line; between them the last answer stands.
+    """
+
+    def __init__(self, run: Run, clock: Callable[[], float], every_s: float = 60.0) -> None:
+        self._run, self._clock, self._every_s = run, clock, every_s
+        self._answers: dict[tuple[str, ...], tuple[float, str | None]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, words: list[str]) -> str | None:
+        with self._lock:
+            now, command = self._clock(), tuple(words)
+            until, answer = self._answers.get(command, (-math.inf, None))
+            if now >= until:
+                answer = self._run(words)
+                until = now + self._every_s * (10 if answer is None else 1)
+                self._answers[command] = until, answer
+            return answer
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    try:
+        found = msgspec.json.decode(text or "")
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return {}
+    return found if isinstance(found, dict) else {}

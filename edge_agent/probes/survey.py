@@ -1,0 +1,254 @@
+"""All that can be told of this board, each figure with where it is from, or why it is not known."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_agent.probes import compute, heat, memory
+from edge_agent.probes.conditions import read_conditions
+from edge_agent.probes.energy import EnergyMeter, rapl_counters
+from edge_agent.probes.link import LinkSpeed
+from edge_agent.probes.model import Workload
+from edge_agent.probes.power import read_supply
+from edge_agent.probes.rails import watt_sensors
+from edge_agent.probes.reading import ROOT, Run, matches, run_command
+from edge_agent.probes.training import TrainingSpeed, measure_training
+from protocols.errors import ModelError
+
+RATIOS = (0.2, 0.6, 1.0)
+PROCESSOR_ALONE = "rapl, the processor alone"
+_IDLE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing known of a board, or not.
+
+    Attributes:
+        value: None: not known.
+        unit: of a number: B, s, W, degC, bit/s, 1/s; "" for none.
+        note: where the value is from; why there is none.
+    """
+
+    value: float | str | bool | None
+    unit: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A board as it is found.
+
+    Attributes:
+        board: the firmware profile that fits it.
+        sensors: which of them tell something here, names as in `firmware_profiles`.
+        figures: by name.
+        training: speed at each ratio that was tried; empty: it was not measured.
+        trained: what was trained, or why nothing was.
+        flops_per_sample: floating-point operations of a training step of it.
+    """
+
+    board: str
+    sensors: tuple[str, ...]
+    figures: dict[str, Figure]
+    training: tuple[TrainingSpeed, ...] = ()
+    trained: str = ""
+    flops_per_sample: float | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a figure is looked for.
+
+    Attributes:
+        absent: what is not there when nothing is found.
+        files: below the root; which of them cannot be read, or tell nothing, is worth knowing.
+        unit: of the figure.
+    """
+
+    absent: str
+    files: tuple[str, ...] = ()
+    unit: str = ""
+
+
+_RAILS = ("sys/bus/i2c/drivers/ina3221*/*-*", "sys/class/hwmon/hwmon*/power1_input")
+_SUPPLIES = "/sys/class/power_supply"
+_PLACES = {
+    "model": _Place("no device tree, and no name from the firmware", ("proc/device-tree/model",)),
+    "processor": _Place("/proc/cpuinfo names none", ("proc/cpuinfo",)),
+    "cores": _Place("/sys/devices/system/cpu lists none"),
+    "fitted_bytes": _Place("no /proc/meminfo", ("proc/meminfo",), "B"),
+    "taken_bytes": _Place("no /proc/self/status", ("proc/self/status",), "B"),
+    "memory_bytes": _Place("no /proc/meminfo", ("proc/meminfo",), "B"),
+    "power": _Place(
+        f"no power supply that is in use at {_SUPPLIES}, and no Termux:API",
+        ("sys/class/power_supply/*/type",),
+    ),
+    "battery": _Place(
+        f"no battery at {_SUPPLIES}, and no Termux:API", ("sys/class/power_supply/*/capacity",)
+    ),
+    "battery_wh": _Place(f"no battery at {_SUPPLIES} that tells", ("sys/class/power_supply/*/*_full",), "Wh"),
+    "watts": _Place("no INA3221, INA238 or PMIC, and no battery that discharges", _RAILS, "W"),
+    "idle_w": _Place(
+        "no INA3221, INA238, PMIC or RAPL, and no battery that discharges",
+        (*_RAILS, "sys/class/powercap/intel-rapl:*/energy_uj"),
+        "W",
+    ),
+    "celsius": _Place(
+        "no zone at /sys/class/thermal, and no battery that tells",
+        ("sys/class/thermal/thermal_zone*/temp",),
+        "degC",
+    ),
+    "throttled": _Place(
+        "no vcgencmd, and no processor among the cooling devices at /sys/class/thermal",
+        ("sys/class/thermal/cooling_device*/cur_state",),
+    ),
+    "metered": _Place("NetworkManager does not say, and no Termux:API"),
+}
+_PLACES["train_w"] = _PLACES["idle_w"]
+_CONDITIONS = ("memory_bytes", "power", "battery", "watts", "celsius", "throttled", "metered")
+_NOTES = {
+    "cores": "that this process may use",
+    "fitted_bytes": "without what the kernel keeps",
+    "taken_bytes": "by this program so far",
+    "memory_bytes": "that this process may take",
+    "battery_wh": "when full",
+    "celsius": "of the hottest zone",
+}
+
+
+def survey(
+    root: Path = ROOT,
+    run: Run = run_command,
+    *,
+    workload: Callable[[], Workload] | None = None,
+    link: Callable[[], LinkSpeed] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Survey:
+    """Look at the board, then measure; takes some seconds where there is something to measure.
+
+    Args:
+        root: folder in which `proc` and `sys` lie.
+        run: how external commands are run.
+        workload: makes what to train, or raises ModelError; None: training is not measured.
+        link: measures the link; None: it is not measured.
+        clock: seconds that never jump.
+        sleep: waits, while the idle board's draw is measured.
+    """
+    meter = EnergyMeter(root, run, clock=clock)
+    figures = _board_figures(root, run) | _condition_figures(root, run)
+    figures["idle_w"] = _idle_watts(meter, root, sleep)
+    found = Survey(compute.board_name(root, run), _sensors(root, run), figures, trained="not asked for")
+    if workload is not None:
+        found = _with_training(found, workload, meter, root, clock)
+    return _with_link(found, LinkSpeed(unknown="give --broker and --fleet") if link is None else link())
+
+
+def _with_training(
+    found: Survey,
+    workload: Callable[[], Workload],
+    meter: EnergyMeter,
+    root: Path,
+    clock: Callable[[], float],
+) -> Survey:
+    try:
+        work = workload()
+        meter.start()
+        speeds = measure_training(
+            work.backend,
+            work.data,
+            work.settings,
+            work.weights,
+            RATIOS,
+            memory=memory.PeakMemory(root),
+            clock=clock,
+        )
+    except ModelError as problem:
+        meter.stop()
+        return replace(found, trained=str(problem))
+    return replace(
+        found,
+        figures={**found.figures, "train_w": _mean_watts(meter, root)},
+        training=speeds,
+        trained=work.where_from,
+        flops_per_sample=work.flops_per_sample,
+    )
+
+
+def _with_link(found: Survey, link: LinkSpeed) -> Survey:
+    measured = {
+        "uplink_bps": (link.uplink_bps, "bit/s"),
+        "downlink_bps": (link.downlink_bps, "bit/s"),
+        "round_trip_s": (link.round_trip_s, "s"),
+    }
+    figures = {
+        name: Figure(value, unit, link.unknown if value is None else "to the broker")
+        for name, (value, unit) in measured.items()
+    }
+    return replace(found, figures=found.figures | figures)
+
+
+def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
+    limit = memory.cgroup_limit_bytes(root)
+    values = {
+        "model": compute.model(root, run),
+        "processor": compute.processor(root),
+        "cores": compute.num_cores(root),
+        "fitted_bytes": memory.total_bytes(root),
+        "taken_bytes": memory.own(root).resident,
+        "battery_wh": read_supply(root, run).capacity_wh,
+    }
+    figures = {name: _told(root, name, value) for name, value in values.items()}
+    limited = Figure(limit, "B", "none is set" if limit is None else "of control groups")
+    return {**figures, "cgroup_limit_bytes": limited}
+
+
+def _condition_figures(root: Path, run: Run) -> dict[str, Figure]:
+    now = read_conditions(root, run)
+    return {name: _told(root, name, getattr(now, name)) for name in _CONDITIONS}
+
+
+def _told(root: Path, name: str, value: float | str | bool | None) -> Figure:
+    return Figure(value, _PLACES[name].unit, _why(root, name) if value is None else _NOTES.get(name, ""))
+
+
+def _idle_watts(meter: EnergyMeter, root: Path, sleep: Callable[[float], None]) -> Figure:
+    """Does not wait where there is no sensor to read meanwhile."""
+    meter.start()
+    if meter.sensor is not None:
+        sleep(_IDLE_S)
+    return _mean_watts(meter, root)
+
+
+def _mean_watts(meter: EnergyMeter, root: Path) -> Figure:
+    """Since the meter was started."""
+    joules = meter.stop()
+    if joules is None or meter.seconds <= 0:
+        return Figure(None, "W", _why(root, "idle_w"))
+    sensor = meter.sensor if meter.covers == "board" else PROCESSOR_ALONE
+    return Figure(joules / meter.seconds, "W", str(sensor))
+
+
+def _sensors(root: Path, run: Run) -> tuple[str, ...]:
+    found = [sensor.name for sensor in watt_sensors(root, run) if sensor.read() is not None]
+    others = {
+        read_supply(root, run).sensor: True,
+        "rapl": bool(rapl_counters(root)[0]),
+        "thermal": heat.celsius(root) is not None,
+        "throttled": heat.throttled(root, run) is not None,
+    }
+    found += [name for name, there in others.items() if there and name is not None]
+    return tuple(dict.fromkeys(found))
+
+
+def _why(root: Path, name: str) -> str:
+    """Why this figure is not known."""
+    place = _PLACES[name]
+    there = [path for pattern in place.files for path in matches(root, pattern)]
+    closed = [path for path in there if not os.access(path, os.R_OK)]
+    if closed:
+        return f"no permission to read {closed[0]}"
+    return f"{place.absent}; {there[0]} tells nothing of it" if there else place.absent

@@ -1,0 +1,144 @@
+"""How fast this board trains a model and what memory that takes, by a few real steps of the real loop."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from edge_agent.data import DeviceData
+from edge_agent.fit import LocalTrainer, batch_slices
+from edge_agent.probes.memory import PeakMemory
+from edge_agent.trainer import Backend
+from protocols.errors import TrainingStopped
+from protocols.method import FitPlan
+from protocols.model import FlatArray
+from protocols.randomness import Key
+from protocols.selection import Neurons
+from protocols.settings import TrainingSection
+
+_KEY = Key.of("fleetune", "calibration")
+_WARM_UP_STEPS = 1
+_LEAST_STEPS = 2
+_ENDLESS = 2**31
+_STILL = 1e-12  # the learning rate: a step takes as long, and no number of them diverges
+
+
+@dataclass(frozen=True)
+class TrainingSpeed:
+    """Training at one ratio.
+
+    Attributes:
+        ratio: share of the neurons that were trained.
+        samples_per_s: by the clock, optimiser and loading of batches included.
+        peak_bytes: the most memory of the whole process meanwhile; None: not known.
+    """
+
+    ratio: float
+    samples_per_s: float
+    peak_bytes: int | None
+
+
+def measure_training(
+    backend: Backend,
+    data: DeviceData,
+    settings: TrainingSection,
+    weights: FlatArray,
+    ratios: Iterable[float] = (1.0,),
+    *,
+    memory: PeakMemory | None = None,
+    seconds: float = 1.0,
+    stop: Callable[[], str | None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[TrainingSpeed, ...]:
+    """Train for a while at each ratio; nothing of it is kept.
+
+    Args:
+        backend: of the fleet's model; its vectors are scratch space.
+        data: in the model's shape, with at least one training sample.
+        settings: of the run: batch size, momentum.
+        weights: to start from, shape (spec.size,).
+        ratios: of neurons trained, each in (0, 1]; the others are frozen, as in a method's rounds.
+        memory: measures the peak.
+        seconds: for each ratio, after a first step that is not counted; at least two steps are.
+        stop: asked before every step; a reason ends it with TrainingStopped.
+        clock: seconds that never jump.
+
+    Raises:
+        TrainingStopped: `stop` gave a reason.
+        ModelError: the model cannot train on such batches, or its loss is not finite at `weights`.
+    """
+    still = replace(settings, learning_rate=_STILL)
+    memory = memory or PeakMemory()
+    speeds = []
+    for ratio in ratios:
+        watch = _Watch(_batch_sizes(data, settings), seconds, clock)
+        mask = Neurons(ratio, _KEY.value).mask(backend.spec) if ratio < 1 else None
+        memory.reset()
+        _train(backend, data, still, weights, FitPlan(trainable=mask, epochs=_ENDLESS), watch, stop)
+        speeds.append(TrainingSpeed(ratio, watch.samples_per_s, memory.read()))
+    return tuple(speeds)
+
+
+def _train(
+    backend: Backend,
+    data: DeviceData,
+    settings: TrainingSection,
+    weights: FlatArray,
+    plan: FitPlan,
+    watch: "_Watch",
+    stop: Callable[[], str | None],
+) -> None:
+    """Until the watch has seen enough, or `stop` gives a reason."""
+
+    def over() -> str | None:
+        return "measured" if watch.enough else stop()
+
+    trainer = LocalTrainer(backend, data, settings, over, watch.tick)
+    try:
+        trainer.fit(weights, plan, _KEY)
+    except TrainingStopped:
+        if not watch.enough:
+            raise
+
+
+def _batch_sizes(data: DeviceData, settings: TrainingSection) -> list[int]:
+    slices = batch_slices(data.size("train"), settings.batch_size)
+    return [batch.stop - batch.start for batch in slices]
+
+
+@dataclass
+class _Watch:
+    """Counts samples between steps.
+
+    Attributes:
+        batches: the sizes of an epoch's batches.
+        seconds: when it is enough.
+        clock: seconds.
+    """
+
+    batches: list[int]
+    seconds: float
+    clock: Callable[[], float]
+    _steps: int = 0
+    _samples: int = 0
+    _began: float = 0.0
+    _now: float = 0.0
+
+    @property
+    def enough(self) -> bool:
+        counted = self._steps - _WARM_UP_STEPS
+        return counted >= _LEAST_STEPS and self._now - self._began >= self.seconds
+
+    @property
+    def samples_per_s(self) -> float:
+        return self._samples / max(self._now - self._began, 1e-9)
+
+    def tick(self, _: float) -> None:
+        """A step is done."""
+        self._now = self.clock()
+        if self._steps < _WARM_UP_STEPS:
+            self._began = self._now
+        else:
+            self._samples += self.batches[self._steps % len(self.batches)]
+        self._steps += 1

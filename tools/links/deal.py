@@ -1,0 +1,55 @@
+"""Which device of [fleet] is on which link."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocols.errors import SettingError
+from protocols.payloads import run_key
+from protocols.randomness import Key
+from protocols.settings import FleetSection, WirelessSection
+from tools.links.link import Constant, Link, Trace
+from tools.links.presets import preset
+from tools.links.trace_csv import read_trace
+from tools.links.wireless import wireless_link
+
+
+def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
+    """The link of each device, in the order of the devices; None: the one it has without `links`.
+
+    Args:
+        fleet: [fleet].
+        seed: of the run; what a link leaves to chance is drawn from it and from the device's number.
+
+    Raises:
+        SettingError: an unknown preset, a trace file that cannot be read, or more links than devices.
+    """
+    listed = sum(fleet.links.values())
+    if listed > fleet.devices:
+        raise SettingError(f"fleet.links lists {listed} links for fleet.devices = {fleet.devices}")
+    keys = [run_key(seed).child("link", index) for index in range(fleet.devices)]
+    links: list[Link | None] = []
+    for name, count in fleet.links.items():
+        links += links_named(name, keys[len(links) : len(links) + count])
+    rest = keys[listed:]
+    cell = WirelessSection() if fleet.wireless is True else fleet.wireless
+    return links + ([wireless_link(cell, key) for key in rest] if cell else [None] * len(rest))
+
+
+def links_named(
+    name: str, keys: Sequence[Key], *, delay_s: float = 0.0, loss: float = 0.0
+) -> list[Constant | Trace]:
+    """One link a key: of the preset of that name, each drawn from its key, or of the .csv file for all.
+
+    Args:
+        name: of a preset, or the path of a trace file.
+        keys: one a link.
+        delay_s: of a trace file's link; a preset has its own.
+        loss: likewise.
+
+    Raises:
+        SettingError: an unknown preset, or a trace file that cannot be read.
+    """
+    if name.endswith(".csv"):
+        return [read_trace(Path(name), delay_s=delay_s, loss=loss)] * len(keys)
+    kind = preset(name)
+    return [kind.link(key) for key in keys]

@@ -1,0 +1,156 @@
+"""What a link really carries: payload over TCP both ways, and small datagrams there and back.
+
+    python -m tools.links.measure serve HOST                 prints the port it listens on
+    python -m tools.links.measure ask HOST PORT SECONDS      prints what it measured, as JSON
+
+Rates are those at which bytes arrive, without the first quarter: a connection begins slowly, and the
+link's buffers take the first bytes in at once.
+"""
+
+import contextlib
+import json
+import socket
+import statistics
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+PAYLOAD = bytes(64 << 10)
+WARM_UP = 0.25  # of a transfer's time
+PINGS, PING_EVERY_S, PATIENCE_S = 200, 0.01, 2.0
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Bytes that arrived between two moments of the monotonic clock."""
+
+    num_bytes: int
+    started_s: float
+    ended_s: float
+
+    @property
+    def bps(self) -> float:
+        return self.num_bytes * 8 / max(self.ended_s - self.started_s, 1e-9)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One agent's link.
+
+    Attributes:
+        up, down: payload that arrived.
+        pings, lost: datagrams sent, and not come back.
+        round_trip_s: median; None: none came back.
+    """
+
+    up: Flow
+    down: Flow
+    pings: int
+    lost: int
+    round_trip_s: float | None
+
+
+def serve(host: str) -> socket.socket:
+    """Answer `measure` on every connection to the returned listener, until it is closed."""
+    listener = socket.create_server((host, 0))
+    echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    echo.bind((host, listener.getsockname()[1]))
+    threading.Thread(target=_accept, args=(listener, echo), daemon=True).start()
+    threading.Thread(target=_echo, args=(echo,), daemon=True).start()
+    return listener
+
+
+def measure(host: str, port: int, seconds: float) -> Measured:
+    """Measure the link to a `serve`, up and down for `seconds` each. Raises OSError: it is not reached."""
+    round_trips = ping(host, port)
+    with socket.create_connection((host, port), timeout=seconds + 60) as up:
+        up.sendall(b"u")
+        _send(up, seconds)
+        up.shutdown(socket.SHUT_WR)
+        arrived = Flow(**json.loads(up.makefile().readline()))
+    with socket.create_connection((host, port), timeout=seconds + 60) as down:
+        down.sendall(b"d" + f"{seconds:.3f}\n".encode())
+        came = _receive(down)
+    return Measured(
+        arrived,
+        came,
+        PINGS,
+        PINGS - len(round_trips),
+        statistics.median(round_trips) if round_trips else None,
+    )
+
+
+def ping(host: str, port: int) -> list[float]:
+    """Round trips of the datagrams that came back, seconds."""
+    round_trips: list[float] = []
+    sent_at: list[float] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
+        wire.connect((host, port))
+        began_at = time.monotonic()
+        give_up_at = began_at + PINGS * PING_EVERY_S + PATIENCE_S
+        while len(round_trips) < PINGS and (now := time.monotonic()) < give_up_at:
+            next_at = began_at + len(sent_at) * PING_EVERY_S if len(sent_at) < PINGS else give_up_at
+            if next_at <= now:
+                wire.send(len(sent_at).to_bytes(4, "little"))
+                sent_at.append(time.monotonic())
+                continue
+            wire.settimeout(next_at - now)
+            with contextlib.suppress(TimeoutError):
+                number = int.from_bytes(wire.recv(64), "little")
+                round_trips.append(time.monotonic() - sent_at[number])
+    return round_trips
+
+
+def _accept(listener: socket.socket, echo: socket.socket) -> None:
+    with echo, contextlib.suppress(OSError):
+        while True:
+            asker = listener.accept()[0]
+            threading.Thread(target=_answer, args=(asker,), daemon=True).start()
+
+
+def _answer(asker: socket.socket) -> None:
+    with asker, contextlib.suppress(OSError, ValueError):
+        if asker.recv(1) == b"u":
+            asker.sendall(json.dumps(asdict(_receive(asker))).encode() + b"\n")
+        else:
+            _send(asker, float(asker.makefile().readline()))
+
+
+def _echo(echo: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            datagram, asker = echo.recvfrom(64)
+            echo.sendto(datagram, asker)
+
+
+def _send(wire: socket.socket, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    wire.settimeout(seconds)
+    with contextlib.suppress(TimeoutError):
+        while time.monotonic() < until:
+            wire.send(PAYLOAD)
+    wire.settimeout(seconds + 60)
+
+
+def _receive(wire: socket.socket) -> Flow:
+    """All that comes until the other side is done, without its first quarter."""
+    arrivals = [(time.monotonic(), 0)]
+    while data := wire.recv(1 << 18):
+        arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))
+    first, last = arrivals[0][0], arrivals[-1][0]
+    begins = next(one for one in arrivals if one[0] >= first + WARM_UP * (last - first))
+    return Flow(arrivals[-1][1] - begins[1], begins[0], last)
+
+
+def main() -> None:
+    if sys.argv[1] == "serve":
+        with serve(sys.argv[2]) as listener:
+            print(listener.getsockname()[1], flush=True)
+            sys.stdin.read()  # until whoever asked for it is gone
+    else:
+        print(json.dumps(asdict(measure(sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))))
+
+
+if __name__ == "__main__":
+    main()

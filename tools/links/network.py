@@ -1,0 +1,248 @@
+"""Links of our own: a hub's network namespace, and one for each agent, joined to the hub by its link.
+
+Everything that belongs to a network of a name is found by that name: namespaces NAME-hub and NAME-0, -1,
+..., and the folder /run/fleetune-link.NAME, which is there before anything else is made and gone after
+everything else. So `down` cleans up after whatever became of `up`. The host's own network is left alone.
+
+    with Network([Constant(2e6, 10e6, 0.04)] * 6) as network:
+        subprocess.run(network.command(network.agents[0], "ping", HUB_ADDRESS))
+
+Needs Linux, root, and iproute2.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from msgspec import Struct
+
+from protocols.errors import SettingError
+from protocols.files import write_atomically
+from tools.links import daemon, shaping
+from tools.links.link import Constant, Trace
+from tools.links.shaping import Kind
+
+RUN, PREFIX = Path("/run"), "fleetune-link."  # as the namespaces, it does not survive a reboot
+HUB_ADDRESS = "10.213.0.1"
+MAX_AGENTS = 1000
+CONGESTION_CONTROL = "cubic", "reno"  # as on a board, whatever the host has; the first that works
+DEVICE = "uplink"  # an agent's end of its link
+PLAN, REPLAY = "plan.json", "replay"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+class Plan(Struct, frozen=True):
+    """What `up` is about to make, or has made.
+
+    Attributes:
+        links: one an agent.
+        kinds: what each is made of.
+        started_s: on the monotonic clock, where traces begin.
+    """
+
+    links: tuple[Constant | Trace, ...]
+    kinds: tuple[Kind, ...]
+    started_s: float
+
+
+def obstacle() -> str | None:
+    """Why no namespaces can be made here; None if they can."""
+    if not sys.platform.startswith("linux") or not all(map(shutil.which, ("ip", "tc", "unshare"))):
+        return "needs Linux with the commands ip, tc (iproute2) and unshare (util-linux)"
+    if os.geteuid() != 0:
+        return "needs root to make network namespaces"
+    try:
+        shaping.run("unshare", "--net", "true")
+    except SettingError as problem:
+        return f"network namespaces are not permitted here: {problem}"
+    return None
+
+
+class Network:
+    """A hub and agents behind links; `up` and `down` it, or use it as a context.
+
+    Args:
+        links: one an agent.
+        name: of the network; None: one that nobody has.
+
+    Attributes:
+        hub, agents: names of the namespaces.
+
+    Raises:
+        SettingError: an impossible name or number of links.
+    """
+
+    def __init__(self, links: Sequence[Constant | Trace], name: str | None = None) -> None:
+        self.name = check_name(name or f"fleetune-{secrets.token_hex(4)}")
+        if not 1 <= len(links) <= MAX_AGENTS:
+            raise SettingError(f"{len(links)} links; a network has 1 to {MAX_AGENTS}")
+        self.links = tuple(links)
+        self.hub = f"{self.name}-hub"
+        self.agents = [f"{self.name}-{index}" for index in range(len(links))]
+        self.folder = folder_of(self.name)
+
+    def command(self, namespace: str, *words: str) -> list[str]:
+        """`words` as a command line that runs in `namespace`."""
+        return ["ip", "netns", "exec", namespace, *words]
+
+    def up(self) -> Plan:
+        """Make it all, or nothing.
+
+        Raises:
+            SettingError: there is one of that name, or something cannot be set up here.
+        """
+        if problem := obstacle():
+            raise SettingError(problem)
+        netem = shaping.kernel_has_netem()
+        kinds = tuple(shaping.kind_of(link.delay_s, link.loss, netem=netem) for link in self.links)
+        self._claim()
+        try:
+            return self._make(kinds)
+        except BaseException:
+            down(self.name)
+            raise
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        down(self.name)
+
+    def _claim(self) -> None:
+        if strangers := namespaces(self.name):
+            hint = "`edge-sim link down` removes them" if self.folder.exists() else "use another --name"
+            raise SettingError(f"there are network namespaces {', '.join(strangers[:3])} already; {hint}")
+        try:
+            self.folder.mkdir()
+        except FileExistsError:
+            raise SettingError(f"{self.folder} exists already; `edge-sim link down` removes it") from None
+        except OSError as problem:
+            raise SettingError(f"{self.folder} cannot be made: {problem.strerror}") from None
+
+    def _make(self, kinds: tuple[Kind, ...]) -> Plan:
+        plan = Plan(self.links, kinds, time.monotonic())
+        write_atomically(self.folder / PLAN, msgspec.json.encode(plan), durable=False)
+        _add_namespace(self.hub)
+        for index, (link, kind) in enumerate(zip(self.links, kinds, strict=True)):
+            _add_namespace(self.agents[index])
+            self._connect(index, link, kind)
+        if any(isinstance(link, Trace) for link in self.links):
+            shaping.run(sys.executable, "-m", "tools.links.replay", self.name)
+        return plan
+
+    def _connect(self, index: int, link: Constant | Trace, kind: Kind) -> None:
+        file = self.folder / f"relay-{index}"
+        both = ends(self.name, index)
+        shaping.join(kind, both, link.delay_s, link.loss, file)
+        addresses = HUB_ADDRESS, agent_address(index)
+        for (namespace, device), address, peer in zip(both, addresses, reversed(addresses), strict=True):
+            shaping.run(*f"ip -n {namespace} address add {address} peer {peer} dev {device}".split())
+            shaping.run(*f"ip -n {namespace} link set {device} up".split())
+        set_rates(self.name, index, link, kind, (link.rate_bps(0, "up"), link.rate_bps(0, "down")))
+
+
+def set_rates(
+    name: str, index: int, link: Constant | Trace, kind: Kind, rates_bps: tuple[float, float]
+) -> None:
+    """Make an agent's link carry so much up and down from now on. Raises SettingError."""
+    for end, rate_bps in zip(reversed(ends(name, index)), rates_bps, strict=True):
+        shaping.limit(kind, end, rate_bps, link.delay_s, link.loss)
+
+
+def down(name: str) -> dict[str, list[int]]:
+    """Remove what `up` made under that name, whole or in part; nothing at all is fine, too.
+
+    Returns:
+        By namespace, processes that others run there and that have lost their network.
+
+    Raises:
+        SettingError: something does not go away.
+    """
+    folder = folder_of(check_name(name))
+    if not folder.exists():
+        return {}
+    for file in [*folder.glob("relay-*"), folder / REPLAY]:
+        try:
+            daemon.stop(file)
+        except TimeoutError as problem:
+            raise SettingError(str(problem)) from None
+    left = {}
+    for namespace in namespaces(name):
+        if pids := [int(pid) for pid in _try("ip", "netns", "pids", namespace).split()]:
+            left[namespace] = pids
+        for line in _try("ip", "-n", namespace, "-o", "link", "show", "type", "veth").splitlines():
+            device = line.split(": ")[1].split("@")[0]  # a process in there would keep it alive
+            _try("ip", "-n", namespace, "link", "delete", device)
+        shaping.run("ip", "netns", "delete", namespace)
+    shutil.rmtree(folder, ignore_errors=True)
+    return left
+
+
+def networks() -> list[str]:
+    """The names of all networks that are up, or were left half made."""
+    return sorted(folder.name.removeprefix(PREFIX) for folder in RUN.glob(PREFIX + "*"))
+
+
+def folder_of(name: str) -> Path:
+    """Where the plan of a network and the files of its helper processes lie."""
+    return RUN / (PREFIX + name)
+
+
+def plan_of(name: str) -> Plan:
+    """What was made under that name. Raises SettingError when it was not finished, or never begun."""
+    if not folder_of(check_name(name)).exists():
+        raise SettingError(f"no network {name!r} is up; there are: {', '.join(networks()) or 'none'}")
+    try:
+        return msgspec.json.decode((folder_of(name) / PLAN).read_bytes(), type=Plan)
+    except (OSError, msgspec.MsgspecError) as problem:
+        raise SettingError(f"network {name!r} was left half made ({problem}); take it down") from None
+
+
+def namespaces(name: str) -> list[str]:
+    """The namespaces that belong to a network of that name."""
+    listed = [line.split()[0] for line in shaping.run("ip", "netns", "list").splitlines() if line]
+    return [one for one in listed if re.fullmatch(re.escape(name) + r"-(hub|\d+)", one)]
+
+
+def ends(name: str, index: int) -> list[tuple[str, str]]:
+    """The hub's and the agent's (namespace, device) of an agent's link."""
+    return [(f"{name}-hub", f"agent-{index}"), (f"{name}-{index}", DEVICE)]
+
+
+def agent_address(index: int) -> str:
+    """An agent's address."""
+    return f"10.213.{(index + 2) // 256}.{(index + 2) % 256}"
+
+
+def check_name(name: str) -> str:
+    """`name` if it can be a network's. Raises SettingError."""
+    if not _NAME.fullmatch(name):
+        raise SettingError(f"{name!r} cannot be a network's name: use letters, digits, - and _, at most 32")
+    return name
+
+
+def _add_namespace(namespace: str) -> None:
+    shaping.run("ip", "netns", "add", namespace)
+    shaping.run(*f"ip -n {namespace} link set lo up".split())
+    for algorithm in CONGESTION_CONTROL:  # some hosts allow CUBIC to nobody but themselves
+        setting = f"sysctl -q -w net.ipv4.tcp_congestion_control={algorithm}"
+        with contextlib.suppress(SettingError):
+            shaping.run(*f"ip netns exec {namespace} {setting}".split())
+            break
+
+
+def _try(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout

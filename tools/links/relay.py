@@ -1,0 +1,95 @@
+"""Delay and loss on a kernel without netem: a link of two TUN devices with this process between them.
+
+    python -m tools.links.relay FILE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
+
+makes the two devices, moves them to their namespaces, and detaches (`tools.links.daemon`). Every packet
+that comes out of one goes into the other `DELAY_S` later, or is lost. About 35 us of processor time a
+packet. Imports nothing but the standard library: there is one relay for each link.
+"""
+
+import contextlib
+import fcntl
+import os
+import random
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.links import daemon
+
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_PACKET_BYTES = 65_536
+_BATCH = 64  # packets read from one end before the other is looked at
+Queue = deque[tuple[float, bytes]]
+
+
+def open_tun(name: str) -> int:
+    """A TUN device of that name, as a file descriptor; it is gone when that is closed."""
+    end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    return end
+
+
+def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> None:
+    """Pass packets on until `file` or one of the devices is gone."""
+    under_way: tuple[Queue, Queue] = (deque(), deque())
+    draw = random.Random().random  # noqa: S311 - real loss repeats no pattern either
+    look_at = 0.0
+    while True:
+        now = time.monotonic()
+        if now >= look_at:
+            if not daemon.is_wanted(file):
+                return
+            look_at = now + daemon.WATCH_S
+        due = min((queue[0][0] for queue in under_way if queue), default=look_at)
+        ready = select.select(ends, (), (), max(min(due, look_at) - now, 0))[0]
+        for source, queue in zip(ends, under_way, strict=True):
+            if source in ready and not _take_in(source, queue, delay_s, loss, draw):
+                return
+        _let_out(ends, under_way)
+
+
+def _take_in(source: int, queue: Queue, delay_s: float, loss: float, draw: Callable[[], float]) -> bool:
+    """Read what came out of one end; False: the device is gone."""
+    due = time.monotonic() + delay_s
+    try:
+        for _ in range(_BATCH):
+            packet = os.read(source, _PACKET_BYTES)
+            if not loss or draw() >= loss:
+                queue.append((due, packet))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _let_out(ends: tuple[int, int], under_way: tuple[Queue, Queue]) -> None:
+    now = time.monotonic()
+    for sink, queue in zip(reversed(ends), under_way, strict=True):
+        while queue and queue[0][0] <= now:
+            with contextlib.suppress(OSError):  # a device that is not up takes nothing: lost
+                os.write(sink, queue.popleft()[1])
+
+
+def main() -> None:
+    file, *places = sys.argv[1:6]
+    ends = []
+    for number, (namespace, name) in enumerate(zip(places[::2], places[1::2], strict=True)):
+        passing = f"ft{os.getpid()}{'ab'[number]}"
+        ends.append(open_tun(passing))
+        subprocess.run(["ip", "link", "set", passing, "netns", namespace, "name", name], check=True)
+    daemon.detach(Path(file))
+    with contextlib.suppress(OSError):  # a packet is late when its relay waits for a processor
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    relay((ends[0], ends[1]), float(sys.argv[6]), float(sys.argv[7]), Path(file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Change the rates of emulated links as their traces go.
+
+    python -m tools.links.replay NAME
+
+takes over the traces of the network NAME that is up, and detaches (`tools.links.daemon`).
+"""
+
+import heapq
+import sys
+import time
+from collections.abc import Iterator
+
+from protocols.errors import SettingError
+from tools.links import daemon
+from tools.links.link import Trace
+from tools.links.network import REPLAY, Plan, folder_of, plan_of, set_rates
+
+
+def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:
+    """When the rates of an agent's link change, seconds after its start, whose, and to what; for ever."""
+    begins_s = 0.0
+    while True:
+        for time_s, up, down in zip(trace.times_s, trace.uplink_bps, trace.downlink_bps, strict=True):
+            yield begins_s + time_s, index, (up, down)
+        begins_s += trace.period_s
+
+
+def replay(name: str, plan: Plan) -> None:
+    """Follow all traces of a network until it is taken down."""
+    file = folder_of(name) / REPLAY
+    traces = ((index, link) for index, link in enumerate(plan.links) if isinstance(link, Trace))
+    for at_s, index, rates_bps in heapq.merge(*(changes(trace, index) for index, trace in traces)):
+        while (wait_s := plan.started_s + at_s - time.monotonic()) > 0:
+            time.sleep(min(wait_s, daemon.WATCH_S))
+            if not daemon.is_wanted(file):
+                return
+        set_rates(name, index, plan.links[index], plan.kinds[index], rates_bps)
+
+
+def main() -> None:
+    name = sys.argv[1]
+    try:
+        plan = plan_of(name)
+        daemon.detach(folder_of(name) / REPLAY)
+        replay(name, plan)
+    except (SettingError, OSError) as problem:
+        sys.exit(str(problem))  # once detached nobody reads it: it was taken down
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""How the kernel is told a link's rate, delay and loss: `tc` and `ip` in the link's two namespaces.
+
+TBF limits the rate. Delay and loss are netem's where the kernel has it, above TBF; else a relay's between
+two TUN devices (`tools.links.relay`), with TBF on both. A link without delay and loss is a veth pair.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+from protocols.errors import SettingError
+from tools.links.link import SEGMENT_BYTES
+
+Kind = Literal["plain", "netem", "relay"]
+SMALLEST_DELAY_S = 0.5e-3  # below it the way through the kernel decides
+SLOWEST_BPS = 1000.0
+_FRAME_BYTES = {"plain": 1514, "netem": 1514, "relay": 1500}  # as TBF counts a full packet
+_BURST_S, _BURST_BYTES = 0.01, 2 * 1514  # a kernel may look at its clock only every 10 ms
+_QUEUE_S = 0.05
+_NETEM_PACKETS = 100_000  # on their way at most: TBF's queue is the one that fills
+
+
+def run(*words: str) -> str:
+    """Run a command and return what it prints. Raises SettingError with the command and its complaint."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        complaint = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise SettingError(f"`{' '.join(words)}`: {complaint[-1]}")
+    return done.stdout
+
+
+def kernel_has_netem() -> bool:
+    """Tried out in a namespace that is gone when `tc` is."""
+    try:
+        run("unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+    except SettingError:
+        return False
+    return True
+
+
+def kind_of(delay_s: float, loss: float, *, netem: bool) -> Kind:
+    """What a link of that delay and loss is made of.
+
+    Raises:
+        SettingError: the kernel has neither netem nor TUN devices.
+    """
+    if delay_s < SMALLEST_DELAY_S and not loss:
+        return "plain"
+    if netem:
+        return "netem"
+    if not Path("/dev/net/tun").exists():
+        raise SettingError("this kernel has neither netem nor /dev/net/tun: leave out delay and loss")
+    return "relay"
+
+
+def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, file: Path) -> None:
+    """Join two namespaces by a cable that has no rate limit yet.
+
+    Args:
+        kind: see `kind_of`.
+        ends: (namespace, device) of the two.
+        delay_s: of a relay.
+        loss: likewise.
+        file: of a relay's process, see `tools.links.daemon`.
+
+    Raises:
+        SettingError: it cannot be made.
+    """
+    (here, here_name), (there, there_name) = ends
+    if kind == "relay":
+        words = [here, here_name, there, there_name, str(delay_s), str(loss)]
+        run("ip", "netns", "exec", here, sys.executable, "-m", "tools.links.relay", str(file), *words)
+    else:
+        run(*f"ip link add {here_name} netns {here} type veth peer {there_name} netns {there}".split())
+    if kind == "netem":  # else it would lose bundles of packets
+        for namespace, device in ends:
+            run(*f"ip -n {namespace} link set {device} gso_max_segs 1".split())
+
+
+def limit(kind: Kind, end: tuple[str, str], rate_bps: float, delay_s: float, loss: float) -> None:
+    """Set what may be sent at one end of a cable, again and again if need be.
+
+    Args:
+        kind: of the cable.
+        end: (namespace, device).
+        rate_bps: of TCP payload; less than `SLOWEST_BPS`: an outage, everything is lost.
+        delay_s: of the link; a relay sees to it itself.
+        loss: likewise.
+
+    Raises:
+        SettingError: the kernel refuses.
+    """
+    namespace, device = end
+    root = f"qdisc replace dev {device} root"
+    if rate_bps < SLOWEST_BPS:
+        lines = [f"{root} blackhole"]
+    elif kind == "netem":
+        shape = f"delay {round(delay_s * 1e6)}us loss {loss * 100:.6f}% limit {_NETEM_PACKETS}"
+        lines = [
+            f"{root} handle 1: netem {shape}",
+            f"qdisc replace dev {device} parent 1:1 handle 2: {_tbf(kind, rate_bps, delay_s)}",
+        ]
+    else:
+        lines = [f"{root} {_tbf(kind, rate_bps, delay_s)}"]
+    for line in lines:
+        run("tc", "-n", namespace, *line.split())
+
+
+def _tbf(kind: Kind, rate_bps: float, delay_s: float) -> str:
+    """A queue of half a round trip and 50 ms more: enough for CUBIC to keep the link busy."""
+    wire_bps = rate_bps * _FRAME_BYTES[kind] / SEGMENT_BYTES
+    burst = max(round(wire_bps / 8 * _BURST_S), _BURST_BYTES)
+    return f"tbf rate {round(wire_bps)}bit burst {burst}b latency {round((_QUEUE_S + delay_s) * 1e3)}ms"

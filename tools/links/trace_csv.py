@@ -1,0 +1,90 @@
+"""Link traces as CSV files: `time_s,uplink_bps,downlink_bps`, each row until the next, then all over again.
+
+Lines that begin with # are comments. Times are counted from the first row's; the last row lasts as long as
+the one before it.
+"""
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocols.errors import SettingError
+from tools.links.link import Trace
+
+COLUMNS = ["time_s", "uplink_bps", "downlink_bps"]
+MAX_BYTES = 64 << 20
+Row = tuple[float, float, float]
+
+
+def read_trace(path: Path, *, delay_s: float = 0.0, loss: float = 0.0) -> Trace:
+    """The link that a trace file describes.
+
+    Args:
+        path: the file.
+        delay_s: of the link; the file does not say.
+        loss: likewise.
+
+    Raises:
+        SettingError: the file is missing, too long or no such CSV; a line that is wrong is named.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise SettingError(f"{path}: longer than {MAX_BYTES >> 20} MiB; thin the trace out")
+        rows = list(_rows(path))
+    except FileNotFoundError:
+        raise SettingError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise SettingError(f"{path}: not a readable CSV file: {problem}") from None
+    if len(rows) < 2:
+        raise SettingError(f"{path}: a trace needs two rows or more below {','.join(COLUMNS)}")
+    times_s, uplink, downlink = zip(*rows, strict=True)
+    from_zero = tuple(time - times_s[0] for time in times_s)
+    period_s = 2 * from_zero[-1] - from_zero[-2]
+    try:
+        return Trace(from_zero, uplink, downlink, period_s, delay_s, loss)
+    except SettingError as problem:
+        raise SettingError(f"{path}: {problem}") from None
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        cells = ((lines.line_num, row) for row in lines if row and not row[0].lstrip().startswith("#"))
+        number, header = next(cells, (1, []))
+        if [cell.strip() for cell in header] != COLUMNS:
+            raise SettingError(f"{path}, line {number}: the first row must be {','.join(COLUMNS)}")
+        last_s = -math.inf
+        for number, row in cells:
+            time_s, *rates = (_number(cell, f"{path}, line {number}") for cell in row)
+            if len(rates) != 2:
+                raise SettingError(f"{path}, line {number}: {len(row)} values; it needs 3")
+            if time_s <= last_s:
+                raise SettingError(f"{path}, line {number}: time_s must grow from row to row")
+            if min(rates) < 0:
+                raise SettingError(f"{path}, line {number}: a rate is negative; 0 is an outage")
+            yield time_s, rates[0], rates[1]
+            last_s = time_s
+
+
+def _number(cell: str, where: str) -> float:
+    try:
+        number = float(cell)
+    except ValueError:
+        raise SettingError(f"{where}: {cell[:40]!r} is no number") from None
+    if not math.isfinite(number):
+        raise SettingError(f"{where}: {cell.strip()} is no number a link can have")
+    return number
+
+
+def as_csv(trace: Trace, comments: list[str]) -> str:
+    """The text of a trace file that reads as `trace`, but for its delay and loss, to 1 ms and 1 bit/s.
+
+    The last stretch becomes two rows of half its length, so that the last is as long as the one before.
+    """
+    rows = list(zip(trace.times_s, trace.uplink_bps, trace.downlink_bps, strict=True))
+    begins_s, up, down = rows[-1]
+    rows.append(((begins_s + trace.period_s) / 2, up, down))
+    lines = [f"# {comment}" for comment in comments] + [",".join(COLUMNS)]
+    lines += [f"{time_s:.3f},{up:.0f},{down:.0f}" for time_s, up, down in rows]
+    return "\n".join(lines) + "\n"

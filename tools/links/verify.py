@@ -1,0 +1,116 @@
+"""Does a network carry what was asked of it? A real transfer each way over every link."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tools.links import daemon
+from tools.links.link import Constant, Direction, Link, Trace
+from tools.links.measure import Flow, Measured
+from tools.links.network import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
+
+RATE_ERROR = 0.05
+LOSSY_SHARE = 0.3  # of the expected rate at least: what loss leaves of one connection varies widely
+ROUND_TRIP_ERROR, ROUND_TRIP_ERROR_S = 0.1, 3e-3
+MANY_BITS, LONGEST_S = 1e6, 20.0  # a slow link is measured for longer
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one agent's link should carry and what it does.
+
+    Attributes:
+        expected_bps: up and down, at the time of the transfer.
+        measured: None: the hub is not reached.
+        problems: in words; none: it is as it should be.
+    """
+
+    index: int
+    link: Constant | Trace
+    expected_bps: tuple[float, float] | None
+    measured: Measured | None
+    problems: tuple[str, ...]
+
+
+def verify(name: str, seconds: float) -> Iterator[Verdict]:
+    """Measure a network's links one after the other, each way for `seconds` or longer.
+
+    Raises:
+        SettingError: there is no such network, or it was not finished.
+    """
+    plan = plan_of(name)
+    network = Network(plan.links, name)
+    serving = network.command(network.hub, sys.executable, "-m", "tools.links.measure", "serve", HUB_ADDRESS)
+    with subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        port = server.stdout.readline().strip()
+        try:
+            for index in range(len(plan.links)):
+                verdict = judge(plan, index, _measure(network, index, port, seconds))
+                yield replace(verdict, problems=(*_dead(network, plan, index), *verdict.problems))
+        finally:
+            server.stdin.close()
+
+
+def _measure(network: Network, index: int, port: str, seconds: float) -> Measured | None:
+    link = network.links[index]
+    slowest_bps = min(link.uplink_bps, link.downlink_bps) if isinstance(link, Constant) else MANY_BITS
+    seconds = max(seconds, min(MANY_BITS / slowest_bps, LONGEST_S))
+    asking = [sys.executable, "-m", "tools.links.measure", "ask", HUB_ADDRESS, port, str(seconds)]
+    done = subprocess.run(
+        network.command(network.agents[index], *asking), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return None
+    found = json.loads(done.stdout)
+    return Measured(**found | {way: Flow(**found[way]) for way in ("up", "down")})
+
+
+def _dead(network: Network, plan: Plan, index: int) -> Iterator[str]:
+    if plan.kinds[index] == "relay" and not daemon.is_running(network.folder / f"relay-{index}"):
+        yield "its relay process is gone"
+    if isinstance(plan.links[index], Trace) and not daemon.is_running(network.folder / REPLAY):
+        yield "the process that replays its trace is gone"
+
+
+def judge(plan: Plan, index: int, measured: Measured | None) -> Verdict:
+    """Compare what an agent's link carried with what it should have carried at that time."""
+    link = plan.links[index]
+    if measured is None:
+        return Verdict(index, link, None, None, ("the hub is not reached",))
+    expected = _expected(plan, link, measured, "up"), _expected(plan, link, measured, "down")
+    problems = *_rate_problems(link, expected, measured), *_round_trip_problems(link, measured)
+    return Verdict(index, link, expected, measured, problems)
+
+
+def _expected(plan: Plan, link: Link, measured: Measured, way: Direction) -> float:
+    flow: Flow = getattr(measured, way)
+    start_s, end_s = flow.started_s - plan.started_s, flow.ended_s - plan.started_s
+    return link.bits(start_s, end_s, way) / max(end_s - start_s, 1e-9)
+
+
+def _rate_problems(
+    link: Constant | Trace, expected: tuple[float, float], measured: Measured
+) -> Iterator[str]:
+    steady = isinstance(link, Constant) and not link.loss
+    for word, rate, flow in zip(("up", "down"), expected, (measured.up, measured.down), strict=True):
+        most = rate if steady else _fastest(link, word == "up")
+        least = rate * (1 - RATE_ERROR) if steady else rate * LOSSY_SHARE
+        if not least <= flow.bps <= most * (1 + RATE_ERROR):
+            yield f"{word} {flow.bps / 1e6:.3g} instead of {rate / 1e6:.3g} Mbit/s"
+
+
+def _fastest(link: Constant | Trace, up: bool) -> float:
+    rates = link.uplink_bps if up else link.downlink_bps
+    return max(rates) if isinstance(rates, tuple) else rates
+
+
+def _round_trip_problems(link: Link, measured: Measured) -> Iterator[str]:
+    expected_s = 2 * link.delay_s
+    if measured.round_trip_s is None:
+        yield "no datagram came back"
+    elif abs(measured.round_trip_s - expected_s) > ROUND_TRIP_ERROR * expected_s + ROUND_TRIP_ERROR_S:
+        yield f"round trip {measured.round_trip_s * 1e3:.1f} instead of {expected_s * 1e3:.1f} ms"
