@@ -135,6 +135,8 @@ class RoundEngine:
         self.state = self.state.with_member(
             report.device, report=report, admitted=admitted, ready=True, refusal=None
         )
+        if member.refusal is not None:  # it rested and is back: whatever it declined before, it would do now
+            self.state = self.state.with_member(report.device, declined_round=0)
         if self.state.awaits(report.device):
             return [SendTask(report.device, *self.state.members[report.device].asked)]
         return []

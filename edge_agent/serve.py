@@ -90,6 +90,7 @@ class Agent:
         self._finished: str | None = None
         self._working: Errand | None = None
         self._next: tuple[Errand, str] | None = None
+        self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
         self._resting: str | None = None  # why it takes no part just now
         self._look_at: float | None = None
 
@@ -187,11 +188,19 @@ class Agent:
     def _join(self, run: str) -> None:
         if self._is_in(run):
             self._say_ready()
+        elif (reason := self._guard.objection()) is not None:
+            self._postpone(run, reason)
         elif self._joining != run:
-            self._joining = run
+            self._joining, self._postponed = run, None
             data = self._store.enrolment(run).read() or b""
             stop, progress = lambda: self._why_stop(run), self._jobs.progress
             self._jobs.join(run, lambda: self._join_now(run, data, stop, progress))
+
+    def _postpone(self, run: str, reason: str) -> None:
+        """Joining measures how fast this board trains; that too is for when the owner lets it."""
+        if self._postponed != (run, reason):
+            self._decline(Errand("enrolment", run), "not joining yet", TrainingStopped(reason))
+        self._postponed, self._look_at = (run, reason), self._clock() + LOOK_EVERY_S
 
     def _join_now(
         self, run: str, data: bytes, stop: Callable[[], str | None], progress: Callable[[float], None]
@@ -218,6 +227,9 @@ class Agent:
             return
         self._joining = None
         problem = event.outcome.exception()
+        if isinstance(problem, TrainingStopped) and (reason := self._guard.objection()) is not None:
+            self._postpone(event.run, reason)
+            return
         if problem is not None:
             self._decline(Errand("enrolment", event.run), f"cannot join run {event.run}", problem)
             return
@@ -242,6 +254,8 @@ class Agent:
         if self._look_at is None or now < self._look_at:
             return
         self._look_at = None
+        if self._postponed is not None:
+            self._join(self._postponed[0])
         if self._joined is None:
             return
         self._look_at = now + LOOK_EVERY_S
@@ -324,6 +338,8 @@ class Agent:
         self._finished = run  # ends its training
         if self._is_in(run):
             self._joined = self._next = None
+        if self._postponed is not None and self._postponed[0] == run:
+            self._postponed = None
         if self._joining == run:
             self._joining = None
         if self._leave_after_run:

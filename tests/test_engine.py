@@ -337,6 +337,14 @@ def test_who_will_not_join_the_run_is_not_asked_until_it_reports():
     assert script.state.counters == {"refused": 2, "abandoned": 1}
 
 
+def test_who_rested_and_is_back_is_asked_at_once_also_for_the_round_it_declined():
+    script = Script()
+    script.ready("a")
+    assert script.decline("a") == [AbandonRound(1, 1, "too-few")]
+    assert script.decline("a", (0, 0), "too hot") == []
+    assert asked(script.ready("a")) == ("a",)
+
+
 def test_who_refuses_before_its_first_round_is_not_admitted():
     script = Script(start_with=2)
     script.ready("a")
