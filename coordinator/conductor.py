@@ -195,7 +195,7 @@ class Conductor:
         return self.handle(UpdateArrived(device, reply.round, reply.attempt, reply.leaving), now)
 
     def note_measured(self, device: DeviceId, turn: Turn, actual: Footprint) -> None:
-        """What a device can tell only when its reply has arrived: the joules of its whole part in the round."""
+        """What a device can tell only when its reply has arrived: the joules of its part in the round."""
         if actual.joules is None:
             return
         if device in self._arrived and turn == self.engine.state.turn:

@@ -4,10 +4,9 @@ import uuid
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from coordinator.blueprint import draw
-from protocols.architectures import build
+from protocols.architectures import build, training_flops
 from protocols.errors import SettingError
 from protocols.payloads import Enrolment, run_key
 from protocols.settings import RunSettings
@@ -42,20 +41,12 @@ def prepare(settings: RunSettings) -> Enrolment:
         std=settings.data.std,
         validation_fraction=settings.data.validation_fraction,
         deadline_s=settings.round.deadline_s,
-        flops_per_sample=training_flops(model.name, model.input_shape, model.num_classes),
+        flops_per_sample=training_flops(
+            build(model.name, model.input_shape, model.num_classes), model.input_shape
+        ),
         activation_bytes_per_sample=activation_bytes(model.name, model.input_shape, model.num_classes),
         weights=weights,
     )
-
-
-def training_flops(name: str, input_shape: tuple[int, ...], num_classes: int) -> float:
-    """Floating-point operations of one training step per sample: forward and backward of the matrix
-    products and convolutions, as torch counts them.
-    """
-    module, batch = build(name, input_shape, num_classes), 2
-    with FlopCounterMode(display=False) as counter:
-        module(torch.zeros(batch, *input_shape)).sum().backward()
-    return float(counter.get_total_flops()) / batch
 
 
 def activation_bytes(name: str, input_shape: tuple[int, ...], num_classes: int) -> float:

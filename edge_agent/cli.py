@@ -69,7 +69,9 @@ def run(
     ],
     device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
     state: StateFolder = Path("agent-state"),
-    board: Annotated[str, typer.Option(help="profile of this board, see edge-agent boards")] = "generic",
+    board: Annotated[
+        str, typer.Option(help="profile of this board: a name (see edge-agent boards) or a TOML file")
+    ] = "auto",
     policy: Annotated[
         Path | None, typer.Option(help="TOML file of what you allow; the options below go on top of it")
     ] = None,
@@ -108,6 +110,7 @@ def run(
     from edge_agent.gauges import Gauges
     from edge_agent.joining import DeviceSettings
     from edge_agent.policy import read_policy
+    from edge_agent.probes.compute import board_name
     from edge_agent.probes.link import measure_link
     from edge_agent.profile import board_named
     from edge_agent.serve import Agent, Stop
@@ -118,6 +121,7 @@ def run(
     with one_line_errors():
         topics.check_name(fleet, "fleet")
         topics.check_name(device, "device")
+        board = board_name(root) if board == "auto" else board
         board_named(board)
         where = _broker_at(broker, ca, cert, key)
         settings = DeviceSettings(
@@ -186,6 +190,9 @@ def profile(
     ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")] = None,
+    root: Annotated[
+        Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder that has this board's proc and sys")
+    ] = Path("/"),
 ) -> None:
     """Say what this board can do, measured here and now; what cannot be read is unknown, with the reason."""
     import rich
@@ -209,7 +216,7 @@ def profile(
         workload = partial(models.chosen, model, store, threads)
         if model is not None:
             workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
-        found = survey(workload=workload, link=link)
+        found = survey(root, workload=workload, link=link)
         if as_json:
             print(show.as_json(found).decode())
         else:

@@ -132,7 +132,8 @@ def _power_objection(policy: Policy, now: Conditions, board: Board) -> str | Non
     if not asked or now.power in ("mains", "charging"):
         return None
     if now.power is None:
-        return _unread(asked[0], "what this board is powered by")
+        has_none = board.name != UNKNOWN and board.battery_wh is None
+        return None if has_none else _unread(asked[0], "what this board is powered by")
     if policy.charging_only:
         charge = "" if now.battery is None else f", {100 * now.battery:.3g} % charged"
         return f"charging_only: it runs from its battery{charge}"

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from protocols.errors import ModelError
 
@@ -249,3 +250,14 @@ _BUILT_IN: dict[str, Build] = {
     "resnet18": _resnet18,
     "har-cnn": _har_cnn,
 }
+
+
+def training_flops(module: nn.Module, input_shape: Shape) -> float:
+    """Floating-point operations of one training step per sample: forward and backward of the matrix
+    products and convolutions, as torch counts them. Leaves no gradients.
+    """
+    batch = 2
+    with FlopCounterMode(display=False) as counter:
+        module(torch.zeros(batch, *input_shape)).sum().backward()
+    module.zero_grad()
+    return float(counter.get_total_flops()) / batch

@@ -213,7 +213,7 @@ class FleetSection(Settings, frozen=True):
             cell with the coordinator.
         ratios: dealt to devices in turn instead of what each would choose, e.g. [0.2, 0.4, 0.6, 0.8, 1.0];
             a device that then takes too long is late.
-        spread: how far a device's true speed is from its board's profile: standard deviation of the logarithm.
+        spread: of devices' true speeds about their boards' profiles: standard deviation of the logarithm.
         batteries: charge of those that have one when the run begins, drawn uniformly between the two, 0..1;
             they drain, and nobody charges them. Without it all are on the mains.
         policy: of every owner, the keys of `edge-agent run --policy`.

@@ -6,12 +6,10 @@ from edge_agent.probes.reading import ROOT, Run, matches, number, read_number, r
 
 _MOST_CELSIUS = 150.0
 _LEAST_CELSIUS = -40.0
-_MADE_UP_ZONES = (
-    "PMIC-Die",
-)  # Jetson: always 50 or 100 degrees, github.com/balena-os/balena-jetson/issues/142
-_PI_NOW = (
-    0b1111  # low voltage, frequency capped, throttled, soft limit; bits 16-19 say it of the time since boot
-)
+# Jetson: always 50 or 100 degrees, github.com/balena-os/balena-jetson/issues/142
+_MADE_UP_ZONES = ("PMIC-Die",)
+# Low voltage, frequency capped, throttled, soft limit; bits 16 to 19 say the same of the time since boot.
+_PI_NOW = 0b1111
 _CPU_COOLING = ("cpufreq", "thermal-cpufreq", "Processor")
 
 

@@ -65,7 +65,7 @@ def last_joined(store: AgentStore) -> Workload | None:
     _torch()
     from edge_agent.torch_trainer import TorchBackend
 
-    for run in store.runs()[:1]:
+    for run in store.runs():
         try:
             enrolment = codec.decode(store.enrolment(run).read() or b"", Enrolment, None)
             if ":" in enrolment.spec.name:
@@ -92,12 +92,12 @@ def by_name(name: str) -> Workload:
     """
     torch = _torch()
     from edge_agent.torch_trainer import TorchBackend
-    from protocols.architectures import build
+    from protocols.architectures import build, training_flops
 
     shape = _SHAPES.get(name, _IMAGES)
     with torch.random.fork_rng(devices=[]):
         module = build(name, shape, _NUM_CLASSES)
-    flops, spec = _flops_per_sample(torch, module, shape), _spec_of(name, module, shape)
+    flops, spec = training_flops(module, shape), _spec_of(name, module, shape)
     backend = TorchBackend(spec, module)
     return Workload(
         backend=backend,
@@ -144,17 +144,6 @@ def _layer(path: str) -> str:
 
 def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
-
-
-def _flops_per_sample(torch: Any, module: Any, shape: tuple[int, ...]) -> float:
-    """As the coordinator counts them."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    num_samples = 2
-    with FlopCounterMode(display=False) as counter:
-        module(torch.zeros(num_samples, *shape)).sum().backward()
-    module.zero_grad()
-    return float(counter.get_total_flops()) / num_samples
 
 
 def _torch() -> Any:
