@@ -121,6 +121,10 @@ DARK = Theme(
 )
 
 
+_LABEL_IN, _AROUND_IN = 0.24, 1.1  # a line of text; what of a figure's height is title and axis
+_MOST_APART = 0.07
+
+
 def blank(title: str, x_label: str, y_label: str, *, height_in: float = 3.6) -> tuple[Figure, Axes]:
     """An empty plot; call it, and draw, inside `rc_context(theme.settings)`."""
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
@@ -138,7 +142,8 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]], *, lines: i
     Call it when the limits of y are final; `lines` is how many a label has.
     """
     low, high = axes.get_ylim()
-    gap = 0.07 * lines * (high - low)
+    drawn_in = axes.get_figure(root=True).get_figheight() - _AROUND_IN  # type: ignore[union-attr]
+    gap = lines * min(_MOST_APART, _LABEL_IN / drawn_in) * (high - low)
     heights = _apart([y for y, _, _ in labels], gap, low, high)
     for (_, text, colour), height in zip(labels, heights, strict=True):
         axes.annotate(
