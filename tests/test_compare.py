@@ -22,7 +22,7 @@ from tools.cells import finished, play_all
 from tools.cli import app
 from tools.compare import cells_of, compare, contenders_of, labels_of
 from tools.compare_page import ComparisonPage, write_comparison
-from tools.compare_tables import NOT_REACHED, TO_TARGET, best, tables
+from tools.compare_tables import NOT_ALL, NOT_REACHED, TO_TARGET, best, tables
 from tools.comparison import Comparison, Contender, Played, figures_of, spread, target_of
 
 SECTIONS = {
@@ -363,6 +363,18 @@ def test_the_first_lucky_few_neither_reach_the_target_nor_make_the_best_round():
     assert figures.bytes_down_to_target == 650
     assert figures.seconds_to_target == 30.0
     assert figures.last_after == pytest.approx(0.4)
+
+
+def test_a_comparison_over_different_devices_says_so():
+    all_served, few_served = hand_made("ours"), hand_made("theirs", afters=((0.9, None), (0.9, None)))
+    assert NOT_ALL in shown(side_by_side(all_served, few_served))
+    assert NOT_ALL not in shown(side_by_side(all_served, hand_made("theirs")))
+
+
+def shown(comparison):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(tables(comparison))
+    return console.file.getvalue()
 
 
 def test_nine_in_ten_devices_reach_the_worst_decile():

@@ -9,12 +9,14 @@ from coordinator.markup import Plot, card, document, element, figure, row, table
 from tools.compare_tables import (
     ACCURACIES,
     COSTS,
+    NOT_ALL,
     TO_TARGET,
     Column,
     about_seeds,
     best,
     cells,
     title_of,
+    unequal,
 )
 from tools.comparison import Comparison
 
@@ -84,6 +86,7 @@ def write_comparison(page: ComparisonPage) -> bytes:
         element("h2", "Cost of the whole run"),
         _figures(comparison, COSTS),
         element("p", _ABOUT_COST, class_="faint"),
+        *([element("p", NOT_ALL, class_="bad")] if unequal(comparison) else []),
         *_target(comparison),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),

@@ -67,6 +67,7 @@ ACCURACIES = (
 )
 COSTS = (
     Column("rounds", "rounds", _count),
+    Column("devices", "devices", _count, 1),
     Column("bytes_up", "sent up", _size),
     Column("bytes_down", "sent down", _size),
     Column("seconds", "time", _duration),
@@ -79,6 +80,15 @@ TO_TARGET = (
 )
 
 
+NOT_ALL = "accuracies are of the devices that took part: not of the same devices for all"
+
+
+def unequal(comparison: Comparison) -> bool:
+    """Whether some contender left out devices that another one served."""
+    counts = [comparison.spread(contender.label, "devices") for contender in comparison.shown]
+    return len({found.mean for found in counts if found}) > 1
+
+
 def tables(comparison: Comparison) -> Group:
     """Accuracies, costs and what the target cost, at most 100 columns wide; the best of a column bold."""
     parts: list[RenderableType] = [
@@ -89,6 +99,7 @@ def tables(comparison: Comparison) -> Group:
         _note("best round: of the whole fleet; before, after: local training in one more round"),
         Text(),
         _table("cost", comparison, COSTS),
+        *([_note(NOT_ALL)] if unequal(comparison) else []),
     ]
     if comparison.target:
         at = readable.percent(comparison.target.accuracy)
