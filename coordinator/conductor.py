@@ -86,8 +86,9 @@ class _Arriving:
     staleness: int
 
 
-def _with_joules(reply: DeviceRound, joules: float) -> DeviceRound:
-    return replace(reply, actual=replace(reply.actual, joules=joules))
+def _told_late(reply: DeviceRound, told: Footprint) -> DeviceRound:
+    upload_s = reply.actual.upload_s if told.upload_s is None else told.upload_s
+    return replace(reply, actual=replace(reply.actual, upload_s=upload_s, joules=told.joules))
 
 
 class Conductor:
@@ -195,15 +196,13 @@ class Conductor:
         return self.handle(UpdateArrived(device, reply.round, reply.attempt, reply.leaving), now)
 
     def note_measured(self, device: DeviceId, turn: Turn, actual: Footprint) -> None:
-        """What a device can tell only when its reply has arrived: the joules of its part in the round."""
-        if actual.joules is None:
-            return
+        """What a device can tell only when its reply has arrived: how long that took, and its joules."""
         if device in self._arrived and turn == self.engine.state.turn:
-            self._arrived[device] = _with_joules(self._arrived[device], actual.joules)
+            self._arrived[device] = _told_late(self._arrived[device], actual)
             return
         record = self._store.record(turn.number)
         if record is not None and record.attempt == turn.attempt and device in record.devices:
-            reply = _with_joules(record.devices[device], actual.joules)
+            reply = _told_late(record.devices[device], actual)
             with self._store.step():
                 self._store.add_record(replace(record, devices={**record.devices, device: reply}))
 

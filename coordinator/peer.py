@@ -57,10 +57,11 @@ class Peer:
         self.measured = self.offered_at = self.download_s = None
 
     def actual(self, now: float) -> Footprint:
-        """Of its part in the round, its update having arrived `now`; transfers by this side's clock."""
+        """Of its part in the round, its update having arrived `now`; where it says nothing, by our clock."""
         upload_s = None if self.offered_at is None else max(0.0, now - self.offered_at)
         said = self.measured.actual if self.measured else Footprint()
-        return replace(said, download_s=self.download_s, upload_s=upload_s)
+        download_s = self.download_s if said.download_s is None else said.download_s
+        return replace(said, download_s=download_s, upload_s=upload_s)
 
     @property
     def predicted(self) -> Footprint:

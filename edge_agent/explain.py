@@ -1,13 +1,14 @@
 """`edge-agent explain`: every ratio a device could run at, held against its limits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
 from edge_agent.allowance import Allowance
 from edge_agent.budget import Verdict
-from edge_agent.policy import Limits, objection
+from edge_agent.policy import objection
 from protocols.conditions import Conditions
 from protocols.footprint import Footprint
 
@@ -22,47 +23,51 @@ def explanation(allowance: Allowance, conditions: Conditions) -> Group:
         conditions: of the board, just now.
     """
     limits = allowance.limits(conditions)
-    table = Table(title=f"a round of {allowance.report.device} as {allowance.board.title}")
-    for heading in (
-        "ratio",
-        "down",
-        "up",
-        "download",
-        "training",
-        "upload",
-        "of time",
-        "memory",
-        "energy",
-        "",
-    ):
+    table = Table(title=f"a round of {allowance.report.device} as {allowance.board.title}", box=SIMPLE_HEAD)
+    of_time, of_memory, of_energy = (
+        _heading("time", limits.deadline_s, _seconds),
+        _heading("memory", limits.memory_bytes, _size),
+        _heading("energy", limits.joules, _joules),
+    )
+    for heading in ("p", "down", "up", "download", "training", "upload", of_time, of_memory, of_energy, ""):
         table.add_column(heading, justify="right")
     for verdict in allowance.explained(conditions):
         style = "bold" if verdict.choice.ratio == allowance.report.ratio else None
-        table.add_row(*_cells(verdict, limits), style=style)
+        table.add_row(*_cells(verdict), style=style)
     return Group(table, *_lines(allowance, conditions))
 
 
-def _cells(verdict: Verdict, limits: Limits) -> Iterator[str]:
+def _heading(name: str, limit: float | None, shown: Callable[[float | None], str]) -> str:
+    return f"{name}\nof {shown(limit)}" if limit is not None else f"{name}\nunlimited"
+
+
+def _cells(verdict: Verdict) -> Iterator[str]:
     took: Footprint = verdict.predicted
     yield f"{verdict.choice.ratio:g}"
-    yield _amount(took.bytes_down, 1e6, "MB")
-    yield _amount(took.bytes_up, 1e6, "MB")
-    yield _amount(took.download_s, 1, "s")
-    yield _amount(took.train_s, 1, "s")
-    yield _amount(took.upload_s, 1, "s")
-    yield _of(took.known_s, limits.deadline_s, 1, "s")
-    yield _of(took.memory_bytes, limits.memory_bytes, 1e6, "MB")
-    yield _of(took.joules, limits.joules, 1, "J")
+    yield _size(took.bytes_down)
+    yield _size(took.bytes_up)
+    yield _seconds(took.download_s)
+    yield _seconds(took.train_s)
+    yield _seconds(took.upload_s)
+    yield _seconds(took.known_s)
+    yield _size(took.memory_bytes)
+    yield _joules(took.joules)
     yield "fits" if verdict.share <= 1 else f"too much {verdict.binds}"
 
 
-def _amount(value: float | None, unit: float, name: str) -> str:
-    return UNKNOWN if value is None else f"{value / unit:.3g} {name}"
+def _size(num_bytes: float | None) -> str:
+    if num_bytes is None:
+        return UNKNOWN
+    exponent = next((n for n in (3, 2, 1) if num_bytes >= 1000**n), 0)
+    return f"{num_bytes / 1000**exponent:.3g} {('B', 'kB', 'MB', 'GB')[exponent]}"
 
 
-def _of(value: float | None, limit: float | None, unit: float, name: str) -> str:
-    amount = _amount(value, unit, name)
-    return amount if limit is None else f"{amount} of {limit / unit:.4g}"
+def _seconds(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else f"{seconds:.3g} s"
+
+
+def _joules(joules: float | None) -> str:
+    return UNKNOWN if joules is None else f"{joules:.3g} J"
 
 
 def _lines(allowance: Allowance, conditions: Conditions) -> Iterator[str]:

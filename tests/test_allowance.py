@@ -1,11 +1,15 @@
 """What a device can afford, round after round; the run it takes part in; the owner's policy, watched."""
 
+import io
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import rich.console
 
 from edge_agent.allowance import Allowance, remembered
+from edge_agent.explain import explanation
 from edge_agent.gauges import Gauges
 from edge_agent.guard import FRESH_S, Guard
 from edge_agent.participation import Participation
@@ -77,6 +81,22 @@ def test_it_is_remembered_as_it_was_and_damage_only_costs_what_was_learned():
     assert remembered(None) is None
     assert remembered(known.encoded()[:-3]) is None
     assert remembered(b"\xc1 not msgpack") is None
+
+
+def test_the_explanation_shows_every_ratio_its_limits_and_why():
+    known = taught(an_allowance(max_celsius=40), World())
+    console = rich.console.Console(width=120, file=io.StringIO())
+    console.print(explanation(known, Conditions(memory_bytes=500_000_000, celsius=50)))
+    shown = console.file.getvalue()
+    rows = [line for line in shown.splitlines() if re.match(r"\s+(0\.\d|1) ", line)]
+    assert len(rows) == len(CHOICES)
+    assert "of 20 s" in shown
+    assert "of 450 MB" in shown
+    assert known.report.reason in " ".join(shown.split())
+    assert "too much time" in rows[-1]
+    assert "fits" in rows[0]
+    assert "corrected by 5 past rounds" in shown
+    assert "it does not train just now: max_celsius: 50.0 °C, at most 40 °C" in shown
 
 
 class SomeSession:
