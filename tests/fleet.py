@@ -42,7 +42,7 @@ RUN_TOML = """
 name = "{name}"
 rounds = {rounds}
 [model]
-name = "mlp"
+name = "{model}"
 input_shape = {shape}
 num_classes = 10
 [method]
@@ -80,6 +80,7 @@ def run_toml(
     deadline_s=600,
     source="digits",
     shape="[1, 8, 8]",
+    model="mlp",
 ):
     boards = ", ".join(f"{board} = 1" for board in BOARDS[:devices])
     ratios = list(RATIOS[:devices])
@@ -97,12 +98,12 @@ def images():
 class Child:
     """A process of the fleet; its output goes to a file."""
 
-    def __init__(self, name, command, log, **environment):
+    def __init__(self, name, command, log, *, prefix=(), **environment):
         self.name, self.log = name, log
         with log.open("ab") as output:
             self._start_of_log = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *command],
+                [*prefix, sys.executable, "-m", *command],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
                 stdin=subprocess.DEVNULL,
@@ -204,14 +205,14 @@ class Fleet:
         self.coordinator = self._start("coordinator", command)
         return self.coordinator
 
-    def start_agent(self, device, *, port=None, data=None, options=("--leave-after-run",)):
+    def start_agent(self, device, *, port=None, data=None, options=("--leave-after-run",), prefix=()):
         place = list(self.shares).index(device) if device in self.shares else None
         board, ratio = ("generic", 1.0) if place is None else (BOARDS[place], RATIOS[place])
         command = ["edge_agent.cli", "run", "--fleet", self.name, "--device", device, "--board", board]
         command += ["--ratio", str(ratio)]
         command += ["--broker", self.address(port or self.broker.port), "--state", str(self.folder / "state")]
         command += ["--data", data or f"npz:{self.shares[device]}", *options]
-        self.agents[device] = self._start(device, command)
+        self.agents[device] = self._start(device, command, prefix)
         return self.agents[device]
 
     @staticmethod
@@ -234,8 +235,8 @@ class Fleet:
     def summary(self):
         return msgspec.json.decode((self.folder / "runs" / self.name / "summary.json").read_bytes())
 
-    def _start(self, name, command):
-        child = Child(name, command, self.folder / f"{name}.log")
+    def _start(self, name, command, prefix=()):
+        child = Child(name, command, self.folder / f"{name}.log", prefix=prefix)
         self._children.append(child)
         return child
 
