@@ -1,12 +1,9 @@
 """A payload over an emulated slow link, in network namespaces that the measurement makes and removes."""
 
-import subprocess
-
 import pytest
 
-from protocols.errors import SettingError
 from tools.bench_link import Job, measure
-from tools.slow_link import SlowLink, obstacle
+from tools.links.network import obstacle
 
 OBSTACLE = obstacle()
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")
@@ -21,12 +18,3 @@ def test_a_control_message_never_waits_behind_a_payload(way, which):
     assert report.pings >= 10
     assert report.control_max_s < 1.0
     assert report.goodput_share > 0.5
-
-
-def test_a_link_that_cannot_be_made_leaves_nothing_behind():
-    link = SlowLink(mbps=0)
-    with pytest.raises(SettingError, match="tbf"), link:
-        pytest.fail("made a link without a rate")
-    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert link.hub not in left
-    assert link.device not in left

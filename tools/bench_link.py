@@ -2,9 +2,9 @@
 
     python -m tools.bench_link --megabytes 45 --mbps 2
 
-makes a `SlowLink`, runs broker and coordinator's end on one side and the device's end on the other, and
-prints what share of the link the payload got, how long a Ping waited for its Pong meanwhile, and how
-often the device had to connect.
+makes an emulated link (`tools.links.network`), runs broker and coordinator's end on one side and the
+device's end on the other, and prints what share of the link the payload got, how long a Ping waited for
+its Pong meanwhile, and how often the device had to connect.
 """
 
 import statistics
@@ -27,7 +27,8 @@ from protocols.transfer import digest_of
 from protocols.transport import EventSink, Transport
 from protocols.transport.mqtt import Broker, MqttTransport
 from tools.endpoint import Endpoint, Side, subscriptions
-from tools.slow_link import HUB_ADDRESS, SlowLink
+from tools.links.link import Constant
+from tools.links.network import HUB_ADDRESS, Network
 
 Way = Literal["up", "down"]
 PORT = 1883
@@ -77,15 +78,16 @@ def measure(job: Job) -> LinkReport:
         SettingError: no namespaces here.
         TransportError: one end failed; its words are on stderr.
     """
-    with SlowLink(job.mbps) as link, tempfile.TemporaryDirectory() as folder:
+    link = Constant(job.mbps * 1e6, job.mbps * 1e6)
+    with Network([link]) as network, tempfile.TemporaryDirectory() as folder:
         program = [sys.executable, "-m", "tools.bench_link", "--folder", folder]
         program += ["--job", msgspec.json.encode(job).decode(), "--side"]
         with subprocess.Popen(
-            link.command(link.device, *program, "device"), stdout=subprocess.PIPE
+            network.command(network.agents[0], *program, "device"), stdout=subprocess.PIPE
         ) as device:
             try:
                 hub = subprocess.run(
-                    link.command(link.hub, *program, "hub"), stdout=subprocess.PIPE, check=False
+                    network.command(network.hub, *program, "hub"), stdout=subprocess.PIPE, check=False
                 )
                 losses = device.communicate(timeout=10 if hub.returncode == 0 else 0)[0]
             except subprocess.TimeoutExpired:

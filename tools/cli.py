@@ -11,6 +11,7 @@ import typer
 
 from protocols.errors import FleetuneError
 from protocols.settings import read_run
+from tools import link_cli
 
 app = typer.Typer(
     help="Simulate a fleet: the real round engine, methods, codec and training on a virtual clock.",
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(link_cli.app, name="link")
 
 RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]

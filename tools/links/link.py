@@ -112,9 +112,8 @@ class _Curve:
         periods, rest = divmod(bits, self.bits[-1])
         if not rest:
             periods, rest = periods - 1, self.bits[-1]
-        end = bisect_left(
-            self.bits, rest
-        )  # the stretch before it carries something, or it would not be first
+        end = bisect_left(self.bits, rest)
+        # the stretch before `end` carries something, else `end` would not be the first
         back_s = (self.bits[end] - rest) / self.rates_bps[end - 1]
         return periods * self.times_s[-1] + self.times_s[end] - back_s
 

@@ -4,7 +4,8 @@
     python -m tools.links.measure ask HOST PORT SECONDS      prints what it measured, as JSON
 
 Rates are those at which bytes arrive, without the first quarter: a connection begins slowly, and the
-link's buffers take the first bytes in at once.
+link's buffers take the first bytes in at once. A lost packet holds back what comes after it, so that bytes
+arrive in lumps: the count begins and ends after a lump.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 
 PAYLOAD = bytes(64 << 10)
-WARM_UP = 0.25  # of a transfer's time
+BEGINNING, ENDING = (0.25, 0.5), (0.75, 1.0)  # of a transfer's time: where the count begins and ends
 PINGS, PING_EVERY_S, PATIENCE_S = 200, 0.01, 2.0
 
 
@@ -134,13 +135,24 @@ def _send(wire: socket.socket, seconds: float) -> None:
 
 
 def _receive(wire: socket.socket) -> Flow:
-    """All that comes until the other side is done, without its first quarter."""
+    """All that comes until the other side is done."""
     arrivals = [(time.monotonic(), 0)]
     while data := wire.recv(1 << 18):
         arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))
-    first, last = arrivals[0][0], arrivals[-1][0]
-    begins = next(one for one in arrivals if one[0] >= first + WARM_UP * (last - first))
-    return Flow(arrivals[-1][1] - begins[1], begins[0], last)
+    return flow_of(arrivals)
+
+
+def flow_of(arrivals: list[tuple[float, int]]) -> Flow:
+    """The steady part of a transfer, from the moments and sums of the bytes that had arrived."""
+    (first_s, _), (last_s, total) = arrivals[0], arrivals[-1]
+    seconds = max(last_s - first_s, 1e-9)
+
+    def edge(low: float, high: float, otherwise: tuple[float, int]) -> tuple[float, int]:
+        within = [one for one in arrivals if low <= (one[0] - first_s) / seconds <= high]
+        return max(within, key=lambda one: one[1] - total / seconds * one[0], default=otherwise)
+
+    begin, end = edge(*BEGINNING, arrivals[0]), edge(*ENDING, arrivals[-1])
+    return Flow(end[1] - begin[1], begin[0], end[0])
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocols.randomness import Key
-from tools.links.link import Constant, Trace, tcp_bps
+from tools.links.link import Constant, Direction, Trace, tcp_bps
 from tools.links.network import HUB_ADDRESS, Network, Plan
 from tools.links.presets import PRESETS, Figure, preset
 from tools.links.shaping import SMALLEST_DELAY_S
@@ -22,6 +22,7 @@ MADE_OF = {
     "netem": "veth, TBF and netem",
     "relay": "TUN devices, TBF and a relay process each, because the kernel has no netem",
 }
+DIRECTIONS: tuple[Direction, Direction] = "up", "down"
 SHOWN = 10  # of the agents' commands
 console = Console(width=None if sys.stdout.isatty() else 100)
 
@@ -29,9 +30,11 @@ console = Console(width=None if sys.stdout.isatty() else 100)
 def words(link: Constant | Trace) -> str:
     """A link in a few words."""
     if isinstance(link, Constant):
-        rates = f"{link.uplink_bps / 1e6:.4g} up, {link.downlink_bps / 1e6:.4g} down Mbit/s"
+        up, down, kind = link.uplink_bps, link.downlink_bps, ""
     else:
-        rates = f"trace of {link.period_s:.4g} s"
+        up, down = (link.bits(0, link.period_s, way) / link.period_s for way in DIRECTIONS)
+        kind = f" on average over {link.period_s / 60:.4g} min"
+    rates = f"{up / 1e6:.4g} up, {down / 1e6:.4g} down Mbit/s{kind}"
     return f"{rates}, {link.delay_s * 1e3:.4g} ms, {link.loss * 100:.4g} % lost"
 
 

@@ -7,8 +7,8 @@ decibels on top of the noise (N(1, 4) as a variance: deviation 2) and holds for 
 device has the coordinator's whole bandwidth.
 
 Differs from the paper: Table 5's FedAvg takes 19.28 s up and 7.16 s down for 42.65 MiB a device, 18.6 and
-50.0 Mbit/s. Table 4's figures give 7 and 17 Mbit/s on average over devices, and 0.7 and 1.4 as bytes over
-average time, with or without interference. `path_loss_exponent = 3.4` comes closest to Table 5: 18 and 41.
+50.0 Mbit/s. Table 4's figures give 7 and 17 Mbit/s on average over devices (8 and 18 without interference),
+and 0.7 and 1.4 as bytes over average time; `path_loss_exponent = 3.4` makes that 18 and 41.
 """
 
 import math

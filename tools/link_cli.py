@@ -1,0 +1,215 @@
+"""edge-sim link: real processes behind emulated links, and what links there are."""
+
+import asyncio
+import contextlib
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocols.errors import SettingError
+
+if TYPE_CHECKING:
+    from tools.links.link import Constant, Trace
+
+app = typer.Typer(
+    help="Put real processes behind slow, lossy or failing links (Linux, root), one network namespace each.",
+    no_args_is_help=True,
+)
+
+Up = Annotated[float | None, typer.Option("--up", help="from an agent, Mbit/s of TCP payload")]
+Down = Annotated[float | None, typer.Option("--down", help="to an agent, Mbit/s of TCP payload")]
+Delay = Annotated[float, typer.Option(help="ms one way; a ping takes twice that")]
+Loss = Annotated[float, typer.Option(help="percent of the packets, each way")]
+PresetName = Annotated[
+    str | None, typer.Option("--preset", help="a kind of link, see `edge-sim link presets`")
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--trace", help="CSV file time_s,uplink_bps,downlink_bps; repeats; 0 is an outage"),
+]
+RunFile = Annotated[Path | None, typer.Option("--run", help="that run.toml's fleet: a link a device")]
+Agents = Annotated[int, typer.Option(min=1, help="how many links")]
+Seed = Annotated[int, typer.Option(help="of what a preset leaves to chance")]
+Name = Annotated[str, typer.Option(help="of the network; its namespaces are NAME-hub, NAME-0, NAME-1, ...")]
+NAME = "fleetune"
+
+
+def _errors() -> AbstractContextManager[None]:
+    from tools.cli import one_line_errors  # not at the top: tools.cli mounts this file
+
+    return one_line_errors()
+
+
+@app.command("up")
+def up(
+    uplink: Up = None,
+    downlink: Down = None,
+    delay: Delay = 0.0,
+    loss: Loss = 0.0,
+    agents: Agents = 1,
+    preset: PresetName = None,
+    trace: TraceFile = None,
+    run: RunFile = None,
+    seed: Seed = 0,
+    name: Name = NAME,
+) -> None:
+    """Make a network: a hub for the coordinator, and a namespace for each agent behind its link.
+
+    The rates come from --up and --down, or from --preset, --trace or --run. The host's own network is left
+    alone. `edge-sim link down` removes everything, also after a crash.
+    """
+    from tools.links.network import Network, obstacle
+    from tools.links.show import commands, description, warnings
+
+    with _errors():
+        if problem := obstacle():
+            instead = "`edge-sim link proxy --broker HOST:PORT ...`, an approximate TCP proxy for each agent"
+            raise SettingError(f"link up {problem}; without it: {instead}")
+        links = _links(uplink, downlink, delay, loss, agents, preset, trace, run, seed)
+        network = Network(list(links.values()), name)
+        plan = network.up()
+    print(description(plan))
+    for line in warnings(plan):
+        print(line, file=sys.stderr)
+    print(commands(network, list(links)))
+
+
+@app.command("status")
+def status(
+    name: Name = NAME,
+    seconds: Annotated[float, typer.Option(min=0.5, help="of transfer, each way and each link")] = 3.0,
+) -> None:
+    """Measure every link with a real transfer; exit code 1 if one is not as it should be."""
+    from tools.links.network import obstacle
+    from tools.links.show import console, verdict_table
+    from tools.links.verify import verify
+
+    with _errors():
+        if problem := obstacle():
+            raise SettingError(f"link status {problem}")
+        verdicts = []
+        for verdict in verify(name, seconds):
+            verdicts.append(verdict)
+            console.print(f"link {verdict.index}: {', '.join(verdict.problems) or 'as it should be'}")
+    console.print(verdict_table(verdicts))
+    if any(verdict.problems for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command("down")
+def down(
+    name: Name = NAME,
+    everything: Annotated[bool, typer.Option("--all", help="all networks, whatever their names")] = False,
+) -> None:
+    """Remove a network: its links, namespaces and helper processes; whole, half made, or left by a crash."""
+    from tools.links import network
+
+    with _errors():
+        if problem := network.obstacle():
+            raise SettingError(f"link down {problem}")
+        names = network.networks() if everything else [network.check_name(name)]
+        for one in names:
+            found = one in network.networks()
+            left = network.down(one)
+            print(f"{one}: removed" if found else f"{one}: nothing is up")
+            for namespace, pids in left.items():
+                words = " ".join(map(str, pids))
+                print(f"still running in {namespace}, now without a network: kill {words}", file=sys.stderr)
+
+
+@app.command("presets")
+def presets(
+    name: Annotated[str | None, typer.Argument(help="print one device's trace of this preset as CSV")] = None,
+    seed: Seed = 0,
+) -> None:
+    """List the kinds of links, each figure with its source; or write a trace of one."""
+    from tools.links.show import preset_csv, print_presets
+
+    with _errors():
+        if name is None:
+            print_presets()
+        else:
+            print(preset_csv(name, seed), end="")
+
+
+@app.command("proxy")
+def proxy(
+    broker: Annotated[str, typer.Option(help="host:port of the real broker")],
+    uplink: Up = None,
+    downlink: Down = None,
+    delay: Delay = 0.0,
+    loss: Loss = 0.0,
+    agents: Agents = 1,
+    preset: PresetName = None,
+    trace: TraceFile = None,
+    run: RunFile = None,
+    seed: Seed = 0,
+) -> None:
+    """Without root: a slow TCP proxy on this machine for each agent, until Ctrl-C. Approximate.
+
+    It paces bytes instead of packets: loss only lowers the rate, an outage holds data back instead of losing
+    it, and time on a busy machine is good to some milliseconds.
+    """
+    from protocols.transport.mqtt import parse_broker
+    from tools.links.proxy import run_proxies
+
+    with _errors():
+        links = _links(uplink, downlink, delay, loss, agents, preset, trace, run, seed)
+        where = parse_broker(broker)
+
+        def show(ports: list[int]) -> None:
+            for agent, port in zip(links, ports, strict=True):
+                print(f"{agent}: edge-agent run --broker 127.0.0.1:{port} ...", flush=True)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(run_proxies(list(links.values()), (where.host, where.port), show))
+
+
+def _links(
+    uplink: float | None,
+    downlink: float | None,
+    delay_ms: float,
+    loss_percent: float,
+    agents: int,
+    preset: str | None,
+    trace: Path | None,
+    run: Path | None,
+    seed: int,
+) -> "dict[str, Constant | Trace]":
+    """One link for each agent's name. Raises SettingError."""
+    from protocols.randomness import Key
+    from tools.links.deal import links_named
+    from tools.links.link import Constant
+
+    rates = uplink is not None or downlink is not None
+    if rates + (preset is not None) + (trace is not None) + (run is not None) != 1:
+        raise SettingError("say what the links carry: --up and --down, or one of --preset, --trace, --run")
+    if run is not None:
+        return _links_of_run(run)
+    if preset is not None and (delay_ms or loss_percent):
+        raise SettingError("--delay and --loss go with --up and --down or with --trace; a preset has its own")
+    names = [f"agent-{index}" for index in range(agents)]
+    delay_s, loss = delay_ms / 1e3, loss_percent / 100
+    if rates:
+        if uplink is None or downlink is None:
+            raise SettingError("give both --up and --down")
+        return dict.fromkeys(names, Constant(uplink * 1e6, downlink * 1e6, delay_s, loss))
+    keys = [Key.of("link", seed, index) for index in range(agents)]
+    drawn = links_named(str(trace or preset), keys, delay_s=delay_s, loss=loss)
+    return dict(zip(names, drawn, strict=True))
+
+
+def _links_of_run(run_file: Path) -> "dict[str, Constant | Trace]":
+    """The link of each device of a run.toml. Raises SettingError."""
+    from protocols.settings import read_run
+    from tools.fleet import simulated_devices
+    from tools.links.link import Constant, Trace
+
+    links = {}
+    for device in simulated_devices(read_run(run_file)):
+        assert isinstance(device.link, Constant | Trace)
+        links[device.name] = device.link
+    return links
