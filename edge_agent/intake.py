@@ -39,7 +39,8 @@ class Intake:
             have=self._have,
             objects=self._objects,
         )
-        self._transfer, self._offered_at, self._arrived_at = "", 0.0, 0.0
+        self._transfer, self._offered_at = "", 0.0
+        self._arrived: tuple[str, float] | None = None  # the last transfer that came in whole, and when
 
     def offer(self, offer: Offer) -> list[Reply | Arrived]:
         """Answer an offer; what it brings may be here already, from before a restart of either side."""
@@ -53,7 +54,8 @@ class Intake:
 
     def keep(self, arrived: Arrived) -> None:
         """Put it on disk. Raises StoreError."""
-        offer, self._arrived_at = arrived.offer, self._clock()
+        offer = arrived.offer
+        self._arrived = offer.transfer, self._clock()
         if offer.errand.kind == "enrolment":
             self._store.enrolment(offer.errand.run).write(arrived.payload())
         else:
@@ -62,7 +64,9 @@ class Intake:
 
     def download_s(self, transfer: str) -> float | None:
         """From its offer to its last byte; None: it was not this process that received it."""
-        return self._arrived_at - self._offered_at if self._transfer == transfer else None
+        if self._arrived is None or not self._arrived[0] == self._transfer == transfer:
+            return None
+        return self._arrived[1] - self._offered_at
 
     def _have(self, offer: Offer) -> bool:
         errand = offer.errand

@@ -113,7 +113,7 @@ def join(
     memory = store.allowance(run)
     before = remembered(memory.read())
     experience = before.experience if before else Experience()
-    link = LinkSpeed() if experience.lessons else measure_link()
+    link = measure_link() if before is None else _link_before(before)
     report = _report(settings, enrolment, own, link)
     allowance = _allowance(settings, enrolment, method, trainer, report, link, experience, conditions)
     log.info("joined run %s with %d samples; %s", run, report.num_samples, allowance.report.reason)
@@ -200,6 +200,12 @@ def _allowance(
         report=replace(report, samples_per_s=speed),
     )
     return known.chosen(conditions)
+
+
+def _link_before(before: Allowance) -> LinkSpeed:
+    """As it was known before a restart: a thin link has better things to carry than another probe."""
+    known = before.capability
+    return LinkSpeed(known.uplink_bps, known.downlink_bps, known.latency_s)
 
 
 def _speed(trainer: LocalTrainer, enrolment: Enrolment) -> float:

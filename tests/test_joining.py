@@ -7,14 +7,17 @@ import pytest
 
 from coordinator.enrol import prepare
 from edge_agent.gauges import Gauges
+from edge_agent.intake import Intake
 from edge_agent.joining import DeviceSettings, join
 from edge_agent.policy import Policy
 from edge_agent.probes.link import LinkSpeed
 from edge_agent.store import AgentStore
 from protocols import codec
 from protocols.errors import FleetuneError
+from protocols.messages import Ack, Errand, Offer
 from protocols.payloads import Enrolment
 from protocols.settings import parse_run
+from protocols.transfer import Chunk, digest_of, transfer_id
 
 LINK = LinkSpeed(uplink_bps=2e6, downlink_bps=10e6, round_trip_s=0.04)
 USER_MODEL = "usermodel:two_layers"
@@ -70,6 +73,35 @@ def test_a_device_starts_from_the_fleets_model_at_the_largest_ratio_that_fits(tm
     assert (taken.report.uplink_bps, taken.report.downlink_bps) == (2e6, 10e6)
     assert taken.report.samples_per_s > 100  # measured here, not the board's figure
     assert taken.report.round_s is not None
+
+
+def test_the_link_is_probed_once_a_run_also_through_restarts(tmp_path):
+    enrolled, other = enrolment(), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
+    joined(enrolled, tmp_path)
+    again = joined(enrolled, tmp_path, link=other)
+    assert (again.report.uplink_bps, again.report.downlink_bps) == (2e6, 10e6)
+    assert joined(enrolment(), tmp_path, link=other).report.uplink_bps == 1.0
+
+
+def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):
+    clock, store, payload = iter(range(100)), AgentStore(tmp_path), b"an enrolment"
+    errand, digest = Errand("enrolment", "r"), digest_of(payload)
+    offer = Offer(transfer_id(errand, "d", digest), digest, len(payload), errand)
+
+    def intake():
+        return Intake(
+            "d", store, is_in=lambda _: True, objection=lambda: None, clock=lambda: float(next(clock))
+        )
+
+    first = intake()
+    first.offer(offer)
+    (arrived, _) = first.chunk(Chunk(offer.transfer, 0, payload).encode())
+    first.keep(arrived)
+    assert first.download_s(offer.transfer) > 0
+    assert first.download_s("1" * 32) is None
+    second = intake()
+    assert second.offer(offer) == [Ack(offer.transfer, len(payload))]
+    assert second.download_s(offer.transfer) is None
 
 
 def test_the_owner_may_want_less(tmp_path):

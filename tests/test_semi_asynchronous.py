@@ -328,7 +328,8 @@ def play_windows(folder, *, strike):
         fleet.wait_finished()
         for agent in fast:
             assert len(agent.lines("round 2: training")) == 1
-        assert fleet.summary()["refused"] == {}
+        # chunks may reach the new coordinator before their transfer is offered to it
+        assert set(fleet.summary()["refused"]) <= ({"PacketForeign"} if strike else set())
         with closing(RunStore.open(folder / "runs" / fleet.name / "state.sqlite")) as store:
             records = store.records()
         return fleet.outcome(), records
