@@ -10,7 +10,6 @@ from itertools import combinations
 from statistics import median, median_low
 from typing import Literal, TypeVar
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -136,14 +135,6 @@ class Experience(Struct, frozen=True):
         found = [(one.demand.ratio, value) for one in self.lessons if (value := figure(one)) is not None]
         own = [value for at, value in found if at == ratio]
         return (own or [value for _, value in found])[-RECENT:]
-
-
-def recalled(data: bytes | None) -> Experience:
-    """What `msgspec.msgpack.encode` made of an experience. Nothing, or damaged: it is learned again soon."""
-    try:
-        return msgspec.msgpack.decode(data, type=Experience) if data else Experience()
-    except (msgspec.DecodeError, ValueError):
-        return Experience()
 
 
 def plausible(actual: Footprint) -> Footprint:
