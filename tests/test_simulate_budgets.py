@@ -64,17 +64,16 @@ def test_predictions_are_right_where_the_profile_is_and_are_learned_where_it_is_
 
 
 def test_a_device_that_was_late_learns_to_take_less(tmp_path):
-    """Its profile says that it is four times as fast as it is."""
-    summary, records = play(
-        tmp_path,
-        run={"rounds": 8, "seed": 3},
-        training={"epochs": 40},
-        round={"deadline_s": 0.4, "quorum": 1},
-        fleet={"spread": 1.0, **THIN, "uplink_mbps": 2.0},
+    """Its link is ten times as fast for a moment as it is from then on."""
+    trace = tmp_path / "fading.csv"
+    trace.write_text("time_s,uplink_bps,downlink_bps\n0,200000,1000000\n0.1,20000,1000000\n100000,0,0\n")
+    _, records = play(
+        tmp_path, round={"deadline_s": 6, "quorum": 1}, fleet={"links": {str(trace): 1}, **THIN}
     )
-    took = [record for record in records if not record.rehearsal]
-    assert summary["rounds"] == 8
-    assert len(took[-1].devices) >= len(took[0].devices)
+    taken = [record.devices["device-0"].ratio for record in records[1:-1] if "device-0" in record.devices]
+    assert "device-0" not in records[0].devices
+    assert taken
+    assert max(taken) < 1
 
 
 def test_a_battery_that_runs_out_takes_its_device_away(tmp_path):
