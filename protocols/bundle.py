@@ -1,0 +1,151 @@
+"""A model for devices without torch: what it computes and what must be known around it, in a few kB.
+
+The coordinator makes it once (`coordinator.export`); a device trains with it (`edge_agent.onnx_trainer`)
+and writes its personal model from it. The digest of its bytes names it: equal names, equal content.
+
+Graphs (see `protocols.graph`), all with an input for each tensor of the spec, by its name, and `x`:
+    train               y, noise:<k> in; loss, gradient:<tensor>, statistic:<tensor> (its new value) out
+    evaluate-gradient   y in; loss, gradient:<tensor> of the model as it evaluates out
+    answer              logits out, and features (what the last layer gets) where the model has them
+    train+distillation  as train, with the terms of `protocols.guide`; teacher, strength, temperature in
+    train+contrast      as train; near, far, strength, temperature in
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols import codec
+from protocols.errors import PacketCorrupt, PacketForeign
+from protocols.graph import Graph
+from protocols.model import FlatArray, ModelSpec
+from protocols.randomness import Key
+
+MAX_BYTES = 2**28  # also when unpacked
+
+TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
+DISTILLATION, CONTRAST = "train+distillation", "train+contrast"
+REQUIRED = (TRAIN, EVALUATE_GRADIENT, ANSWER)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a dropout layer multiplies its input by: 0 with chance `p`, else 1 / (1 - p).
+
+    Attributes:
+        shape: of one sample's factors.
+        p: chance of 0.
+    """
+
+    shape: tuple[int, ...]
+    p: float
+
+    def draw(self, key: Key, index: int, num_samples: int) -> NDArray[np.float32]:
+        """Factors of the model's dropout number `index`, shape (num_samples, *shape); the same on every
+        device and with every backend for the same `key`.
+        """
+        shape = (num_samples, *self.shape)
+        kept = key.child("dropout", index).uniform(int(np.prod(shape))) >= self.p
+        scale = np.float32(0.0 if self.p >= 1 else 1 / (1 - self.p))
+        return (kept * scale).astype(np.float32).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A tensor drawn from [-bound, bound)."""
+
+    tensor: str
+    bound: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model's first weights are drawn, see `protocols.first_weights`.
+
+    Attributes:
+        draws: in this order.
+        constants: what each of the other tensors is filled with.
+    """
+
+    draws: tuple[Uniform, ...]
+    constants: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model for devices without torch.
+
+    Attributes:
+        spec: the model.
+        graphs: by name, see above.
+        noises: of the dropout layers of `train`, in the order of its inputs noise:0, noise:1, ...
+        input_type: what `x` is.
+        mean, std: samples are (raw - mean) / std.
+        class_names: of the labels, in their order; empty: they have none.
+        flops_per_sample, activation_bytes_per_sample: see `protocols.payloads.Enrolment`.
+        recipe: of the first weights; None: they cannot be drawn without torch.
+        weights: instead of a recipe, for a coordinator without torch; shape (spec.size,).
+        ort_training: files for onnxruntime-training, by name; empty: made without it.
+    """
+
+    spec: ModelSpec
+    graphs: dict[str, Graph]
+    noises: tuple[Noise, ...] = ()
+    input_type: Literal["f4", "i8"] = "f4"
+    mean: float = 0.0
+    std: float = 1.0
+    class_names: tuple[str, ...] = ()
+    flops_per_sample: float = 0.0
+    activation_bytes_per_sample: float = 0.0
+    recipe: Recipe | None = None
+    weights: FlatArray | None = None
+    ort_training: dict[str, bytes] = field(default_factory=dict)
+
+    def encoded(self) -> bytes:
+        """Equal bundles give equal bytes."""
+        return codec.encode(self, self.spec)
+
+
+def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
+    """Read a bundle back and check all of it.
+
+    Args:
+        data: what `Bundle.encoded` made.
+        spec: the model it has to be of; None: any.
+
+    Raises:
+        PacketError: damaged, of another model, or of a version that this side does not know.
+    """
+    bundle = codec.decode(data, Bundle, spec, limit=MAX_BYTES)
+    if spec is not None and bundle.spec.hash != spec.hash:
+        raise PacketForeign(
+            f"bundle of model {bundle.spec.hash}; this fleet's model is {spec.hash} ({spec.name})"
+        )
+    if missing := [name for name in REQUIRED if name not in bundle.graphs]:
+        raise PacketCorrupt(f"bundle of model {bundle.spec.name}: graph {missing[0]!r} is missing")
+    for graph in bundle.graphs.values():
+        graph.check()
+    _check_ports(bundle)
+    if bundle.weights is not None and bundle.weights.shape != (bundle.spec.size,):
+        raise PacketCorrupt(f"bundle of model {bundle.spec.name}: its weights do not fit")
+    return bundle
+
+
+def _check_ports(bundle: Bundle) -> None:
+    """What a trainer feeds and reads is there, in the spec's shapes."""
+    shapes = {tensor.name: tensor.shape for tensor in bundle.spec.tensors}
+    for name, graph in bundle.graphs.items():
+        for port in graph.inputs:
+            if port.name in shapes and port.shape != shapes[port.name]:
+                raise PacketCorrupt(
+                    f"bundle: {name} takes {port.name} as {port.shape}, not {shapes[port.name]}"
+                )
+        needed = {"logits"} if name == ANSWER else {"loss", *_gradients(bundle.spec)}
+        if absent := needed - set(graph.output_names):
+            raise PacketCorrupt(f"bundle: {name} does not give {min(absent)}")
+
+
+def _gradients(spec: ModelSpec) -> set[str]:
+    return {f"gradient:{tensor.name}" for tensor in spec.tensors if tensor.kind != "stat"}

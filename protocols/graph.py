@@ -1,0 +1,137 @@
+"""A computation as it travels: standard ONNX operators between named arrays, the batch size open.
+
+Smaller than an ONNX file, checked as it is read, and open to cutting: an agent keeps only what the
+gradients that it wants depend on. `protocols.onnx_file` writes it for a runtime.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from protocols.errors import PacketCorrupt
+
+BATCH = "n"  # the one open dimension
+OPSET = 17
+MAX_NODES = 50_000
+MAX_CONSTANT_BYTES = 2**24
+
+Type = Literal["f4", "i8", "?"]  # float32, int64, bool
+Name = Annotated[str, Meta(max_length=300)]
+Dimension = Annotated[int, Meta(ge=0)] | Literal["n"]
+Attribute = int | float | str | tuple[int | float, ...]
+
+OPERATORS = frozenset(
+    """
+    Abs Add And ArgMax AveragePool Cast Clip Concat ConstantOfShape Conv ConvTranspose Cos CumSum
+    Div Elu Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm GlobalAveragePool
+    Greater GreaterOrEqual HardSigmoid Identity LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max
+    MaxPool MaxUnpool Min Mod Mul Neg Not OneHot Or Pad Pow Range Reciprocal ReduceMax ReduceMean
+    ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape ScatterElements ScatterND Selu Shape
+    Sigmoid Sign Sin Size Slice Softmax Softplus Split Sqrt Squeeze Sub Sum Tanh Tile Transpose
+    Unsqueeze Where
+    """.split()  # noqa: SIM905 - a list of ninety strings reads worse
+)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An array that goes in or comes out; `BATCH` stands for the number of samples."""
+
+    name: Name
+    type: Type
+    shape: tuple[Dimension, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ONNX operator; an empty name is an optional input that is not given."""
+
+    op: Name
+    inputs: tuple[Name, ...]
+    outputs: tuple[Name, ...]
+    attributes: dict[str, Attribute]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An array that is part of the graph."""
+
+    name: Name
+    value: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order they are computed."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    nodes: tuple[Node, ...]
+    constants: tuple[Constant, ...]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(port.name for port in self.outputs)
+
+    def keeping(self, outputs: Collection[str]) -> "Graph":
+        """Only these outputs, and what they depend on. Inputs that nothing needs any more are gone."""
+        wanted = set(outputs)
+        nodes = []
+        for node in reversed(self.nodes):
+            if not wanted.isdisjoint(node.outputs):
+                nodes.append(node)
+                wanted.update(node.inputs)
+        return replace(
+            self,
+            inputs=tuple(port for port in self.inputs if port.name in wanted),
+            outputs=tuple(port for port in self.outputs if port.name in outputs),
+            nodes=tuple(reversed(nodes)),
+            constants=tuple(constant for constant in self.constants if constant.name in wanted),
+        )
+
+    def check(self) -> None:
+        """Every array is made once and before it is used, by an operator that we know.
+
+        Raises:
+            PacketCorrupt: that is not so, or there is too much of it.
+        """
+        if (
+            len(self.nodes) > MAX_NODES
+            or sum(one.value.nbytes for one in self.constants) > MAX_CONSTANT_BYTES
+        ):
+            raise PacketCorrupt("graph is too large")
+        known = {""}
+        for name in self._given():
+            if name in known:
+                raise PacketCorrupt(f"graph: {name!r} is there twice")
+            known.add(name)
+        for node in self.nodes:
+            if node.op not in OPERATORS:
+                raise PacketCorrupt(f"graph: operator {node.op!r} is not known here; update this agent")
+            missing = set(node.inputs) - known
+            again = (set(node.outputs) & known) - {""}
+            if missing or again:
+                raise PacketCorrupt(f"graph: {node.op} has {min(missing | again)!r} out of order")
+            known.update(node.outputs)
+        if absent := set(self.output_names) - known:
+            raise PacketCorrupt(f"graph: output {min(absent)!r} is never made")
+
+    def _given(self) -> Iterator[str]:
+        for port in self.inputs:
+            yield port.name
+        for constant in self.constants:
+            yield constant.name
+
+
+def sizes(port: Port, num_samples: int) -> tuple[int, ...]:
+    """The shape of a port for a batch of `num_samples`."""
+    return tuple(num_samples if size == BATCH else int(size) for size in port.shape)
+
+
+def num_values(port: Port, num_samples: int) -> int:
+    """How many numbers go through a port for a batch of `num_samples`."""
+    return math.prod(sizes(port, num_samples))
