@@ -40,7 +40,14 @@ def describe(name: str, module: nn.Module, input_shape: tuple[int, ...], num_cla
     neurons.fix(logits)
     groups, axes = neurons.describe()
     described = tuple(
-        TensorSpec(path, tuple(tensor.shape), _kind(module, path), path.rpartition(".")[0], axes[path])
+        TensorSpec(
+            path,
+            tuple(tensor.shape),
+            _kind(module, path),
+            path.rpartition(".")[0],
+            axes[path],
+            neurons.uses[path] // len(logits),
+        )
         for path, tensor in tensors.items()
     )
     return ModelSpec(name, described, groups, tuple(input_shape), num_classes)

@@ -22,11 +22,15 @@ class Neurons:
 
     Args:
         tensors: parameters and running statistics of the module, by name.
+
+    Attributes:
+        uses: by name, how often each entry of a parameter was multiplied with, all samples together.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self.uses = dict.fromkeys(tensors, 0)
         self._numbers: dict[int, tuple[Tensor, Tensor]] = {}  # holds its tensors, so that ids stay unique
         self._axes: dict[tuple[str, int], Tensor] = {}
         self._layers: list[range] = []
@@ -67,6 +71,11 @@ class Neurons:
         if tensor is not None and id(tensor) in self._names:
             numbers = numbers.clamp(min=FIXED)
             self.join(self._axes.setdefault((self._names[id(tensor)], axis), numbers), numbers)
+
+    def use(self, weight: Tensor, result: Tensor) -> None:
+        """`result` has a value for every output of `weight`, along its first axis, at every position."""
+        if id(weight) in self._names:
+            self.uses[self._names[id(weight)]] += result.numel() // len(weight)
 
     def join(self, some: Tensor, others: Tensor) -> None:
         """Two arrays of numbers, of the same shape, are the same neurons."""

@@ -53,6 +53,7 @@ def _numbers(neurons: Neurons, values: Any) -> Any:
 def _linear(
     neurons: Neurons, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
+    neurons.use(weight, result)
     neurons.own(weight, 1, neurons.along(x, -1))
     return _layer(neurons, result, -1, neurons.new(len(weight)), weight, bias)
 
@@ -68,6 +69,7 @@ def _conv(
     dilation: object = 1,  # noqa: ARG001
     groups: int = 1,
 ) -> Tensor:
+    neurons.use(weight, result)
     axis = 1 - weight.ndim
     inputs = neurons.along(x, axis)
     if groups == len(inputs) > 1:  # depthwise: each channel stays itself

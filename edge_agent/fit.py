@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edge_agent.data import DeviceData
 from edge_agent.descent import Descent
 from edge_agent.trainer import Backend, Hint, InputArray, LabelArray
+from protocols.effort import trained_tensors
 from protocols.errors import ModelError, TrainingStopped
 from protocols.guide import Guide
 from protocols.method import Fit, FitPlan, Part
@@ -105,6 +106,7 @@ class LocalTrainer:
         epochs = self.settings.epochs if plan.epochs is None else plan.epochs
         batches = batch_slices(self.num_samples, self.settings.batch_size)
         num_steps, step, loss, last_gradient = epochs * len(batches), 0, 0.0, None
+        trained = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
         for epoch in range(epochs if batches else 0):
             order, total = key.child("epoch", epoch).permutation(self.num_samples), 0.0
             for batch in batches:
@@ -112,11 +114,15 @@ class LocalTrainer:
                     raise TrainingStopped(f"training stopped after {step} of {num_steps} steps: {reason}")
                 rows = order[batch]
                 hint = Hint(plan.guide, tuple(every[rows] for every in answers)) if plan.guide else None
-                mean = self.backend.step(*self.data.batch("train", rows), key.child("step", step), hint=hint)
+                x, y = self.data.batch("train", rows)
+                whole = plan.keep_last_gradient and step + 1 == num_steps
+                mean = self.backend.step(
+                    x, y, key.child("step", step), hint=hint, tensors=None if whole else trained
+                )
                 self._check_finite(math.isfinite(mean), f"loss is {mean:g} in step {step + 1} of {num_steps}")
                 total += mean * rows.size
                 step += 1
-                if plan.keep_last_gradient and step == num_steps:
+                if whole:
                     last_gradient = gradient.copy()
                 descent.step()
                 self.progress(step / num_steps)

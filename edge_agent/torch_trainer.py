@@ -4,7 +4,7 @@ One thread is best on shared cores (two under contention were 4 to 70 times slow
 process sets `torch.set_num_threads(1)`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -18,11 +18,13 @@ from torch.nn import functional
 from edge_agent.torch_guide import guide_term
 from edge_agent.trainer import Hint, InputArray, LabelArray
 from protocols import architectures
+from protocols.bundle import Noise
 from protocols.errors import ModelError
 from protocols.guide import Answer
 from protocols.layers import norm_layers
 from protocols.model import FlatArray, ModelSpec
 from protocols.randomness import Key
+from protocols.torch_dropout import Dropouts
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -41,6 +43,7 @@ class TorchBackend:
         self._weights, self._gradient = torch.zeros(spec.size), torch.zeros(spec.size)
         self._adopt()
         self._last = _last_layer(spec)
+        self._has_dropout = True  # until a step in training shows that it has none
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._input_dtype = torch.float32 if _takes_floats(spec, module) else torch.int64
 
@@ -76,18 +79,26 @@ class TorchBackend:
         self.weights[:] = weights
 
     def step(
-        self, x: InputArray, y: LabelArray, key: Key, *, training: bool = True, hint: Hint | None = None
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        hint: Hint | None = None,
+        tensors: Collection[str] | None = None,
     ) -> float:
         """Forward and backward over one batch, see `Backend.step`."""
         if self._module.training is not training:
             self._module.train(training)
         self._gradient.zero_()
         try:
-            with _fork_seeded(key), self._last_layer_watched() as calls:
-                logits = self._module(self._input(x))
+            with _fork_seeded(key), self._wanting(tensors), self._last_layer_watched() as calls:
+                logits = self._trained_on(x, key) if training else self._module(self._input(x))
                 loss = functional.cross_entropy(logits, torch.from_numpy(y))
                 total = loss if hint is None else loss + self._guide_term(hint, logits, calls)
-                total.backward()  # type: ignore[no-untyped-call]
+                if total.requires_grad:
+                    total.backward()  # type: ignore[no-untyped-call]
         except (ValueError, RuntimeError, IndexError) as problem:  # torch names a bad batch by any of these
             raise ModelError(
                 f"model {self._spec.name} cannot train on a batch of {len(y)}: {problem}"
@@ -109,6 +120,34 @@ class TorchBackend:
             logits = self._module(self._input(x))
             array: NDArray[np.float32] = (logits if what == "logits" else self._features(calls)).numpy()
             return array
+
+    def _trained_on(self, x: InputArray, key: Key) -> Tensor:
+        """The logits in training; what dropout drops is the same as with every other backend."""
+        if not self._has_dropout:
+            logits: Tensor = self._module(self._input(x))
+            return logits
+        drawn = set()
+
+        def factors(index: int, shape: tuple[int, ...], p: float, num_samples: int) -> Tensor:
+            drawn.add(index)
+            return torch.from_numpy(Noise(shape, float(p)).draw(key, index, num_samples))
+
+        with Dropouts(factors):
+            logits = self._module(self._input(x))
+        self._has_dropout = bool(drawn)
+        return logits
+
+    @contextmanager
+    def _wanting(self, tensors: Collection[str] | None) -> Iterator[None]:
+        """Autograd computes no other parameters' gradients, and nothing that only they would need."""
+        others = [] if tensors is None else [p for name, p in self._parameters.items() if name not in tensors]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     def _guide_term(self, hint: Hint, logits: Tensor, calls: list[Any]) -> Tensor:
         return guide_term(hint, logits if hint.guide.answer == "logits" else self._features(calls))
@@ -141,6 +180,7 @@ class TorchBackend:
     def _adopt(self) -> None:
         """Move the module's tensors into the flat vectors."""
         parameters, statistics = dict(self._module.named_parameters()), dict(self._module.named_buffers())
+        self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
         for tensor in self._spec.tensors:
             place = self._spec.slices[tensor.name]
             view = self._weights[place].view(tensor.shape)

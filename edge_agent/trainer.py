@@ -4,6 +4,7 @@ A backend knows a model's forward and backward pass and nothing else. Frozen ent
 and weight decay live above it, once, in `fit.py`, on the flat vector.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +58,14 @@ class Backend(Protocol):
         ...
 
     def step(
-        self, x: InputArray, y: LabelArray, key: Key, *, training: bool = True, hint: Hint | None = None
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        hint: Hint | None = None,
+        tensors: Collection[str] | None = None,
     ) -> float:
         """Forward and backward over one batch; fills `gradient`, leaves the parameters alone.
 
@@ -68,6 +76,9 @@ class Backend(Protocol):
             training: batch statistics, dropout, and running statistics updated in `weights`; False:
                 the gradient of the model as it evaluates, statistics untouched.
             hint: its guide's term (see `protocols.guide`) is added to the loss before the backward pass.
+            tensors: names of the parameters whose gradients are wanted; `gradient` is 0 at the others, and
+                the backward pass goes no deeper than the lowest of them. What is wanted, the loss and the
+                statistics are the same to the bit. None: all; it may be empty.
 
         Returns:
             The batch's mean loss (cross entropy, without the guide's term), not necessarily finite.

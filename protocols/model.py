@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 FlatArray = NDArray[np.float32]
@@ -21,6 +22,7 @@ MaskArray = NDArray[np.bool_]
 Kind = Literal["weight", "bias", "norm", "stat"]
 
 ALWAYS_ACTIVE = -1
+_IDENTITY = ("name", "shape", "kind", "layer", "axes")  # of a tensor
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class TensorSpec:
             learnable parameters of normalisation layers, "stat" for running statistics.
         layer: the module path that owns it; tensors of one layer are neighbours.
         axes: for each axis, which neurons its positions belong to.
+        uses: multiplications with each of its entries in the forward pass of one sample: the output positions
+            of a convolution, 1 for a linear layer behind a flatten. 0: none (biases, norms, lookups), or not
+            known. It says what training costs (see `protocols.effort`), nothing about what is computed.
     """
 
     name: str
@@ -58,6 +63,7 @@ class TensorSpec:
     kind: Kind
     layer: str
     axes: tuple[Axis, ...]
+    uses: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def size(self) -> int:
@@ -114,8 +120,9 @@ class ModelSpec:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits over everything above but the name: equal means interchangeable."""
-        content = msgspec.msgpack.encode((self.tensors, self.groups, self.input_shape, self.num_classes))
+        """16 hex digits over everything above but the name and the uses: equal means interchangeable."""
+        tensors = [{name: getattr(tensor, name) for name in _IDENTITY} for tensor in self.tensors]
+        content = msgspec.msgpack.encode((tensors, self.groups, self.input_shape, self.num_classes))
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def views(self, weights: NDArray[np.float32]) -> Iterator[tuple[TensorSpec, NDArray[np.float32]]]:

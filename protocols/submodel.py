@@ -153,8 +153,8 @@ class SubModels(PartExchange[PersonalModel], PersonalDevice[Coordinator, Task, U
     """A method says by `importance` which neurons a device's part consists of.
 
     Of n neurons of a group, `num_active(n, ratio)` are kept, as in FedSPU, so that all of these methods
-    send about the same at the same ratio. Choosing saves bytes; the backward pass is still a full one
-    here, so work stays 1, and the pass over the data for choosing once is not counted.
+    send about the same at the same ratio. Choosing saves bytes; every tensor has entries in the part, so
+    work stays 1 (see `protocols.effort`), and the pass over the data for choosing once is not counted.
     """
 
     @abstractmethod

@@ -27,10 +27,10 @@ def tiny_spec(hidden: int = 6) -> ModelSpec:
     return ModelSpec(
         name="tiny",
         tensors=(
-            TensorSpec("a.weight", (hidden, 4), "weight", "a", (neurons, inputs)),
+            TensorSpec("a.weight", (hidden, 4), "weight", "a", (neurons, inputs), uses=1),
             TensorSpec("a.bias", (hidden,), "bias", "a", (neurons,)),
             TensorSpec("n.weight", (hidden,), "norm", "n", (neurons,)),
-            TensorSpec("b.weight", (3, hidden), "weight", "b", ((), neurons)),
+            TensorSpec("b.weight", (3, hidden), "weight", "b", ((), neurons), uses=1),
             TensorSpec("b.bias", (3,), "bias", "b", ((),)),
             TensorSpec("n.running_mean", (hidden,), "stat", "n", (neurons,)),
         ),

@@ -35,7 +35,7 @@ class SoftmaxBackend:
         )
         self.weights = np.zeros(self.spec.size, np.float32)
         self.gradient = np.zeros(self.spec.size, np.float32)
-        self.batches = []
+        self.batches, self.wanted = [], []
 
     def load(self, weights):
         self.weights[:] = weights
@@ -46,11 +46,15 @@ class SoftmaxBackend:
         logits -= logits.max(1, keepdims=True)
         return np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
-    def step(self, x, y, key, *, training=True, hint=None):
+    def step(self, x, y, key, *, training=True, hint=None, tensors=None):
         self.batches.append((y.size, key))
+        self.wanted.append(tensors)
         p = self._probabilities(x)
         error = (p - np.eye(CLASSES)[y]) / y.size
         self.gradient[:] = np.concatenate([(x.T @ error).ravel(), error.sum(0), [0]])
+        for tensor, part in self.spec.views(self.gradient):
+            if tensors is not None and tensor.name not in tensors:
+                part[...] = 0
         if training:
             self.weights[-1] = 0.9 * self.weights[-1] + 0.1 * x.mean()
         with np.errstate(divide="ignore"):
@@ -218,6 +222,23 @@ def test_last_gradient_is_of_the_loss_alone_before_the_last_step():
     fit = one.fit(weights, FitPlan(keep_last_gradient=True, pull=pull), KEY)
     np.testing.assert_allclose(fit.last_gradient, one.gradient(before), atol=1e-6)
     np.testing.assert_allclose(fit.weights[:-1], (before - rate * fit.last_gradient)[:-1], atol=1e-6)
+
+
+def test_only_tensors_with_a_trainable_entry_are_asked_for():
+    one = trainer(features=4, epochs=1)
+    weights = start(one.spec)
+    mask = np.zeros(one.spec.size, bool)
+    mask[1] = True
+    pull = Pull(np.zeros_like(weights), 1.0)
+    kept = one.fit(weights, FitPlan(trainable=mask, pull=pull, keep_last_gradient=True), KEY)
+    assert one.backend.wanted == [{"fc.weight"}] * 4 + [None]
+    assert kept.last_gradient[:-1].all()  # of the frozen entries too
+    del one.backend.wanted[:]
+    alone = one.fit(weights, FitPlan(trainable=mask, pull=pull), KEY)
+    assert one.backend.wanted == [{"fc.weight"}] * 5
+    assert alone.weights.tobytes() == kept.weights.tobytes()
+    one.fit(weights, FitPlan(), KEY)
+    assert one.backend.wanted[5:] == [None] * 5
 
 
 def test_plan_decides_the_epochs():

@@ -7,6 +7,7 @@ import pytest
 from conftest import PullToTarget, tiny_spec
 
 from protocols import codec
+from protocols.effort import effort
 from protocols.errors import SettingError
 from protocols.method import EVALUATION_EPOCHS, Budget, DeviceReport, Round
 from protocols.methods import REGISTRY, create
@@ -59,7 +60,9 @@ class Counting:
 
     def fit(self, weights, plan, key):
         guides = len(plan.guide.models) if plan.guide else 0
-        self.epochs += (RUN_EPOCHS if plan.epochs is None else plan.epochs) + guides * EVALUATION_EPOCHS
+        work = 1.0 if plan.trainable is None else effort(SPEC, plan.trainable)
+        epochs = RUN_EPOCHS if plan.epochs is None else plan.epochs
+        self.epochs += work * epochs + guides * EVALUATION_EPOCHS
         return self._trainer.fit(weights, plan, key)
 
     def gradient(self, weights):

@@ -146,9 +146,9 @@ def test_a_model_without_one_last_layer_trains_but_cannot_contrast():
 class Noting(TorchBackend):
     hints, asked = None, 0
 
-    def step(self, x, y, key, *, training=True, hint=None):
+    def step(self, x, y, key, *, hint=None, **settings):
         self.hints.append((x, hint))
-        return super().step(x, y, key, training=training, hint=hint)
+        return super().step(x, y, key, hint=hint, **settings)
 
     def answer(self, x, what):
         self.asked += len(x)

@@ -72,11 +72,18 @@ def test_a_thinner_link_takes_longer_and_moves_the_same_bytes(tmp_path):
     assert slow[2].tobytes() == fast[2].tobytes()
 
 
-def test_epochs_of_a_method_s_own_take_as_long_as_the_run_s(tmp_path):
-    fine_tuning = {"name": "fedbabu", "fine_tuning_epochs": 5, "fine_tuned": "all"}
-    tuned = play(tmp_path, "a", method=fine_tuning, training={"epochs": 2})[1]
-    plain = play(tmp_path, "b", method={"name": "fedavg"}, training={"epochs": 2 + 5})[1]
-    assert tuned["seconds"]["train"] == pytest.approx(plain["seconds"]["train"])
+def test_epochs_of_a_method_s_own_take_as_long_as_what_they_train(tmp_path):
+    headed = {"name": "fedrep", "head_epochs": 5, "body_epochs": 3}
+    several = play(tmp_path, "a", method={"name": "ditto"}, training={"epochs": 2})[1]
+    plain = play(tmp_path, "b", method={"name": "fedavg"}, training={"epochs": 4})[1]
+    more = play(tmp_path, "c", method={"name": "fedavg"}, training={"epochs": 5})[1]
+    parts = play(tmp_path, "d", method=headed, training={"epochs": 1})[1]
+    seconds = [summary["seconds"]["train"] for summary in (several, plain, more, parts)]
+    assert seconds[0] == pytest.approx(seconds[1])
+    forward, first, head = 64 * 64 + 64 * 32 + 32 * 10, 64 * 64, 32 * 10
+    whole = 3 * forward - first
+    epochs = 5 * (forward + head) / whole + 3 * (whole - head) / whole
+    assert seconds[3] == pytest.approx(seconds[1] + (epochs - 4) * (seconds[2] - seconds[1]))
 
 
 def test_collaboration_helps_where_samples_are_few(tmp_path):

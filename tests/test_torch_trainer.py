@@ -5,16 +5,20 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from coordinator.blueprint import describe, draw
+from edge_agent import torch_trainer
 from edge_agent.data import DeviceData
 from edge_agent.fit import LocalTrainer, batch_slices
 from edge_agent.torch_trainer import TorchBackend
 from protocols import architectures
+from protocols.bundle import Noise
 from protocols.errors import ModelError
 from protocols.method import FitPlan
 from protocols.randomness import Key
 from protocols.settings import TrainingSection
+from protocols.torch_dropout import Dropouts
 
 KEY = Key.of("test", "torch")
 MODELS = [
@@ -71,6 +75,47 @@ def test_gradients_are_those_of_plain_autograd(name, shape, training):
     assert not backend.gradient[spec.num_parameters :].any()
     np.testing.assert_allclose(backend.weights, flat(spec, module), atol=1e-6)
     assert np.array_equal(backend.weights[: spec.num_parameters], weights[: spec.num_parameters])
+
+
+def parts_of(spec):
+    """Some tensors to train: none, one layer each, the last two layers, every weight, and all."""
+    layers = {layer: {t.name for t in spec.tensors if t.layer == layer} for layer in spec.layers}
+    parts = [set(), *layers.values(), set.union(*list(layers.values())[-2:])]
+    return [*parts, {t.name for t in spec.tensors if t.kind == "weight"}, {t.name for t in spec.tensors}]
+
+
+@pytest.mark.parametrize(("name", "shape"), MODELS)
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_some_tensors_are_the_same_to_the_bit(name, shape, training):
+    backend, spec, weights = loaded(name, shape)
+    loss = backend.step(*batch(shape), KEY, training=training)
+    whole, after = backend.gradient.copy(), backend.weights.copy()
+    for tensors in parts_of(spec):
+        backend.load(weights)
+        assert backend.step(*batch(shape), KEY, training=training, tensors=tensors) == loss
+        assert np.array_equal(backend.weights, after)  # statistics follow the data all the same
+        for tensor, gradient in spec.views(backend.gradient):
+            expected = whole[spec.slices[tensor.name]] if tensor.name in tensors else np.float32(0)
+            assert np.array_equal(gradient.ravel(), np.broadcast_to(expected, tensor.size))
+    backend.load(weights)
+    backend.step(*batch(shape), KEY, training=training)
+    assert np.array_equal(backend.gradient, whole)
+
+
+def test_what_only_the_other_gradients_would_need_is_not_computed():
+    backend, spec, _ = loaded("lenet5", (3, 32, 32))
+
+    def flops(**settings):
+        with FlopCounterMode(display=False) as counter:
+            backend.step(*batch((3, 32, 32), 2), KEY, **settings)
+        return counter.get_total_flops()
+
+    forward, head = flops(tensors=()), 2 * 2 * 84 * 10
+    assert flops(tensors={"out.weight", "out.bias"}) == forward + head
+    assert flops(tensors={"fc2.bias"}) == forward + head
+    assert flops(tensors={"fc2.weight"}) == forward + head + 2 * 2 * 120 * 84
+    first = 2 * 2 * (28 * 28) * (6 * 3 * 5 * 5)  # whose input needs no gradient
+    assert flops(tensors={tensor.name for tensor in spec.tensors}) == flops() == 3 * forward - first
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn-fedspu-emnist"])
@@ -139,6 +184,34 @@ def test_dropout_is_drawn_from_the_key_and_the_global_generator_is_left_alone():
     first, again, other = (backend.step(x, y, key) for key in (KEY, KEY, KEY.child("other")))
     assert torch.equal(torch.rand(3), expected)
     assert first == again != other
+
+
+def test_dropout_drops_what_every_backend_drops():
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Dropout2d(0.4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 10)
+    )
+    backend = TorchBackend(describe("dropout", module, (1, 8, 8), 10), module)
+    x, y = batch((1, 8, 8))
+    channels = torch.from_numpy(Noise((4, 1, 1), 0.4).draw(KEY, 0, 6))
+    entries = torch.from_numpy(Noise((144,), 0.5).draw(KEY, 1, 6))
+    for _ in range(2):
+        hidden = module[0](torch.from_numpy(x)) * channels
+        logits = module[4](hidden.flatten(1) * entries)
+        expected = functional.cross_entropy(logits, torch.from_numpy(y)).item()
+        assert backend.step(x, y, KEY) == pytest.approx(expected, rel=1e-6)
+    plain = functional.cross_entropy(module.eval()(torch.from_numpy(x)), torch.from_numpy(y)).item()
+    assert backend.step(x, y, KEY, training=False) == pytest.approx(plain, rel=1e-6)
+
+
+def test_a_model_without_dropout_is_watched_for_it_but_once(monkeypatch):
+    watched = []
+    monkeypatch.setattr(
+        torch_trainer, "Dropouts", lambda factors: (watched.append(factors), Dropouts(factors))[1]
+    )
+    backend, _, _ = loaded("mlp", (1, 8, 8))
+    for training in (False, True, True, True):
+        backend.step(*batch((1, 8, 8)), KEY, training=training)
+    assert len(watched) == 1
 
 
 def test_from_spec_leaves_the_global_generator_alone():

@@ -14,13 +14,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from protocols.effort import effort
 from protocols.exchange import AveragedModel, Task, Update
 from protocols.layers import split_at_head
 from protocols.method import Budget, FitPlan, Trainer
 from protocols.model import FlatArray
 from protocols.patch import Patch
 from protocols.randomness import Key
-from protocols.selection import Layers
+from protocols.selection import Everything, Layers, Selection
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,16 @@ class FedBABU(AveragedModel[Device]):
         return split_at_head(self.spec, self.head_layers)[1]
 
     @property
+    def relative_work(self) -> float:
+        return effort(self.spec, self.shared.mask(self.spec))
+
+    @property
     def extra_epochs(self) -> float:
-        return self.fine_tuning_epochs
+        return self.fine_tuning_epochs * effort(self.spec, self._tuned.mask(self.spec))
+
+    @property
+    def _tuned(self) -> Selection:
+        return Everything() if self.fine_tuned == "all" else self.head
 
     def init_device(self, weights: FlatArray) -> Device:
         return Device(weights, Patch.of(weights, self.head, self.spec))
@@ -74,8 +83,7 @@ class FedBABU(AveragedModel[Device]):
         start = state.initial_head.apply(task.patch.apply(state.weights, self.spec), self.spec)
         body = FitPlan(trainable=self.shared.mask(self.spec))
         trained = trainer.fit(start, body, key.child("body"))
-        tuned = None if self.fine_tuned == "all" else self.head.mask(self.spec)
-        tuning = FitPlan(trainable=tuned, epochs=self.fine_tuning_epochs)
+        tuning = FitPlan(trainable=self._tuned.mask(self.spec), epochs=self.fine_tuning_epochs)
         personal = trainer.fit(start, tuning, key.child("fine-tuning"))
         return Device(personal.weights, state.initial_head), self.update(trained.weights, trainer)
 

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from protocols.effort import effort
 from protocols.exchange import ModelExchange, PersonalModel, Task, Update
 from protocols.layers import split_at_head
 from protocols.method import Budget, FitPlan, Trainer
@@ -44,12 +45,12 @@ class FedRep(ModelExchange):
 
     @property
     def relative_work(self) -> float:
-        """Freezing saves no work in the backward pass here."""
-        return 1.0 if self.body_epochs is None else 0.0
+        return effort(self.spec, self.shared.mask(self.spec)) if self.body_epochs is None else 0.0
 
     @property
     def extra_epochs(self) -> float:
-        return self.head_epochs + (self.body_epochs or 0)
+        head, body = (effort(self.spec, part.mask(self.spec)) for part in (self.head, self.shared))
+        return self.head_epochs * head + (self.body_epochs or 0) * body
 
     def work(
         self,

@@ -133,8 +133,9 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """Freezing saves bytes; the backward pass is still a full one here, so work stays 1. Early stopping
-        wants the training loss (and the validation loss, of fewer samples, which is not counted).
+        """Freezing saves bytes; every tensor has active entries, so work stays 1 (see `protocols.effort`).
+        Early stopping wants the training loss (and the validation loss, of fewer samples, which is not
+        counted).
         """
         return [self._choice(ratio) for ratio in RATIOS]
 

@@ -19,10 +19,11 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from msgspec import Meta
 
+from protocols.effort import effort
 from protocols.errors import ModelError
 from protocols.exchange import ModelExchange, PersonalModel, Task, Update
 from protocols.method import Budget, FitPlan, Trainer
-from protocols.model import FlatArray
+from protocols.model import FlatArray, MaskArray
 from protocols.randomness import Key
 
 
@@ -81,8 +82,13 @@ class PerFedAvg(ModelExchange):
 
     @property
     def extra_epochs(self) -> float:
-        """Every gradient is a pass over all samples; one more is for the statistics."""
-        return self.steps * (4 if self.approximation == "hessian-free" else 2) + self.adaptation_steps + 1
+        """Every gradient is a pass over all samples; one more, forward only, is for the statistics."""
+        gradients = self.steps * (4 if self.approximation == "hessian-free" else 2) + self.adaptation_steps
+        return gradients + effort(self.spec, self._nothing)
+
+    @property
+    def _nothing(self) -> MaskArray:
+        return np.zeros(self.spec.size, dtype=bool)
 
     def work(
         self,
@@ -94,7 +100,7 @@ class PerFedAvg(ModelExchange):
     ) -> tuple[PersonalModel, Update]:
         received = task.patch.apply(state.weights, self.spec)
         # gradients go by running statistics: they follow the data here, nothing else changes
-        statistics = FitPlan(trainable=np.zeros(self.spec.size, dtype=bool), epochs=1)
+        statistics = FitPlan(trainable=self._nothing, epochs=1)
         personal = shared = trainer.fit(received, statistics, key).weights
         for _ in range(self.adaptation_steps):
             personal = personal - self.adaptation_rate * trainer.gradient(personal)

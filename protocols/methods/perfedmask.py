@@ -35,6 +35,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from protocols.codec import estimate_bytes
+from protocols.effort import effort
 from protocols.exchange import Update, covered_average
 from protocols.layers import norm_layers, split_at_head
 from protocols.method import (
@@ -251,14 +252,21 @@ class PerFedMask(Method[Coordinator, Device, Task, Update]):
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """Down the body, up at most the ratio's share; freezing saves no work in the backward pass here."""
+        """Down the body, up at most the ratio's share. Which layers a device gets to train is not known here:
+        the work is that of all which it could, one by one, and so at most that.
+        """
+        return [self._choice(ratio) for ratio in RATIOS]
+
+    def _choice(self, ratio: float) -> Choice:
         body = int(self._sizes.sum())
-        up = {ratio: max(int(ratio * body), int(self._sizes.min())) for ratio in RATIOS}
-        down = estimate_bytes(body)
-        extra = float(self.fine_tuning_epochs)
-        return [
-            Choice(ratio, Cost(down, estimate_bytes(size), extra_epochs=extra)) for ratio, size in up.items()
-        ]
+        most = max(int(ratio * body + 1e-6), int(self._sizes.min()))
+        cost = Cost(
+            bytes_down=estimate_bytes(body),
+            bytes_up=estimate_bytes(most),
+            work=effort(self.spec, self._layers(self._sizes <= most).mask(self.spec)),
+            extra_epochs=float(self.fine_tuning_epochs),
+        )
+        return Choice(ratio, cost)
 
     @cached_property
     def _sizes(self) -> Sizes:
