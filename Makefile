@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 
 .PHONY: demo test check clean
 
-demo: $(VENV)/sim
+demo: $(VENV)/demo
 	$(BIN)/python -m tools.demo
 
 test: $(VENV)/dev
@@ -26,16 +26,16 @@ check: $(VENV)/dev
 $(VENV)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fleetune needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -qq --disable-pip-version-check $(TORCH)
 	touch $@
 
-$(VENV)/sim: $(VENV)/python pyproject.toml
-	$(BIN)/pip install -qq --disable-pip-version-check -e '.[sim]' $(TORCH)
+$(VENV)/demo: $(VENV)/python pyproject.toml
+	$(BIN)/pip install -qq --disable-pip-version-check -e '.[demo]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/python pyproject.toml
+	$(BIN)/pip install -qq --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install -qq --disable-pip-version-check -e '.[dev]' $(TORCH)
-	touch $@ $(VENV)/sim
+	touch $@ $(VENV)/demo
 
 clean:
 	rm -rf $(VENV) runs agent-state

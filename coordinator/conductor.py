@@ -298,7 +298,7 @@ class Conductor:
 
     def _count_delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
         traffic, turn = self.ledger.of(device), (errand.round, errand.attempt)
-        if errand.kind == "enrolment":
+        if errand.kind in ("enrolment", "bundle"):
             traffic.enrolment += num_bytes
             return
         if turn >= traffic.delivered:

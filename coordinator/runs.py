@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from coordinator.conductor import Conductor
-from coordinator.enrol import prepare
+from coordinator.enrol import enrolment_of
+from coordinator.models import find_model
 from coordinator.store import RunStore
 from coordinator.windows import check_method
 from protocols import codec
@@ -22,6 +23,7 @@ from protocols.payloads import Enrolment
 from protocols.settings import RunSettings
 
 STATE = "state.sqlite"
+BUNDLE = "bundle"  # its name in the store, once it is made
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def open_run(
     store = RunStore.open(folder / STATE, durable=durable)
     kept = store.get("enrolment")
     if kept is None:
-        payload = _begin(settings, store, enrolment or prepare(settings))
+        payload = _begin(settings, store, enrolment)
     else:
         _check_same(settings, store, folder)
         payload = kept
@@ -135,7 +137,11 @@ def save_shared_model(run: Run, path: Path | None = None) -> Path:
     return path
 
 
-def _begin(settings: RunSettings, store: RunStore, enrolment: Enrolment) -> bytes:
+def _begin(settings: RunSettings, store: RunStore, enrolment: Enrolment | None) -> bytes:
+    bundle = None
+    if enrolment is None:
+        model = find_model(settings)
+        enrolment, bundle = enrolment_of(settings, model), model.bundle
     method = method_of(enrolment)
     check_method(settings, method)
     if method.needs_validation and not settings.data.validation_fraction:
@@ -145,6 +151,8 @@ def _begin(settings: RunSettings, store: RunStore, enrolment: Enrolment) -> byte
     with store.step():
         store.put("enrolment", payload)
         store.put("settings", msgspec.json.encode(settings))
+        if bundle is not None:
+            store.put(BUNDLE, bundle.encoded())
     return payload
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import protocols.messages as wire
+from coordinator.bundles import BundleDesk, BundleMade
 from coordinator.conductor import Closed, Finished, Order, Reject, Send
 from coordinator.engine_state import Turn
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick, UpdateArrived
@@ -74,6 +75,7 @@ class Server:
             StoreError: the run's state cannot be written; the run goes on from before at the next start.
         """
         self._transport = self.make_transport(self.events)
+        self._bundles = BundleDesk(self.run, self.events.put)
         try:
             self._resume()
             self._transport.connect()
@@ -143,6 +145,9 @@ class Server:
                     log.warning("not connected: %s", reason)
                 case Received(topic, data):
                     self._receive(topics.parse(topic), data)
+                case BundleMade():
+                    for device in self._bundles.made(event):
+                        self._give_bundle(self.peers[device], event)
         except PacketError as problem:
             self._refuse(problem)
 
@@ -180,6 +185,8 @@ class Server:
                 self._consider(peer, message)
             case Resume() | Ack() | Refuse():
                 self._send_all(peer, peer.outbox.handle(message, self.timer()))
+            case wire.Fetch(run) if run == self.run_id:
+                self._give_bundle(peer, self._bundles.ask(peer.device))
             case wire.Ready():
                 self._take_ready(peer, message)
             case wire.Working(run, _, stage, progress) if run == self.run_id:
@@ -208,6 +215,15 @@ class Server:
             self._send_all(peer, peer.outbox.reconnected(self.timer()))
             errand = Errand("enrolment", self.run_id)
             self._send_all(peer, peer.outbox.post(errand, self.run.payload, self.timer()))
+
+    def _give_bundle(self, peer: Peer, made: BundleMade | None) -> None:
+        if made is None:
+            return  # it is being made
+        if made.payload is None:
+            self._send(peer, wire.Lacking(self.run_id, wire.readable(made.problem)))
+            return
+        errand = Errand("bundle", self.run_id)
+        self._send_all(peer, peer.outbox.post(errand, made.payload, self.timer()))
 
     def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
         if ready.run != self.run_id:
@@ -341,7 +357,7 @@ class Server:
             return
         if sent.errand.kind == "task":
             peer.download_s = sent.seconds
-        if sent.errand.kind == "task" or sent.sent_bytes:  # an enrolment may be there from before
+        if sent.errand.kind == "task" or sent.sent_bytes:  # an enrolment or bundle may be there from before
             self.run.conductor.note_delivered(peer.device, sent.errand, sent.num_bytes)
 
     def _send(self, peer: Peer, message: wire.Message) -> None:

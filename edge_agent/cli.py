@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_agent import model_cli
+from edge_agent.doctor.options import same_options
+from edge_agent.journal import set_up_logging
+from edge_agent.service.cli import app as service
 from protocols.errors import FleetuneError
 
 if TYPE_CHECKING:
@@ -26,8 +30,13 @@ app = typer.Typer(
     add_completion=False,
 )
 
+app.add_typer(service, name="service")
+
 log = logging.getLogger(__name__)
 
+Trainer = Annotated[
+    str, typer.Option(help="auto (the lightest installed that can do the run), onnx, torch or ort-training")
+]
 StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
 
 
@@ -54,7 +63,7 @@ def _broker_at(text: str, ca: str | None, cert: str | None, key: str | None) -> 
 @app.callback()
 def main() -> None:
     sys.path.insert(0, "")  # a user's package.module:function stands in the current folder
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    set_up_logging()
 
 
 @app.command()
@@ -94,6 +103,7 @@ def run(
     test_fraction: Annotated[
         float, typer.Option(min=0.01, max=0.99, help="of the data, held out for testing")
     ] = 0.3,
+    trainer: Trainer = "auto",
     threads: Annotated[int, typer.Option(min=1, help="processor threads of training")] = 1,
     trust: Annotated[
         list[str], typer.Option(help="package.module of yours that a run may name; may repeat")
@@ -132,6 +142,7 @@ def run(
             board=board,
             test_fraction=test_fraction,
             threads=threads,
+            trainer=trainer,
             trusted=tuple(trust),
             policy=read_policy(
                 policy,
@@ -182,6 +193,7 @@ def profile(
     model: Annotated[
         str | None, typer.Option(help="to train, by name; else that of the last run joined, else lenet5")
     ] = None,
+    trainer: Trainer = "auto",
     threads: Annotated[int, typer.Option(min=1, help="processor threads of training")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
     save: Annotated[
@@ -213,7 +225,7 @@ def profile(
             store = AgentStore(state / topics.check_name(fleet, "fleet") / device)
         if broker is not None and fleet is not None:
             link = partial(measure_link, _broker_at(broker, ca, cert, key), fleet, device)
-        workload = partial(models.chosen, model, store, threads)
+        workload = partial(models.chosen, model, store, threads, trainer)
         if model is not None:
             workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
         found = survey(root, workload=workload, link=link)
@@ -272,6 +284,44 @@ def boards(
 
 
 @app.command()
+@same_options(as_in=run, but=("leave_after_run",))
+def doctor(
+    options: dict[str, Any],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Check all that an agent needs before it joins: the options of run, whose own line it takes too."""
+    from msgspec.structs import fields
+    from rich.console import Console
+
+    from edge_agent.doctor import Patient, examine
+    from edge_agent.doctor.show import as_json as encoded
+    from edge_agent.doctor.show import is_well, show
+    from edge_agent.policy import Policy
+
+    broker, problem = None, None
+    try:
+        if options["broker"] is not None:
+            broker = _broker_at(options["broker"], options["ca"], options["cert"], options["key"])
+    except FleetuneError as found:
+        problem = found
+    patient = Patient(
+        **{name: options[name] for name in ("device", "fleet", "data", "state", "board", "policy")},
+        **{name: options[name] for name in ("test_fraction", "trainer", "root")},
+        broker=broker,
+        limits={one.name: options[one.name] for one in fields(Policy)},
+        problem=problem,
+    )
+    if as_json:
+        seen = list(examine(patient))
+        print(encoded(seen).decode())
+    else:
+        seen = show(examine(patient), Console())
+    if not is_well(seen):
+        raise typer.Exit(1)
+
+
+@app.command()
 def wipe(
     state: StateFolder = Path("agent-state"),
     yes: Annotated[bool, typer.Option(help="do not ask")] = False,
@@ -281,6 +331,10 @@ def wipe(
 
     if yes or typer.confirm(f"remove {state} with all personal models in it?"):
         AgentStore(state).wipe()
+
+
+app.command()(model_cli.export)
+app.command()(model_cli.predict)
 
 
 if __name__ == "__main__":

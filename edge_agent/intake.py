@@ -12,7 +12,7 @@ MAX_PAYLOAD_BYTES = 2**31
 
 
 class Intake:
-    """Enrolments and tasks from the coordinator.
+    """Enrolments, bundles and tasks from the coordinator.
 
     Args:
         device: its name.
@@ -58,6 +58,8 @@ class Intake:
         self._arrived = offer.transfer, self._clock()
         if offer.errand.kind == "enrolment":
             self._store.enrolment(offer.errand.run).write(arrived.payload())
+        elif offer.errand.kind == "bundle":
+            self._store.keep_bundle(offer.errand.run, arrived.payload())
         else:
             self._store.keep_task(offer.errand.run, offer.transfer, arrived.payload())
         self._inbox.settle(offer.transfer)
@@ -73,11 +75,15 @@ class Intake:
         if errand.kind == "enrolment":
             stored = self._store.enrolment(errand.run).read()
             return stored is not None and digest_of(stored) == offer.digest
+        if errand.kind == "bundle":
+            return self._store.adopt_bundle(errand.run, offer.digest)
         return self._store.task(errand.run, offer.transfer).read() is not None
 
     def _objects(self, errand: Errand) -> str | None:
         if errand.kind == "update":
             return "an update goes up, not down"
+        if errand.kind == "bundle" and self._store.enrolment(errand.run).read() is None:
+            return f"this device knows no run {errand.run!r}"
         if errand.kind == "task" and not self._is_in(errand.run):
             return f"this device is not enrolled in run {errand.run!r}"
         return self._objection() if errand.kind == "task" else None

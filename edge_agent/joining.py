@@ -2,7 +2,6 @@
 
 import logging
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,23 +24,16 @@ from edge_agent.profile import board_named, report_of
 from edge_agent.session import Session
 from edge_agent.store import AgentStore, FileMemory
 from edge_agent.trainer import Backend
+from edge_agent.trainers import AUTO, Kind, check_room, make_backend, needs_bundle
 from protocols import codec
+from protocols.bundle import read_bundle
 from protocols.conditions import Conditions
-from protocols.errors import (
-    ModelError,
-    PacketCorrupt,
-    PacketError,
-    PacketForeign,
-    SettingError,
-    StoreError,
-)
+from protocols.errors import PacketCorrupt, PacketError, PacketForeign, SettingError, StoreError
 from protocols.method import DeviceReport, Method
 from protocols.methods import create
-from protocols.model import ModelSpec
 from protocols.payloads import Enrolment, run_key
 
 CALIBRATION_S = 0.5
-TORCH_BYTES = 180_000_000  # resident after `import torch` of the CPU build 2.13, beyond what an agent holds
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +50,7 @@ class DeviceSettings:
         test_fraction: of its samples, held out as its own test split when the source marks none.
         threads: processor threads of training.
         policy: what the owner allows.
+        trainer: "auto" or one of `edge_agent.trainers.KINDS`.
         trusted: modules of the owner's own whose code a run may name (`package.module`).
     """
 
@@ -69,6 +62,7 @@ class DeviceSettings:
     test_fraction: float = 0.3
     threads: int = 1
     policy: Policy = Policy()  # noqa: RUF009 - frozen
+    trainer: str = AUTO
     trusted: tuple[str, ...] = ()
 
 
@@ -78,6 +72,7 @@ def join(
     run: str,
     data: bytes,
     *,
+    kind: Kind,
     gauges: Gauges,
     measure_link: Callable[[], LinkSpeed],
     stop: Callable[[], str | None],
@@ -90,24 +85,25 @@ def join(
         store: its state; a run it knows already goes on where it stopped.
         run: its id.
         data: the encoded `Enrolment`.
+        kind: what trains here; a bundle that it needs is in the store.
         gauges: of this board.
         measure_link: asked once, when nothing else is under way.
         stop: asked by local training before every batch, see `LocalTrainer`.
         progress: told by it after every batch.
 
     Raises:
-        PacketError: the enrolment is damaged, or of another run.
+        PacketError: the enrolment is damaged, or of another run; the bundle is damaged, or of another model.
         DataError: the device's samples are missing or do not fit the model.
         ModelError: the model cannot be built here, or training diverges at once.
         SettingError: a method or board that this agent does not know, or code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
     """
     enrolment = _read(data, run)
-    _check_trust(enrolment, settings.trusted)
+    _check_trust(enrolment, kind, settings.trusted)
     own = _own_data(settings, enrolment)
     method = _method_of(enrolment)
     conditions = gauges.conditions()
-    backend = _backend(enrolment.spec, settings.threads, conditions)
+    backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store.session(run), settings.device)
     memory = store.allowance(run)
@@ -131,9 +127,10 @@ def _read(data: bytes, run: str) -> Enrolment:
     return enrolment
 
 
-def _check_trust(enrolment: Enrolment, trusted: tuple[str, ...]) -> None:
-    """A coordinator must not make a device import whatever it likes."""
-    for named in (enrolment.spec.name, str(enrolment.method.get("name"))):
+def _check_trust(enrolment: Enrolment, kind: Kind, trusted: tuple[str, ...]) -> None:
+    """A coordinator must not make a device import whatever it likes. A bundle imports nothing."""
+    named_models = () if needs_bundle(kind) else (enrolment.spec.name,)
+    for named in (*named_models, str(enrolment.method.get("name"))):
         module, separator, _ = named.partition(":")
         if separator and module not in trusted:
             raise SettingError(f"the run wants {named!r} imported here; --trust {module} allows it")
@@ -237,18 +234,9 @@ def _session(
         ) from None
 
 
-def _backend(spec: ModelSpec, threads: int, conditions: Conditions) -> Backend:
-    usable, held = conditions.memory_bytes, own_memory().resident or 0
-    if "torch" not in sys.modules and usable is not None and held + TORCH_BYTES > usable:
-        raise ModelError(
-            f"torch alone needs {TORCH_BYTES / 1e6:.0f} MB beside the {held / 1e6:.0f} MB held already, "
-            f"and this process may take {usable / 1e6:.0f} MB"
-        )
-    try:
-        import torch
-
-        from edge_agent.torch_trainer import TorchBackend
-    except ImportError:
-        raise ModelError("no trainer is installed here: pip install 'fleetune[torch]'") from None
-    torch.set_num_threads(threads)
-    return TorchBackend.from_spec(spec)
+def _backend(
+    enrolment: Enrolment, kind: Kind, bundle: bytes | None, threads: int, conditions: Conditions
+) -> Backend:
+    check_room(kind, conditions.memory_bytes, own_memory().resident or 0)
+    read = None if bundle is None else read_bundle(bundle, enrolment.spec)
+    return make_backend(kind, enrolment.spec, read, threads)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from edge_agent.allowance import Allowance
 from edge_agent.gauges import Gauges
+from edge_agent.leftovers import give_back
 from edge_agent.session import Memory, Session
 from protocols.errors import StoreError
 from protocols.footprint import Footprint
@@ -82,6 +83,8 @@ class Participation:
         except BaseException:
             self._gauges.stop()
             raise
+        finally:
+            give_back()
         self._taken = replace(
             self._taken,
             train_s=self._clock() - began,

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import protocols.messages as wire
+from edge_agent.enrolling import Enrolling
 from edge_agent.gauges import Gauges
 from edge_agent.guard import Guard
 from edge_agent.intake import Intake
 from edge_agent.jobs import Jobs, Joined, Progress, Worked
-from edge_agent.joining import DeviceSettings, join
+from edge_agent.joining import DeviceSettings
+from edge_agent.leftovers import give_back
+from edge_agent.notify import Notifier
 from edge_agent.participation import Participation
 from edge_agent.probes.link import LinkSpeed
 from edge_agent.profile import board_named
@@ -55,7 +58,8 @@ class Agent:
         clock: seconds that never jump.
 
     Raises:
-        SettingError: there is no such board.
+        SettingError: there is no such board or trainer.
+        ModelError: that trainer, or any, is not installed.
         StoreError: the state folder cannot be used, or another agent uses it.
     """
 
@@ -72,7 +76,6 @@ class Agent:
         self._settings = settings
         self._gauges = gauges or Gauges()
         self._guard = Guard(settings.policy, board_named(settings.board), self._gauges, clock=clock)
-        self._measure_link = measure_link
         self._store = AgentStore(settings.state)
         self._lock = self._store.claim()
         self._clock = clock
@@ -85,12 +88,23 @@ class Agent:
             settings.device, self._store, is_in=self._is_in, objection=self._guard.objection, clock=clock
         )
         self._jobs = Jobs(self.events.put, clock)
+        self._enrolling = Enrolling(
+            settings,
+            self._store,
+            self._gauges,
+            self._guard,
+            self._jobs,
+            measure_link=measure_link,
+            why_stop=self._why_stop,
+            send=self._send,
+            decline=lambda run, what, problem: self._decline(Errand("enrolment", run), what, problem),
+            clock=clock,
+        )
+        self._manager = Notifier()
         self._joined: Participation | None = None
-        self._joining: str | None = None
         self._finished: str | None = None
         self._working: Errand | None = None
         self._next: tuple[Errand, str] | None = None
-        self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
         self._resting: str | None = None  # why it takes no part just now
         self._look_at: float | None = None
 
@@ -99,19 +113,23 @@ class Agent:
         try:
             self._transport.connect()
             while True:
+                self._manager.beat(self._clock())
                 event = self._next_event()
                 if isinstance(event, Stop):
                     return event.reason
                 self._handle(event)
                 self._send_all(self._outbox.tick(self._clock()))
+                self._enrolling.tick(self._clock())
                 self._look(self._clock())
         finally:
+            self._manager.stopping()
             self._transport.close(wire.encode(wire.Presence(False)))
             self._jobs.close()
             self._lock.close()
 
     def _next_event(self) -> Any:
-        wake_at = min((at for at in (self._outbox.wake_at, self._look_at) if at is not None), default=None)
+        due = (self._outbox.wake_at, self._look_at, self._enrolling.wake_at, self._manager.wake_at)
+        wake_at = min((at for at in due if at is not None), default=None)
         timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
         try:
             return self.events.get(timeout=timeout_s)
@@ -143,6 +161,7 @@ class Agent:
         log.info("connected; fleet %s, device %s", self._settings.fleet, self._settings.device)
         presence = wire.Presence(True, self._instance, VERSION)
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
+        self._manager.ready()
         self._send_all(self._outbox.reconnected(now))
 
     def _receive(self, channel: str, data: bytes, now: float) -> None:
@@ -156,6 +175,8 @@ class Agent:
                 self._send_all(self._outbox.handle(reply, now))
             case wire.Ping(nonce):
                 self._send(wire.Pong(nonce))
+            case wire.Lacking(run, reason):
+                self._enrolling.do_without_bundle(run, reason)
             case wire.Finish(run, reason):
                 self._finish(run, reason)
 
@@ -180,7 +201,7 @@ class Agent:
     def _go_on(self, offer: Offer) -> None:
         """What this offer brings is on disk: do what it is for."""
         errand = offer.errand
-        if errand.kind == "enrolment":
+        if errand.kind in ("enrolment", "bundle"):
             self._join(errand.run)
         elif self._is_in(errand.run):
             self._work(errand, offer.transfer)
@@ -188,33 +209,8 @@ class Agent:
     def _join(self, run: str) -> None:
         if self._is_in(run):
             self._say_ready()
-        elif (reason := self._guard.objection()) is not None:
-            self._postpone(run, reason)
-        elif self._joining != run:
-            self._joining, self._postponed = run, None
-            data = self._store.enrolment(run).read() or b""
-            stop, progress = lambda: self._why_stop(run), self._jobs.progress
-            self._jobs.join(run, lambda: self._join_now(run, data, stop, progress))
-
-    def _postpone(self, run: str, reason: str) -> None:
-        """Joining measures how fast this board trains; that too is for when the owner lets it."""
-        if self._postponed != (run, reason):
-            self._decline(Errand("enrolment", run), "not joining yet", TrainingStopped(reason))
-        self._postponed, self._look_at = (run, reason), self._clock() + LOOK_EVERY_S
-
-    def _join_now(
-        self, run: str, data: bytes, stop: Callable[[], str | None], progress: Callable[[float], None]
-    ) -> Participation:
-        return join(
-            self._settings,
-            self._store,
-            run,
-            data,
-            gauges=self._gauges,
-            measure_link=self._measure_link,
-            stop=stop,
-            progress=progress,
-        )
+        else:
+            self._enrolling.begin(run)
 
     def _why_stop(self, run: str) -> str | None:
         """Asked by local training before every batch, in the jobs' thread."""
@@ -223,18 +219,10 @@ class Agent:
         return "the run is finished" if self._finished == run else self._guard.objection()
 
     def _after_join(self, event: Joined) -> None:
-        if event.run != self._joining:
-            return
-        self._joining = None
-        problem = event.outcome.exception()
-        if isinstance(problem, TrainingStopped) and (reason := self._guard.objection()) is not None:
-            self._postpone(event.run, reason)
-            return
-        if problem is not None:
-            self._decline(Errand("enrolment", event.run), f"cannot join run {event.run}", problem)
-            return
-        self._joined = event.outcome.result()
-        self._say_ready()
+        participation = self._enrolling.joined(event)
+        if participation is not None:
+            self._joined = participation
+            self._say_ready()
 
     def _say_ready(self) -> None:
         """Or why not, for the time being."""
@@ -254,8 +242,6 @@ class Agent:
         if self._look_at is None or now < self._look_at:
             return
         self._look_at = None
-        if self._postponed is not None:
-            self._join(self._postponed[0])
         if self._joined is None:
             return
         self._look_at = now + LOOK_EVERY_S
@@ -338,14 +324,12 @@ class Agent:
         self._finished = run  # ends its training
         if self._is_in(run):
             self._joined = self._next = None
-        if self._postponed is not None and self._postponed[0] == run:
-            self._postponed = None
-        if self._joining == run:
-            self._joining = None
+        self._enrolling.forget(run)
         if self._leave_after_run:
             self.events.put(Stop("the run is finished"))
         self._send_all(self._outbox.drop(lambda errand: errand.run == run, self._clock()))
         self._store.forget_tasks(run)
+        give_back()
 
     def _tell_progress(self, fraction: float) -> None:
         if self._working is not None:

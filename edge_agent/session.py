@@ -47,6 +47,22 @@ class Kept(Generic[D]):
     reply: bytes = b""
 
 
+def recall(enrolment: Enrolment, method: Method[Any, Any, Any, Any], memory: Memory) -> Kept[Any]:
+    """What a device remembers of a run, or what it begins with.
+
+    Raises:
+        PacketError: it is damaged.
+        StoreError: it cannot be read.
+    """
+    data = memory.read()
+    if data is not None:
+        kind = Kept[method.device_state_type]  # type: ignore[name-defined]
+        kept: Kept[Any] = codec.decode(data, kind, method.spec, finite=False)
+        if kept.run == enrolment.run:
+            return kept
+    return Kept(enrolment.run, method.init_device(enrolment.weights))
+
+
 class Session:
     """A device in one run.
 
@@ -76,7 +92,7 @@ class Session:
         self._memory = memory
         self._keep_replies = keep_replies
         self._rehearsed: tuple[int, int, bytes] | None = None
-        self._kept = self._recall()
+        self._kept = recall(enrolment, method, memory)
 
     @property
     def spec(self) -> ModelSpec:
@@ -154,15 +170,6 @@ class Session:
         if assignment.device != self._device:
             raise PacketForeign(f"task for {assignment.device}; this is {self._device}")
         return assignment
-
-    def _recall(self) -> Kept[Any]:
-        data = self._memory.read()
-        if data is not None:
-            kind = Kept[self._method.device_state_type]  # type: ignore[name-defined]
-            kept: Kept[Any] = codec.decode(data, kind, self.spec, finite=False)
-            if kept.run == self._enrolment.run:
-                return kept
-        return Kept(self._enrolment.run, self._method.init_device(self._enrolment.weights))
 
     def _keep(self, kept: Kept[Any]) -> None:
         self._memory.write(codec.encode(kept, self.spec))

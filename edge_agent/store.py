@@ -1,7 +1,9 @@
 """What an agent keeps on disk, in a folder of one device in one fleet.
 
 It holds:
+    bundles/<digest>            models for training without torch; the same one serves many runs
     runs/<run>/enrolment        what it started from
+    runs/<run>/bundle           the digest of its bundle
     runs/<run>/session          personal model, method state, last reply: one file, one write
     runs/<run>/allowance        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
@@ -18,12 +20,13 @@ from typing import IO
 
 from protocols.errors import PacketForeign, StoreError
 from protocols.files import write_atomically
+from protocols.transfer import digest_of
 
 if sys.platform != "win32":
     import fcntl
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,96}")
-_TRANSFER = re.compile(r"[0-9a-f]{32}")
+_TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,32 @@ class AgentStore:
     def session(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
         return FileMemory(self._run(run) / "session")
+
+    def keep_bundle(self, run: str, payload: bytes) -> None:
+        """Store a run's bundle under its digest. Raises PacketForeign, as above, and StoreError."""
+        digest = digest_of(payload)
+        FileMemory(self.folder / "bundles" / digest).write(payload)
+        FileMemory(self._run(run) / "bundle").write(digest.encode())
+
+    def adopt_bundle(self, run: str, digest: str) -> bool:
+        """Whether a bundle of this digest is here, whole, from an earlier run; then it is this run's too.
+        Raises PacketForeign, as above, and StoreError.
+        """
+        payload = self._bundle(digest)
+        if payload is not None:
+            FileMemory(self._run(run) / "bundle").write(digest.encode())
+        return payload is not None
+
+    def bundle(self, run: str) -> bytes | None:
+        """A run's bundle; None: it is not here, or damaged. Raises PacketForeign, as above; StoreError."""
+        digest = FileMemory(self._run(run) / "bundle").read()
+        return None if digest is None else self._bundle(digest.decode("ascii", "replace"))
+
+    def _bundle(self, digest: str) -> bytes | None:
+        if not _TRANSFER.fullmatch(digest):
+            return None
+        payload = FileMemory(self.folder / "bundles" / digest).read()
+        return payload if payload is not None and digest_of(payload) == digest else None
 
     def allowance(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""

@@ -1,11 +1,11 @@
-"""The loss terms of `protocols.guide` in torch."""
+"""A batch's guide term in torch."""
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edge_agent.trainer import Hint
-from protocols.guide import Contrast, Distillation
+from protocols.guide import Distillation
+from protocols.torch_guide import contrast, distillation
 
 
 def guide_term(hint: Hint, own: Tensor) -> Tensor:
@@ -15,20 +15,9 @@ def guide_term(hint: Hint, own: Tensor) -> Tensor:
         hint: the guide and what its models answered on the batch.
         own: what the model in training answers, shape (n, ...), as the others' answers.
     """
-    answers = [torch.from_numpy(answer) for answer in hint.answers]
-    if isinstance(hint.guide, Distillation):
-        return _distillation(hint.guide, own, *answers)
-    return _contrast(hint.guide, own, *answers)
-
-
-def _distillation(guide: Distillation, logits: Tensor, teacher: Tensor) -> Tensor:
-    softened = functional.log_softmax(logits / guide.temperature, dim=1)
-    target = functional.softmax(teacher / guide.temperature, dim=1)
-    divergence = functional.kl_div(softened, target, reduction="batchmean")
-    return guide.strength * guide.temperature**2 * divergence
-
-
-def _contrast(guide: Contrast, features: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    alike = [functional.cosine_similarity(features, answer, dim=1) for answer in (near, far)]
-    scores = torch.stack(alike, dim=1) / guide.temperature
-    return guide.strength * functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
+    guide, answers = hint.guide, [torch.from_numpy(answer) for answer in hint.answers]
+    if isinstance(guide, Distillation):
+        (teacher,) = answers
+        return distillation(own, teacher, guide.strength, guide.temperature)
+    near, far = answers
+    return contrast(own, near, far, guide.strength, guide.temperature)

@@ -85,7 +85,7 @@ def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) 
         ModelError: the forward pass fails or its output has another shape.
     """
     try:
-        logits = _forward(module, input_shape)
+        _, logits = _forward(module, input_shape)
     except Exception as problem:  # a user's module may raise anything
         raise ModelError(f"model {name!r} cannot take input {input_shape}: {_line(problem)}") from problem
     if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):
@@ -111,15 +111,24 @@ def _load(name: str) -> Build:
     return cast("Build", found)
 
 
-def _forward(module: nn.Module, input_shape: Shape) -> Any:
+def blank_batch(module: nn.Module, input_shape: Shape) -> Tensor:
+    """Two samples of zeros as the module takes them: whole numbers where it has an embedding and refuses
+    floats.
+    """
+    return _forward(module, input_shape)[0]
+
+
+def _forward(module: nn.Module, input_shape: Shape) -> tuple[Tensor, Any]:
+    """Two blank samples, and what the module gives for them in evaluation mode."""
+    batch = torch.zeros(2, *input_shape)
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        return module(torch.zeros(2, *input_shape))
+        return batch, module(batch)
     except (RuntimeError, TypeError):
         if not any(isinstance(part, nn.Embedding) for part, _ in modes):
             raise
-        return module(torch.zeros(2, *input_shape, dtype=torch.int64))
+        return batch.long(), module(batch.long())
     finally:
         for part, training in modes:
             part.training = training
@@ -139,7 +148,7 @@ def _with_head(
 ) -> nn.Sequential:
     """`features`, flattened, and fully connected layers of `widths` with ReLU, then of `num_classes`."""
     features.add_module("flatten", nn.Flatten())
-    size = math.prod(_forward(features, input_shape).shape[1:])
+    size = math.prod(_forward(features, input_shape)[1].shape[1:])
     for index, width in enumerate(widths, start=1):
         features.add_module(f"fc{index}", nn.Linear(size, width, bias=bias))
         features.add_module(f"fc{index}_relu", nn.ReLU())
@@ -256,8 +265,8 @@ def training_flops(module: nn.Module, input_shape: Shape) -> float:
     """Floating-point operations of one training step per sample: forward and backward of the matrix
     products and convolutions, as torch counts them. Leaves no gradients.
     """
-    batch = 2
+    batch = blank_batch(module, input_shape)
     with FlopCounterMode(display=False) as counter:
-        module(torch.zeros(batch, *input_shape)).sum().backward()
+        module(batch).sum().backward()
     module.zero_grad()
-    return float(counter.get_total_flops()) / batch
+    return float(counter.get_total_flops()) / len(batch)

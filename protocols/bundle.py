@@ -118,10 +118,11 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
     Raises:
         PacketError: damaged, of another model, or of a version that this side does not know.
     """
-    bundle = codec.decode(data, Bundle, spec, limit=MAX_BYTES)
+    bundle = codec.decode(data, Bundle, None, limit=MAX_BYTES)
+    codec.check_model(data, bundle.spec)
     if spec is not None and bundle.spec.hash != spec.hash:
         raise PacketForeign(
-            f"bundle of model {bundle.spec.hash}; this fleet's model is {spec.hash} ({spec.name})"
+            f"bundle of model {bundle.spec.hash}; the fleet's model is {spec.hash} ({spec.name})"
         )
     if missing := [name for name in REQUIRED if name not in bundle.graphs]:
         raise PacketCorrupt(f"bundle of model {bundle.spec.name}: graph {missing[0]!r} is missing")

@@ -128,16 +128,23 @@ def decode(
     return message
 
 
-def _open(data: bytes, spec: ModelSpec | None, limit: int | None) -> bytes:
-    if len(data) < _HEADER.size:
-        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
-    magic, version, model, num_bytes, checksum = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != VERSION:
-        raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {VERSION}")
-    if spec is not None and model.hex() != spec.hash:
+def check_model(data: bytes, spec: ModelSpec) -> None:
+    """Whether what `encode` made is for this model. Raises PacketForeign."""
+    _, _, model, _, _ = _HEADER.unpack_from(data)
+    if model.hex() != spec.hash:
         raise PacketForeign(
             f"packet for model {model.hex()}; this fleet's model is {spec.hash} ({spec.name})"
         )
+
+
+def _open(data: bytes, spec: ModelSpec | None, limit: int | None) -> bytes:
+    if len(data) < _HEADER.size:
+        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
+    magic, version, _, num_bytes, checksum = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != VERSION:
+        raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {VERSION}")
+    if spec is not None:
+        check_model(data, spec)
     packed = data[_HEADER.size :]
     if limit is not None and max(num_bytes, len(packed)) > limit:
         raise PacketTooLarge(f"packet of {max(num_bytes, len(packed))} bytes unpacked; at most {limit}")

@@ -27,11 +27,11 @@ Attribute = int | float | str | tuple[int | float, ...]
 OPERATORS = frozenset(
     """
     Abs Add And ArgMax AveragePool Cast Clip Concat ConstantOfShape Conv ConvTranspose Cos CumSum
-    Div Elu Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm GlobalAveragePool
+    DepthToSpace Div Elu Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm GlobalAveragePool
     Greater GreaterOrEqual HardSigmoid Identity LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max
     MaxPool MaxUnpool Min Mod Mul Neg Not OneHot Or Pad Pow Range Reciprocal ReduceMax ReduceMean
     ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape ScatterElements ScatterND Selu Shape
-    Sigmoid Sign Sin Size Slice Softmax Softplus Split Sqrt Squeeze Sub Sum Tanh Tile Transpose
+    Sigmoid Sign Sin Size Slice Softmax Softplus SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh Tile Transpose
     Unsqueeze Where
     """.split()  # noqa: SIM905 - a list of ninety strings reads worse
 )

@@ -1,7 +1,8 @@
 """The small control messages, as JSON (an engineer may watch them with any MQTT client).
 
-Payloads (enrolment, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each answered by
-`Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 bytes offset little endian, data.
+Payloads (enrolment, bundle, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each
+answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 bytes offset little endian,
+data.
 """
 
 from typing import Literal, TypeVar
@@ -31,12 +32,12 @@ class Presence(Message, frozen=True):
 
 
 class Errand(Struct, frozen=True):
-    """What a payload is for. For an enrolment, round and attempt are 0.
+    """What a payload is for. For an enrolment and a bundle, round and attempt are 0.
 
     `rehearsal` marks the closing evaluation (see `protocols.method.Round`).
     """
 
-    kind: Literal["enrolment", "task", "update"]
+    kind: Literal["enrolment", "bundle", "task", "update"]
     run: str
     round: int = 0
     attempt: int = 0
@@ -72,6 +73,19 @@ class Refuse(Message, frozen=True):
     """Receiver: I do not take this payload."""
 
     transfer: str
+    reason: str
+
+
+class Fetch(Message, frozen=True):
+    """Device: I train without torch, send me the run's bundle. Answered by its offer, or by `Lacking`."""
+
+    run: str
+
+
+class Lacking(Message, frozen=True):
+    """Coordinator: this run has no bundle."""
+
+    run: str
     reason: str
 
 
@@ -134,8 +148,10 @@ class Pong(Message, frozen=True):
     nonce: str
 
 
-FromDevice = Presence | Offer | Resume | Ack | Refuse | Ready | Working | Measured | Decline | Left | Pong
-ToDevice = Offer | Resume | Ack | Refuse | Finish | Ping
+FromDevice = (
+    Presence | Offer | Resume | Ack | Refuse | Fetch | Ready | Working | Measured | Decline | Left | Pong
+)
+ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | Ping
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)

@@ -50,8 +50,8 @@ class ModelSection(Settings, frozen=True):
     """[model]
 
     Attributes:
-        name: of a built-in model, or `package.module:function` that returns a torch module from
-            (input_shape, num_classes).
+        name: of a built-in model, `package.module:function` that returns a torch module from
+            (input_shape, num_classes), or `bundle:FILE` that `edge-coordinator export` wrote.
         input_shape: of one sample, e.g. [1, 28, 28]; None: as data.source has it.
         num_classes: None: as data.source has it.
     """
@@ -94,6 +94,7 @@ class DataSection(Settings, frozen=True):
         partition: for simulations; a real device brings its own data.
         mean, std: float input = (x / 255 if x is uint8 else x) minus mean, over std.
         validation_fraction: of the training samples, held out for methods that need a validation loss.
+        class_names: of the labels 0, 1, ...; for the models that devices export.
     """
 
     source: str = "digits"
@@ -101,6 +102,7 @@ class DataSection(Settings, frozen=True):
     mean: float = 0.0
     std: Positive = 1.0
     validation_fraction: Fraction = 0.0
+    class_names: tuple[str, ...] = ()
 
 
 class TrainingSection(Settings, frozen=True):

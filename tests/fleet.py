@@ -199,20 +199,31 @@ class Fleet:
             self.folder / "broker", port=self.broker.port, which=self.broker.which
         )
 
-    def start_coordinator(self, *options):
+    def start_coordinator(self, *options, **environment):
         command = ["coordinator.cli", "serve", str(self.run_file), "--runs", str(self.folder / "runs")]
         command += ["--broker", self.address(self.broker.port), *options]
-        self.coordinator = self._start("coordinator", command)
+        self.coordinator = self._start("coordinator", command, **environment)
         return self.coordinator
 
-    def start_agent(self, device, *, port=None, data=None, options=("--leave-after-run",), prefix=()):
+    def start_agent(
+        self,
+        device,
+        *,
+        port=None,
+        data=None,
+        options=("--leave-after-run",),
+        prefix=(),
+        trainer="torch",
+        **environment,
+    ):
+        """Torch is what a simulation trains with, to the last bit."""
         place = list(self.shares).index(device) if device in self.shares else None
         board, ratio = ("generic", 1.0) if place is None else (BOARDS[place], RATIOS[place])
         command = ["edge_agent.cli", "run", "--fleet", self.name, "--device", device, "--board", board]
-        command += ["--ratio", str(ratio)]
+        command += ["--ratio", str(ratio), "--trainer", trainer]
         command += ["--broker", self.address(port or self.broker.port), "--state", str(self.folder / "state")]
         command += ["--data", data or f"npz:{self.shares[device]}", *options]
-        self.agents[device] = self._start(device, command, prefix)
+        self.agents[device] = self._start(device, command, prefix, **environment)
         return self.agents[device]
 
     @staticmethod
@@ -235,8 +246,8 @@ class Fleet:
     def summary(self):
         return msgspec.json.decode((self.folder / "runs" / self.name / "summary.json").read_bytes())
 
-    def _start(self, name, command, prefix=()):
-        child = Child(name, command, self.folder / f"{name}.log", prefix=prefix)
+    def _start(self, name, command, prefix=(), **environment):
+        child = Child(name, command, self.folder / f"{name}.log", prefix=prefix, **environment)
         self._children.append(child)
         return child
 

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import firmware_profiles
-from coordinator.enrol import activation_bytes, prepare
+from coordinator.enrol import prepare
+from coordinator.export.figures import activation_bytes
 from edge_agent.budget import decide, explain_table
 from edge_agent.experience import Experience
 from edge_agent.forecast import EVALUATIONS, FORWARD, capability_of, demand, predict
 from edge_agent.policy import Limits
 from edge_agent.profile import report_of
+from protocols.architectures import build
 from protocols.footprint import Footprint
 from protocols.method import Choice, Cost, DeviceReport
 from protocols.settings import parse_run
@@ -191,7 +193,7 @@ def test_a_runs_capability_is_the_boards_and_the_enrolments():
 
 
 def test_activations_grow_with_the_model_and_not_with_how_they_are_counted():
-    lenet = activation_bytes("lenet5", (3, 32, 32), 10)
+    lenet = activation_bytes(build("lenet5", (3, 32, 32), 10), (3, 32, 32))
     kept = (
         3 * 32 * 32 + 6 * 28 * 28 + 6 * 14 * 14 + 16 * 10 * 10 + 16 * 5 * 5 + 120 + 84
     )  # what each layer takes

@@ -88,9 +88,9 @@ def test_a_device_that_declines_the_open_round_is_listed_so_once():
     assert capture.get().count("declined") == 1
 
 
-def test_export_writes_the_shared_model_by_name(finished, tmp_path):
+def test_weights_writes_the_shared_model_by_name(finished, tmp_path):
     folder, spec, weights = finished
-    assert call("export", folder, tmp_path / "model.safetensors").exit_code == 0
+    assert call("weights", folder, tmp_path / "model.safetensors").exit_code == 0
     tensors = load_file(tmp_path / "model.safetensors")
     assert set(tensors) == {tensor.name for tensor in spec.tensors if tensor.kind != "stat"}
     for tensor, view in spec.views(weights):
@@ -120,7 +120,7 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
     for arguments in (
         ("report", tmp_path),
         ("devices", tmp_path / "nowhere"),
-        ("export", tmp_path, tmp_path / "out"),
+        ("weights", tmp_path, tmp_path / "out"),
         ("serve", tmp_path / "nowhere.toml"),
         ("serve", run_file, "--runs", tmp_path, "--set", "run.rouds=3"),
         ("serve", run_file, "--runs", tmp_path),  # no data to read the model's shape from

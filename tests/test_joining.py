@@ -50,6 +50,7 @@ def joined(enrolled: Enrolment, folder: Path, link=LINK, **settings):
         AgentStore(folder),
         enrolled.run,
         data,
+        kind="torch",
         gauges=Gauges(folder / "no-sensors"),
         measure_link=lambda: link,
         stop=lambda: None,

@@ -23,6 +23,7 @@ from edge_agent.probes.training import TrainingSpeed, measure_training
 from edge_agent.profile import board_named
 from edge_agent.store import AgentStore
 from edge_agent.torch_trainer import TorchBackend
+from edge_agent.trainers import Trainers
 from protocols import codec, topics
 from protocols.errors import ModelError, SettingError, TrainingStopped
 from protocols.randomness import Key
@@ -90,7 +91,7 @@ def test_the_peak_is_of_the_steps(tmp_path):
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet8", "har-cnn"])
 def test_a_model_by_name_freezes_shares_of_every_inner_layer(name):
-    work = model.by_name(name)
+    work = model.by_name(name, trainers=Trainers("torch"))
     spec = work.backend.spec
     assert work.flops_per_sample > 2 * spec.num_parameters
     whole = Neurons(1.0, 1).mask(spec)

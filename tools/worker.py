@@ -7,7 +7,8 @@ from typing import Any
 from edge_agent.fit import LocalTrainer
 from edge_agent.session import Session
 from edge_agent.store import FileMemory
-from edge_agent.torch_trainer import TorchBackend
+from edge_agent.trainer import Backend
+from edge_agent.trainers import make_backend
 from protocols import codec
 from protocols.method import Budget, Method
 from protocols.methods import create
@@ -23,7 +24,7 @@ class Stage:
     settings: RunSettings
     enrolment: Enrolment
     method: Method[Any, Any, Any, Any]
-    backend: TorchBackend
+    backend: Backend
     shares: Shares
     folder: Path
 
@@ -41,14 +42,13 @@ _stage: Stage | None = None
 
 def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
     """Set this process up, once."""
-    import torch
-
     global _stage  # noqa: PLW0603 - a worker process has one stage, and the pool calls plain functions
-    torch.set_num_threads(1)
     decoded = codec.decode(enrolment, Enrolment, None)
     method_settings = {key: value for key, value in decoded.method.items() if key != "name"}
     method = create(decoded.method["name"], decoded.spec, method_settings)
-    _stage = Stage(settings, decoded, method, TorchBackend.from_spec(decoded.spec), Shares(settings), folder)
+    _stage = Stage(
+        settings, decoded, method, make_backend("torch", decoded.spec, None, 1), Shares(settings), folder
+    )
 
 
 def answer(name: str, index: int, ratio: float, payload: bytes) -> bytes:

@@ -49,7 +49,7 @@ class _Acknowledged:
     message: int
 
 
-class _Line(MqttTransport):
+class ProbeLine(MqttTransport):
     """A connection of its own. Its will and its farewell clear the topic, however it ends."""
 
     def __init__(
@@ -93,7 +93,8 @@ class _Line(MqttTransport):
         self._client.unsubscribe(self._topic)
         return seconds
 
-    def _wait(self, wanted: Callable[[Any], bool], patience_s: float, failure: str) -> None:
+    def _wait(self, wanted: Callable[[Any], bool], patience_s: float, failure: str) -> Any:
+        """The event; raises TransportError."""
         give_up_at = self._clock() + patience_s
         while True:
             try:
@@ -103,7 +104,7 @@ class _Line(MqttTransport):
             if isinstance(event, Disconnected):
                 raise TransportError(event.reason)
             if wanted(event):
-                return
+                return event
 
 
 def _is_whole(event: Any, num_bytes: int) -> bool:
@@ -132,7 +133,7 @@ def measure_link(
     """
     topic, found = topics.topic(fleet, device, "probe"), LinkSpeed()
     try:
-        with closing(_Line(broker, f"{fleet}-{device}-probe", topic, clock, patience_s)) as line:
+        with closing(ProbeLine(broker, f"{fleet}-{device}-probe", topic, clock, patience_s)) as line:
             line.open()
             for better in _measure(line):
                 found = better
@@ -141,7 +142,7 @@ def measure_link(
     return found
 
 
-def _measure(line: _Line) -> Iterator[LinkSpeed]:
+def _measure(line: ProbeLine) -> Iterator[LinkSpeed]:
     """Each result is better than the one before; after a message that is refused, the last one stands."""
     trip_s = median(line.deliver(b".") for _ in range(_NUM_PINGS))
     found, num_bytes, times, up_s, down_s = LinkSpeed(round_trip_s=trip_s), FIRST_BYTES, 1, 0.0, 0.0

@@ -8,12 +8,16 @@ import numpy as np
 from edge_agent.data import DeviceData
 from edge_agent.store import AgentStore
 from edge_agent.trainer import Backend
+from edge_agent.trainers import AUTO, Trainers, make_backend, needs_bundle
 from protocols import codec
+from protocols.bundle import read_bundle
 from protocols.errors import ModelError, PacketError, StoreError
+from protocols.first_weights import draw_weights
 from protocols.model import Axis, FlatArray, ModelSpec, Span, TensorSpec
 from protocols.payloads import Enrolment
 from protocols.randomness import Key
 from protocols.settings import TrainingSection
+from protocols.shipped import shipped_bundle
 
 REFERENCE = "lenet5"
 BATCH_SIZE = 16
@@ -45,32 +49,36 @@ class Workload:
     where_from: str
 
 
-def chosen(name: str | None, store: AgentStore | None, threads: int) -> Workload:
+def chosen(name: str | None, store: AgentStore | None, threads: int, trainer: str = AUTO) -> Workload:
     """The model called `name`; without one that of the latest run in `store`; without any, LeNet-5.
+
+    Args:
+        name: see `by_name`.
+        store: of the device.
+        threads: processor threads.
+        trainer: "auto" or one of `edge_agent.trainers.KINDS`.
 
     Raises:
         ModelError: as `by_name` does.
     """
-    _torch().set_num_threads(threads)
-    joined = last_joined(store) if name is None and store is not None else None
-    return joined or by_name(name or REFERENCE)
+    trainers = Trainers(trainer)
+    joined = last_joined(store, threads, trainers) if name is None and store is not None else None
+    return joined or by_name(name or REFERENCE, threads, trainers)
 
 
-def last_joined(store: AgentStore) -> Workload | None:
-    """The model of the latest run whose enrolment is kept; None: there is none that can be read and built.
-
-    Raises:
-        ModelError: no trainer is installed.
-    """
-    _torch()
-    from edge_agent.torch_trainer import TorchBackend
-
+def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload | None:
+    """The model of the latest run whose enrolment is kept; None: there is none that can be read and built."""
     for run in store.runs():
         try:
             enrolment = codec.decode(store.enrolment(run).read() or b"", Enrolment, None)
-            if ":" in enrolment.spec.name:
-                continue  # code of the user's, which is imported only where its owner said --trust
-            backend = TorchBackend.from_spec(enrolment.spec)
+            data = store.bundle(run)
+            if data is None:
+                trainers.lacking[run] = f"the bundle of run {run} is not here"
+            kind = trainers.kind(run)
+            if kind == "torch" and ":" in enrolment.spec.name:
+                continue  # code of the user's is imported only where its owner said --trust
+            bundle = read_bundle(data or b"", enrolment.spec) if needs_bundle(kind) else None
+            backend = make_backend(kind, enrolment.spec, bundle, threads)
         except (PacketError, StoreError, ModelError):
             continue
         return Workload(
@@ -79,34 +87,53 @@ def last_joined(store: AgentStore) -> Workload | None:
             settings=enrolment.training,
             data=made_up_data(enrolment.spec),
             flops_per_sample=enrolment.flops_per_sample,
-            where_from=f"{enrolment.spec.name}, as in run {run}",
+            where_from=f"{enrolment.spec.name}, as in run {run}, with {kind}",
         )
     return None
 
 
-def by_name(name: str) -> Workload:
+def by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Workload:
     """A built-in model or the user's own: colour images of 32 x 32 unless it takes none, batches of 16.
 
     Raises:
-        ModelError: there is no such model, it does not take such samples, or no trainer is installed.
+        ModelError: there is no such model, it does not take such samples, or what trains here has no bundle
+            of it.
     """
-    torch = _torch()
+    trainers, shape = trainers or Trainers(), _SHAPES.get(name, _IMAGES)
+    bundle = shipped_bundle(name, shape, _NUM_CLASSES)
+    if bundle is None:
+        trainers.lacking[name] = f"no bundle of model {name!r} comes with this agent"
+    kind = trainers.kind(name)
+    if kind != "torch" and bundle is not None:
+        weights = np.zeros(bundle.spec.size, np.float32)
+        if bundle.recipe is not None:
+            weights = draw_weights(bundle.recipe, bundle.spec, Key.of("fleetune", "profile"))
+        backend, flops = make_backend(kind, bundle.spec, bundle, threads), bundle.flops_per_sample
+    else:
+        backend, flops = _by_torch(name, shape, threads)
+        weights = backend.weights.copy()
+    size = " x ".join(map(str, shape))
+    return Workload(
+        backend=backend,
+        weights=weights,
+        settings=TrainingSection(batch_size=BATCH_SIZE),
+        data=made_up_data(backend.spec),
+        flops_per_sample=flops,
+        where_from=f"{name} on samples of {size}, batches of {BATCH_SIZE}, with {kind}",
+    )
+
+
+def _by_torch(name: str, shape: tuple[int, ...], threads: int) -> tuple[Backend, float]:
+    import torch
+
     from edge_agent.torch_trainer import TorchBackend
     from protocols.architectures import build, training_flops
 
-    shape = _SHAPES.get(name, _IMAGES)
+    torch.set_num_threads(threads)
     with torch.random.fork_rng(devices=[]):
         module = build(name, shape, _NUM_CLASSES)
-    flops, spec = training_flops(module, shape), _spec_of(name, module, shape)
-    backend = TorchBackend(spec, module)
-    return Workload(
-        backend=backend,
-        weights=backend.weights.copy(),
-        settings=TrainingSection(batch_size=BATCH_SIZE),
-        data=made_up_data(spec),
-        flops_per_sample=flops,
-        where_from=f"{name} on samples of {' x '.join(map(str, shape))}, batches of {BATCH_SIZE}",
-    )
+    flops = training_flops(module, shape)
+    return TorchBackend(_spec_of(name, module, shape), module), flops
 
 
 def made_up_data(spec: ModelSpec, num_samples: int = NUM_SAMPLES) -> DeviceData:
@@ -144,11 +171,3 @@ def _layer(path: str) -> str:
 
 def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise ModelError("no trainer is installed here: pip install 'fleetune[torch]'") from None
-    return torch

@@ -139,7 +139,7 @@ def survey(
         sleep: waits, while the idle board's draw is measured.
     """
     meter = EnergyMeter(root, run, clock=clock)
-    figures = _board_figures(root, run) | _condition_figures(root, run)
+    figures = _board_figures(root, run) | condition_figures(root, run)
     figures["idle_w"] = _idle_watts(meter, root, sleep)
     found = Survey(compute.board_name(root, run), _sensors(root, run), figures, trained="not asked for")
     if workload is not None:
@@ -206,7 +206,8 @@ def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
     return {**figures, "cgroup_limit_bytes": limited}
 
 
-def _condition_figures(root: Path, run: Run) -> dict[str, Figure]:
+def condition_figures(root: Path = ROOT, run: Run = run_command) -> dict[str, Figure]:
+    """All of `Conditions`, each with the reason where it is not known."""
     now = read_conditions(root, run)
     return {name: _told(root, name, getattr(now, name)) for name in _CONDITIONS}
 

@@ -1,0 +1,119 @@
+"""`edge-coordinator export`: a bundle as a file, and what is in it."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from coordinator.models import make_run_bundle
+from protocols.bundle import Bundle
+from protocols.errors import SettingError, StoreError
+from protocols.files import write_atomically
+from protocols.onnx_file import write_onnx
+from protocols.settings import RunSettings, parse_run, read_run
+from protocols.transfer import digest_of
+
+
+@dataclass(frozen=True)
+class Written:
+    """A bundle on disk.
+
+    Attributes:
+        bundle: what was written.
+        path: the file.
+        num_bytes: of it.
+        digest: that agents know it by.
+        seconds: to make and check it.
+    """
+
+    bundle: Bundle
+    path: Path
+    num_bytes: int
+    digest: str
+    seconds: float
+
+
+def settings_for(
+    model: str, input_shape: str | None, classes: int | None, seed: int, changes: list[str]
+) -> RunSettings:
+    """The settings that say which model is meant.
+
+    Args:
+        model: a name, or the path of a run's settings.
+        input_shape: e.g. "1x28x28"; None: the settings say it.
+        classes: as above.
+        seed: of the run, if `model` is a name.
+        changes: see `read_run`.
+
+    Raises:
+        SettingError: the shape is missing or no shape.
+    """
+    if model.endswith(".toml"):
+        changes = [*changes, *([f"model.input_shape={list(_sizes(input_shape))}"] if input_shape else [])]
+        changes += [f"model.num_classes={classes}"] if classes else []
+        return read_run(Path(model), changes)
+    if input_shape is None or classes is None:
+        raise SettingError(
+            "export: give the shape of a sample and the classes, e.g. --input 1x28x28 --classes 10"
+        )
+    section = {"name": model, "input_shape": list(_sizes(input_shape)), "num_classes": classes}
+    run = {"name": "export", "seed": seed}
+    return parse_run({"run": run, "model": section, "method": {"name": "fedavg"}})
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = re.split(r"[x,]", text)
+    if not all(size.isdecimal() and int(size) for size in sizes):
+        raise SettingError(f"--input {text}: write the shape of one sample as 1x28x28")
+    return tuple(map(int, sizes))
+
+
+def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> Written:
+    """Make a bundle and write it.
+
+    Args:
+        settings: say which model.
+        out: the file; None: named for the model, here.
+        onnx: folder for its graphs as ONNX files; None: they are not written.
+
+    Raises:
+        ModelError: the model cannot be built or exported.
+        StoreError: a file cannot be written.
+    """
+    began = time.monotonic()
+    bundle = make_run_bundle(settings)
+    seconds = time.monotonic() - began
+    data = bundle.encoded()
+    path = out or Path(f"{bundle.spec.name.replace(':', '.').replace('/', '-')}.bundle")
+    write_atomically(path, data)
+    if onnx is not None:
+        try:
+            onnx.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise StoreError(f"cannot make {onnx}: {problem.strerror}") from None
+        for name, graph in bundle.graphs.items():
+            write_atomically(onnx / f"{name}.onnx", write_onnx(graph))
+    return Written(bundle, path, len(data), digest_of(data), seconds)
+
+
+def bundle_table(written: Written) -> Table:
+    """What is in a bundle."""
+    bundle, spec = written.bundle, written.bundle.spec
+    table = Table(title=f"{spec.name}: {spec.num_parameters:,} parameters", title_justify="left")
+    table.add_column("graph")
+    table.add_column("operators", justify="right")
+    table.add_column("as ONNX", justify="right")
+    for name, graph in bundle.graphs.items():
+        table.add_row(name, str(len(graph.nodes)), f"{len(write_onnx(graph)) / 1e3:.1f} kB")
+    first = "drawn without torch" if bundle.recipe else "inside"
+    extra = ", for onnxruntime-training too" if bundle.ort_training else ""
+    table.caption = (
+        f"input {'x'.join(map(str, spec.input_shape))}, {spec.num_classes} classes\n"
+        f"first weights {first}{extra}\n"
+        f"{written.path}: {written.num_bytes:,} bytes, {written.digest}\n"
+        f"made in {written.seconds:.1f} s; every graph compared with torch"
+    )
+    table.caption_justify = "left"
+    return table

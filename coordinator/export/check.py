@@ -1,0 +1,244 @@
+"""Whether graphs compute what torch computes: ONNX Runtime beside the module as its author wrote it."""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coordinator.export.steps import BATCHES, Model, features_watched, inputs
+from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT
+from protocols.errors import ModelError
+from protocols.graph import Graph
+from protocols.model import FlatArray, ModelSpec
+from protocols.onnx_file import write_onnx
+from protocols.randomness import Key
+from protocols.torch_dropout import Dropouts
+from protocols.torch_guide import contrast, distillation
+
+SIZES = (16, 7, 2)
+TOLERANCE = 1e-5  # of an array's norm
+_NOISE = 8  # times torch's own rounding, e.g. in front of a norm, where a bias has no gradient but rounding
+_ATTEMPTS = 3  # a maximum or a kink may fall between the roundings of both sides, but not thrice
+
+Arrays = dict[str, NDArray[Any]]
+Run = Callable[[Arrays], Arrays]
+
+
+def check(model: Model, module: nn.Module, graphs: Mapping[str, Graph], weights: FlatArray) -> None:
+    """Run all graphs at several batch sizes, with running statistics as given and others.
+
+    Args:
+        model: as it was traced.
+        module: as its author wrote it; left as it is.
+        graphs: by name, see `protocols.bundle`.
+        weights: shape (spec.size,).
+
+    Raises:
+        ModelError: a graph gives something else than torch, or ONNX Runtime is missing.
+    """
+    for name, graph in graphs.items():
+        compare(model, module, name, partial(_run, model.spec, _session(model.spec, graph), graph), weights)
+
+
+def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatArray) -> None:
+    """Run what computes one graph, as `check` does.
+
+    Args:
+        model: as it was traced.
+        module: as its author wrote it; left as it is.
+        name: of the graph.
+        run: from arrays by name, more than it needs, to the graph's outputs by name.
+        weights: shape (spec.size,).
+
+    Raises:
+        ModelError: it gives something else than torch.
+    """
+    reference = _Reference(model, module)
+    for index, num_samples in enumerate(SIZES):
+        for attempt in range(_ATTEMPTS):
+            key = Key.of("export", name, num_samples, attempt)
+            tensors = _tensors(model.spec, weights, key if index else None)
+            given = _inputs(model, module, name, num_samples, key)
+            wanted = reference.run(name, tensors, given)
+            found = run(tensors | given)
+            worst, error = differences(found, wanted)
+            if error > TOLERANCE:
+                worst, error = differences(found, wanted, reference.rounding(name, tensors, given, wanted))
+            if error <= TOLERANCE:
+                break
+        else:
+            raise ModelError(
+                f"model {model.spec.name!r} cannot be exported: {worst} of graph {name} differs from"
+                f" torch's by {error:.1e} of its size with {num_samples} samples; agents with torch can"
+                " train it"
+            )
+
+
+def differences(
+    found: Arrays, wanted: Arrays, rounding: Mapping[str, float] | None = None
+) -> tuple[str, float]:
+    """The array that differs most, and by what part of its norm, beyond the norms of its rounding."""
+    worst = ("", 0.0)
+    for name, value in wanted.items():
+        difference = _norm(found[name] - value) - _NOISE * (rounding or {}).get(name, 0.0)
+        error = difference / (_norm(value) or 1.0)
+        if not error <= worst[1]:  # also where it is no number
+            worst = (name, error)
+    return worst
+
+
+class _Reference:
+    """The module itself, with the weights that it is given."""
+
+    def __init__(self, model: Model, module: nn.Module) -> None:
+        self._model = model
+        self._module = copy.deepcopy(module)
+
+    def rounding(self, graph: str, tensors: Arrays, given: Arrays, wanted: Arrays) -> dict[str, float]:
+        """Norms of what torch loses with 32 bits, measured against 64; nothing where the module refuses."""
+        self._module.double()
+        double = {
+            name: value.astype(float) if value.dtype.kind == "f" else value for name, value in given.items()
+        }
+        try:
+            exact = self.run(graph, tensors, double)
+        except RuntimeError:
+            return {}
+        finally:
+            self._module.float()
+        return {name: _norm(value - wanted[name]) for name, value in exact.items()}
+
+    def run(self, graph: str, tensors: Arrays, given: Arrays) -> Arrays:
+        """A graph's outputs as torch computes them."""
+        module, model = self._module, self._model
+        own = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in tensors.items():
+                own[name].copy_(torch.from_numpy(value))
+            for name, buffer in module.named_buffers():
+                if name.endswith("num_batches_tracked"):
+                    buffer.fill_(int(given.get(BATCHES, np.array(1))) - 1)
+        module.zero_grad()  # to None
+        module.train(graph not in (ANSWER, EVALUATE_GRADIENT))
+        inputs = {name: torch.from_numpy(value) for name, value in given.items()}
+        watched = Model(model.spec, module, (), True, model.num_features, False)
+        with (
+            Dropouts(lambda index, *_: inputs[f"noise:{index}"]),
+            features_watched(watched) as calls,
+            torch.set_grad_enabled(graph != ANSWER),
+        ):
+            logits = module(inputs["x"])
+        features = None if model.num_features is None else calls[0][0].flatten(1)
+        if graph == ANSWER:
+            found = {"logits": logits} if features is None else {"logits": logits, "features": features}
+        else:
+            found = self._gradients(graph, own, inputs, logits, features)
+        return {name: value.detach().numpy() for name, value in found.items()}
+
+    def _gradients(
+        self,
+        graph: str,
+        own: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+        logits: Tensor,
+        features: Tensor | None,
+    ) -> dict[str, Tensor]:
+        loss = total = functional.cross_entropy(logits, inputs["y"])
+        if graph == DISTILLATION:
+            total = total + distillation(
+                logits, *(inputs[name] for name in ("teacher", "strength", "temperature"))
+            )
+        if graph == CONTRAST:
+            assert features is not None
+            names = ("near", "far", "strength", "temperature")
+            total = total + contrast(features, *(inputs[name] for name in names))
+        total.backward()  # type: ignore[no-untyped-call]
+        found = {"loss": loss}
+        for tensor in self._model.spec.tensors:
+            value = own[tensor.name]
+            if tensor.kind == "stat":
+                found[f"statistic:{tensor.name}"] = value
+            else:
+                found[f"gradient:{tensor.name}"] = (
+                    torch.zeros_like(value) if value.grad is None else value.grad
+                )
+        return found
+
+
+def _session(spec: ModelSpec, graph: Graph) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as problem:
+        raise ModelError(
+            f"model {spec.name!r} cannot be exported: onnxruntime is missing, which compares its graphs with"
+            " torch; pip install 'fleetune[export]'"
+        ) from problem
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(write_onnx(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as problem:  # its exceptions have no common base
+        raise ModelError(f"model {spec.name!r} cannot be exported: {_line(problem)}") from problem
+
+
+def _run(spec: ModelSpec, session: Any, graph: Graph, given: Arrays) -> Arrays:
+    feeds = {port.name: given[port.name] for port in graph.inputs}
+    try:
+        found = dict(zip(graph.output_names, session.run(None, feeds), strict=True))
+    except Exception as problem:  # its exceptions have no common base
+        raise ModelError(f"model {spec.name!r} cannot be exported: {_line(problem)}") from problem
+    statistics = {
+        f"statistic:{tensor.name}": given[tensor.name] for tensor in spec.tensors if tensor.kind == "stat"
+    }
+    return statistics | found
+
+
+def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
+    """The model's tensors; with a key, other running statistics."""
+    found = {}
+    for tensor, value in spec.views(weights):
+        found[tensor.name] = value
+        if key is not None and tensor.kind == "stat":
+            noise = key.child(tensor.name).generator().normal(size=tensor.shape).astype(np.float32) / 4
+            moved = value + noise if tensor.name.endswith("mean") else value * np.exp(noise)
+            found[tensor.name] = moved.astype(np.float32)
+    return found
+
+
+def _inputs(model: Model, module: nn.Module, graph: str, num_samples: int, key: Key) -> Arrays:
+    """A batch of random samples, a part of each 0 (where maxima are many), and whatever else is taken."""
+    rng = key.generator()
+    found: Arrays = {}
+    for name, zeros in inputs(model, graph, num_samples).items():
+        if name in {tensor.name for tensor in model.spec.tensors}:
+            continue
+        found[name] = rng.normal(size=tuple(zeros.shape)).astype(np.float32)
+    flat = found["x"].reshape(num_samples, -1)
+    flat[:, : flat.shape[1] // 4] = 0
+    if not model.takes_floats:
+        numbers = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+        found["x"] = rng.integers(min(numbers), size=found["x"].shape)
+    if "y" in found:
+        found["y"] = rng.integers(model.spec.num_classes, size=num_samples)
+    for index, noise in enumerate(model.noises):
+        if f"noise:{index}" in found:
+            found[f"noise:{index}"] = noise.draw(key, index, num_samples)
+    for name, value in (("strength", 0.7), ("temperature", 1.8), (BATCHES, 3.0)):
+        if name in found:
+            found[name] = np.array(value, np.float32)
+    return found
+
+
+def _norm(value: NDArray[Any]) -> float:
+    return float(np.linalg.norm(value.astype(float)))
+
+
+def _line(problem: Exception) -> str:
+    return " ".join(str(problem).split())

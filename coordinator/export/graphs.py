@@ -1,0 +1,64 @@
+"""A model's training graphs, each compared with torch before anyone gets it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from coordinator.export import steps
+from coordinator.export.check import check
+from coordinator.export.lower import lower
+from coordinator.export.trace import trace
+from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
+from protocols.graph import Graph
+from protocols.model import FlatArray, ModelSpec
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `protocols.bundle.Bundle` has under the same names."""
+
+    graphs: dict[str, Graph]
+    noises: tuple[Noise, ...]
+    input_type: Literal["f4", "i8"]
+
+
+def export(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> Exported:
+    """The graphs of a model.
+
+    Args:
+        spec: its description.
+        module: left as it is.
+        weights: to compare with torch at, shape (spec.size,).
+
+    Raises:
+        ModelError: an operator that has no ONNX form, a use of the batch size that has none, a graph that
+            differs from torch, or ONNX Runtime is missing.
+    """
+    model = steps.prepare(spec, module)
+    names = [TRAIN, EVALUATE_GRADIENT, ANSWER, DISTILLATION]
+    names += [] if model.num_features is None else [CONTRAST]
+    graphs = {name: _graph(model, name) for name in names}
+    check(model, module, graphs, weights)
+    return Exported(graphs, model.noises, "f4" if model.takes_floats else "i8")
+
+
+def forward_graph(spec: ModelSpec, module: nn.Module) -> Graph:
+    """The graph `train` without gradients, in plain operators: loss and statistic:<tensor>.
+
+    Raises:
+        ModelError: as `export` does.
+    """
+    graph = _graph(steps.prepare(spec, module), TRAIN, plain=True)
+    return graph.keeping([name for name in graph.output_names if not name.startswith("gradient:")])
+
+
+def _graph(model: steps.Model, name: str, *, plain: bool = False) -> Graph:
+    spec = model.spec
+    traced = trace(
+        spec.name,
+        model.module,
+        lambda watch: steps.step(model, name, watch),
+        lambda num_samples: steps.inputs(model, name, num_samples),
+    )
+    return lower(spec.name, traced, plain=plain)

@@ -1,0 +1,99 @@
+"""A trace as a graph of standard ONNX operators."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from coordinator.export import (
+    convolution,
+    elementwise,
+    image_maps,
+    indexing,
+    max_pooling,
+    moving,
+    products,
+    reducing,
+)
+from coordinator.export.builder import Builder, NoForm, type_of
+from coordinator.export.trace import Operation, Ref, Trace
+from protocols.errors import ModelError
+from protocols.graph import Graph
+
+RULES: dict[str, Callable[..., Any]] = (
+    elementwise.RULES
+    | moving.RULES
+    | reducing.RULES
+    | products.RULES
+    | convolution.RULES
+    | max_pooling.RULES
+    | image_maps.RULES
+    | indexing.RULES
+)
+
+
+def lower(model: str, trace: Trace, *, plain: bool = False) -> Graph:
+    """The graph of a trace.
+
+    Args:
+        model: its name, for errors.
+        trace: of a step.
+        plain: see `Builder`.
+
+    Raises:
+        ModelError: an operation has no form in ONNX.
+    """
+    build = Builder(plain=plain)
+    values: dict[str, Any] = {}
+    for name, (shape, dtype) in trace.inputs.items():
+        values[name] = build.input(name, type_of(dtype), shape)
+    for name, tensor in trace.constants.items():
+        values[name] = build.constant(_array(tensor))
+    for operation in trace.operations:
+        try:
+            values[operation.name] = _result(build, operation, values)
+        except NoForm as problem:
+            raise ModelError(_refusal(model, operation, str(problem))) from problem
+    return build.graph({name: values[ref.name] for name, ref in trace.outputs.items()})
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    array = tensor.numpy()
+    return array.astype({"f": np.float32, "i": np.int64, "b": np.bool_}[array.dtype.kind])
+
+
+def _result(build: Builder, operation: Operation, values: dict[str, Any]) -> Any:
+    """What an operation gives: a value, or several."""
+    if "getitem" in operation.target:
+        ref, index = operation.args
+        return values[ref.name][index]
+    space, name, _ = operation.target.split(".", 2)
+    rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
+    if space != "aten" or rule is None:
+        raise NoForm("")
+    args, kwargs = _given(operation.args, values), _given(operation.kwargs, values)
+    for ignored in ("memory_format", "layout", "device", "pin_memory", "non_blocking", "implicit"):
+        kwargs.pop(ignored, None)
+    try:
+        return rule(build, operation, *args, **kwargs)
+    except TypeError as problem:  # an argument that the rule does not take
+        raise NoForm(str(problem)) from problem
+
+
+def _given(value: Any, values: dict[str, Any]) -> Any:
+    if isinstance(value, Ref):
+        return values[value.name]
+    if isinstance(value, dict):
+        return {key: _given(part, values) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_given(part, values) for part in value)
+    return value
+
+
+def _refusal(model: str, operation: Operation, why: str) -> str:
+    where = operation.path or "the model itself"
+    return (
+        f"model {model!r} cannot be exported: {where} uses {operation.target}, which has no ONNX form here"
+        f"{f' ({why})' if why else ''}; agents with torch can train it"
+    )

@@ -1,0 +1,36 @@
+"""A model's bundle, from its name."""
+
+from coordinator.blueprint import draw
+from coordinator.export.figures import activation_bytes
+from coordinator.export.graphs import export
+from coordinator.export.recipe import recipe_of
+from protocols.architectures import build, training_flops
+from protocols.bundle import Bundle
+from protocols.randomness import Key
+
+
+def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> Bundle:
+    """Trace a model, lower it, and check it against torch.
+
+    Args:
+        name: of a built-in model, or `package.module:function`.
+        input_shape: one sample, without the batch axis.
+        num_classes: number of logits.
+        key: of the first weights, which the bundle holds where they cannot be drawn without torch.
+
+    Raises:
+        ModelError: the model cannot be built, described or exported.
+    """
+    spec, weights = draw(name, input_shape, num_classes, key)
+    module = build(name, input_shape, num_classes)
+    exported, recipe = export(spec, module, weights), recipe_of(spec, module)
+    return Bundle(
+        spec=spec,
+        graphs=exported.graphs,
+        noises=exported.noises,
+        input_type=exported.input_type,
+        flops_per_sample=training_flops(module, input_shape),
+        activation_bytes_per_sample=activation_bytes(module, input_shape),
+        recipe=recipe,
+        weights=None if recipe else weights,
+    )

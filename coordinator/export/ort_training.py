@@ -1,0 +1,159 @@
+"""From a model's forward graph to what onnxruntime-training trains it with, if that is installed here.
+
+The package adds the gradients (its GradientGraphBuilder), from the forward pass in primitives: so its own
+normalisation operators and their traps stay out of it.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from coordinator.export.check import Arrays, Run, compare
+from coordinator.export.graphs import forward_graph
+from coordinator.export.steps import prepare
+from protocols import ort_training
+from protocols.bundle import TRAIN
+from protocols.errors import ModelError
+from protocols.graph import Graph, Port
+from protocols.model import FlatArray, ModelSpec, TensorSpec
+from protocols.onnx_file import write_onnx
+from protocols.protobuf import fields, message, text
+
+LOSS = "loss"
+_GRAPH = 7  # field of a model
+_SILENT = 4
+
+
+def can_differentiate() -> bool:
+    """Whether onnxruntime-training is installed here, and not onnxruntime alone."""
+    try:
+        from onnxruntime.capi import _pybind_state
+    except ImportError:
+        return False
+    return hasattr(_pybind_state, "GradientGraphBuilder")
+
+
+def training_part(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> dict[str, bytes]:
+    """`Bundle.ort_training` of a model, compared with torch.
+
+    Args:
+        spec: its description.
+        module: left as it is.
+        weights: to compare with torch at, shape (spec.size,).
+
+    Raises:
+        ModelError: an operator has no gradient there, what it computes differs from torch, or
+            onnxruntime-training is not installed.
+    """
+    forward = forward_graph(spec, module)
+    known = {port.name for port in (*forward.inputs, *forward.outputs)}
+    needed = [f"statistic:{one.name}" if one.kind == "stat" else one.name for one in spec.tensors]
+    if unused := [name for name in needed if name not in known]:
+        raise ModelError(f"model {spec.name}: onnxruntime-training needs a use of {unused[0]}")
+    made = gradient_model(spec, forward)
+    compare(prepare(spec, module), module, TRAIN, _runner(spec, made), weights)
+    return training_files(spec, made)
+
+
+def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
+    """An ONNX model of the loss and its gradients, for onnxruntime-training only.
+
+    Args:
+        spec: the model.
+        forward: gives loss and statistic:<tensor>, of x, y, noise:<k> and the spec's tensors by name.
+
+    Returns:
+        A model that gives besides these, for each parameter, `protocols.ort_training.gradient(name)`.
+
+    Raises:
+        ModelError: an operator has no gradient there, or onnxruntime-training is not installed.
+    """
+    if not can_differentiate():
+        raise ModelError(
+            "onnxruntime-training is not installed here: pip uninstall onnxruntime, then"
+            " pip install onnxruntime-training-cpu==1.19.2 (Python 3.12 or older, not for aarch64)"
+        )
+    from onnxruntime.capi._pybind_state import GradientGraphBuilder
+
+    parameters = {tensor.name for tensor in _parameters(spec)}
+    try:
+        builder = GradientGraphBuilder(write_onnx(forward), {LOSS}, parameters, LOSS, _options())
+        builder.build()
+    except Exception as problem:  # the runtime's errors have no common type
+        raise ModelError(f"model {spec.name}: {_reason(str(problem))}") from problem
+    made: bytes = builder.get_model()
+    return made
+
+
+def training_files(spec: ModelSpec, model: bytes) -> dict[str, bytes]:
+    """What `Bundle.ort_training` holds: see `protocols.ort_training`.
+
+    Args:
+        spec: the model.
+        model: what `gradient_model` made, checked by the caller.
+    """
+    outputs = [LOSS, *(f"statistic:{tensor.name}" for tensor in spec.tensors if tensor.kind == "stat")]
+    outputs += [ort_training.gradient_flag(tensor.name) for tensor in _parameters(spec)]
+    return {ort_training.TRAINING_MODEL: ort_training.cut(model + _accumulators(spec), outputs)}
+
+
+def _runner(spec: ModelSpec, model: bytes) -> Run:
+    """Runs a model with gradients, by the names of the graph `train`."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, _options(), providers=["CPUExecutionProvider"])
+    names = {ort_training.gradient(one.name): f"gradient:{one.name}" for one in _parameters(spec)}
+    inputs = [port.name for port in session.get_inputs()]
+    outputs = [port.name for port in session.get_outputs()]
+
+    def run(given: Arrays) -> Arrays:
+        try:
+            found = session.run(outputs, {name: given[name] for name in inputs})
+        except Exception as problem:  # the runtime's errors have no common type
+            raise ModelError(f"model {spec.name}: {_reason(str(problem))}") from problem
+        return {names.get(name, name): value for name, value in zip(outputs, found, strict=True)}
+
+    return run
+
+
+def _options() -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = _SILENT  # it reports each of its passes otherwise
+    return options
+
+
+def _parameters(spec: ModelSpec) -> list[TensorSpec]:
+    return [tensor for tensor in spec.tensors if tensor.kind != "stat"]
+
+
+def _accumulators(spec: ModelSpec) -> bytes:
+    """What turns an ONNX model with gradients into one that adds each to a buffer, to be put behind it."""
+    parameters = _parameters(spec)
+    buffers = [Port(ort_training.gradient_buffer(one.name), "f4", one.shape) for one in parameters]
+    flags = tuple(Port(ort_training.gradient_flag(one.name), "?", (1,)) for one in parameters)
+    ports = Graph((*buffers, Port(ort_training.RESET, "?", (1,))), flags, (), ())
+    graph = next(field.value for field in fields(write_onnx(ports)) if field.number == _GRAPH)
+    return message(_GRAPH, [graph, *(message(1, _accumulator(one.name)) for one in parameters)])
+
+
+def _accumulator(tensor: str) -> Iterable[bytes]:
+    """The fields of an ONNX node."""
+    yield text(1, ort_training.gradient_buffer(tensor))
+    yield text(1, ort_training.gradient(tensor))
+    yield text(1, ort_training.RESET)
+    yield text(2, ort_training.gradient_flag(tensor))
+    yield text(4, "InPlaceAccumulatorV2")
+    yield text(7, "com.microsoft")
+
+
+def _reason(problem: str) -> str:
+    """The runtime's words about a graph that it cannot differentiate, as one line."""
+    if found := re.search(r"gradient builder has not been registered: (\w+)", problem):
+        return f"onnxruntime-training has no gradient of {found[1]}; agents train it with onnx or torch"
+    line = " ".join(problem.split())
+    return f"onnxruntime-training cannot compute its gradients: {line.rpartition('&) ')[2][-300:]}"

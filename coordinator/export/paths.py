@@ -1,0 +1,75 @@
+"""Which module of a model each traced operation belongs to, in the backward pass as in the forward."""
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+
+class Paths:
+    """Which module each traced operation belongs to, by how many operations there were before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._stack = [""]
+        self._changes: list[tuple[int, str]] = []  # from this many operations on, in that module
+        self._spans: list[tuple[int, int, str]] = []  # autograd's numbers of that module's operations
+
+    def __enter__(self) -> Self:
+        self._hooks = []
+        for path, part in self._module.named_modules():
+            self._hooks.append(part.register_forward_pre_hook(self._entering(path), prepend=True))
+            self._hooks.append(part.register_forward_hook(self._leaving(), always_call=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def watch(self, total: Tensor) -> None:
+        """Follow the backward pass from here."""
+        waiting, seen = [total.grad_fn], set()
+        while waiting:
+            function = waiting.pop()
+            if function is None or function in seen:
+                continue
+            seen.add(function)
+            path = self._owner(function._sequence_nr())  # noqa: SLF001
+            function.register_prehook(lambda _, path=path: self._note(path))
+            waiting += [following for following, _ in function.next_functions]
+
+    def of(self, index: int) -> str:
+        """The module of the operation before which there were `index` others."""
+        return next((path for start, path in reversed(self._changes) if start <= index), "")
+
+    def _owner(self, number: int) -> str:
+        inside = [(stop - start, path) for start, stop, path in self._spans if start <= number < stop]
+        return min(inside)[1] if inside else ""
+
+    def _entering(self, path: str) -> Callable[..., None]:
+        def enter(*_: object) -> None:
+            self._stack.append(path)
+            self._spans.append((_sequence_number(), -1, path))
+            self._note(path)
+
+        return enter
+
+    def _leaving(self) -> Callable[..., None]:
+        def leave(*_: object) -> None:
+            path = self._stack.pop()
+            place = max(i for i, (_, stop, of) in enumerate(self._spans) if stop == -1 and of == path)
+            self._spans[place] = (self._spans[place][0], _sequence_number(), path)
+            self._note(self._stack[-1])
+
+        return leave
+
+    def _note(self, path: str) -> None:
+        mode = get_proxy_mode()
+        if mode is not None:
+            self._changes.append((len(mode.tracer.graph.nodes), path))
+
+
+def _sequence_number() -> int:
+    return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001

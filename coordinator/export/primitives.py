@@ -1,0 +1,252 @@
+"""Normalisation and cross entropy with backward passes in closed form, for tracing.
+
+Traced as torch has them, their running statistics would be changed in place behind the trace's back, and
+their backward passes are single operators that ONNX lacks.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+
+class Cumulative(float):
+    """A momentum that stands for the mean over all batches so far (torch's `momentum=None`)."""
+
+
+class Primitives(TorchFunctionMode):
+    """Inside `with Primitives(statistics, batches):`, norms and cross entropy are written out.
+
+    Attributes:
+        new: running statistics after this step, by name.
+    """
+
+    def __init__(self, statistics: dict[str, Tensor], batches: Tensor | None = None) -> None:
+        """Take `statistics` by name; `batches` is the number of training steps, this one included."""
+        super().__init__()
+        self._names = {id(tensor): name for name, tensor in statistics.items()}
+        self._batches = batches
+        self.new: dict[str, Tensor] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule = _RULES.get(func)
+        if rule is None:
+            return func(*args, **kwargs)
+        if func is functional.rms_norm:
+            return rule(*args, **kwargs)
+        call = inspect.signature(func).bind(*args, **kwargs)
+        call.apply_defaults()
+        return rule(self, **call.arguments)
+
+    def note(self, running: Tensor | None, batch: Tensor, momentum: float) -> None:
+        """A running statistic moves towards the batch's."""
+        name = self._names.get(id(running))
+        if running is None or name is None:
+            return
+        old = self.new.get(name, running)
+        share: float | Tensor = momentum
+        if isinstance(momentum, Cumulative):
+            assert self._batches is not None
+            share = 1 / self._batches
+        self.new[name] = old * (1 - share) + batch * share
+
+    def current(self, running: Tensor) -> Tensor:
+        """A running statistic as earlier calls in the same step left it."""
+        return self.new.get(self._names.get(id(running), ""), running)
+
+
+class _Standardised(Function):
+    """(x - mean) / sqrt(variance + eps) * weight + bias over `axes`; also mean and variance (biased).
+
+    `weight` and `bias` have one value for each place that is normalised apart, in a shape that broadcasts.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: list[int], eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean = x.mean(axes, keepdim=True)
+        centred = x - mean
+        variance = (centred * centred).mean(axes, keepdim=True)
+        inverse = torch.rsqrt(variance + eps)
+        scale = inverse if weight is None else inverse * weight
+        result = centred * scale
+        ctx.save_for_backward(centred, inverse, scale)
+        ctx.axes, ctx.affine = axes, weight is not None
+        ctx.mark_non_differentiable(mean, variance)
+        return result if bias is None else result + bias, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gradient = gradients[0]
+        centred, inverse, scale = ctx.saved_tensors
+        product = gradient * centred
+        total = gradient.sum(ctx.axes, keepdim=True)
+        along = product.sum(ctx.axes, keepdim=True)
+        count = 1
+        for axis in ctx.axes:
+            count = count * centred.shape[axis]
+        slope = scale * inverse * inverse * along / count
+        offset = scale * total / count
+        found = gradient * scale - (centred * slope + offset)
+        return found, along * inverse if ctx.affine else None, total if ctx.affine else None, None, None
+
+
+class _CrossEntropy(Function):
+    """Mean over the samples of -log softmax at the labels."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        logs = torch.log_softmax(logits, 1)
+        hot = (labels[:, None] == torch.arange(logits.shape[1])).to(logits.dtype)
+        ctx.save_for_backward(logits, hot)
+        return -(logs * hot).sum() / len(logits)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        logits, hot = ctx.saved_tensors
+        return (torch.softmax(logits, 1) - hot) * (gradients[0] / len(logits)), None
+
+
+def _cross_entropy(mode: Primitives, input: Tensor, target: Tensor, **_: object) -> Tensor:  # noqa: A002, ARG001
+    loss: Tensor = _CrossEntropy.apply(input, target)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def _per_channel(vector: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if vector is None else _channelwise(vector, x)
+
+
+def _channelwise(vector: Tensor, x: Tensor) -> Tensor:
+    """One number for each channel of x."""
+    return vector.reshape(1, -1, *[1] * (x.ndim - 2))
+
+
+def _batch_norm(
+    mode: Primitives,
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    x, scale, shift = input, _per_channel(weight, input), _per_channel(bias, input)
+    if training:
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        y, mean, variance = _affine(x, scale, shift, axes, eps)
+        count = x.numel() // x.shape[1]
+        mode.note(running_mean, mean.reshape(-1), momentum)
+        mode.note(running_var, variance.reshape(-1) * count / (count - 1), momentum)
+        return y
+    assert running_mean is not None
+    assert running_var is not None
+    mean, variance = mode.current(running_mean), mode.current(running_var)
+    inverse = torch.rsqrt(variance + eps)
+    factor = inverse if weight is None else inverse * weight
+    y = (x - _channelwise(mean, x)) * _channelwise(factor, x)
+    return y if shift is None else y + shift
+
+
+def _affine(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: list[int], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Standardised over `axes`, then scaled and shifted; also mean and variance."""
+    found: tuple[Tensor, Tensor, Tensor]
+    if weight is not None and bias is not None:
+        found = _Standardised.apply(x, weight, bias, axes, eps)  # type: ignore[no-untyped-call]
+        return found
+    found = _Standardised.apply(x, None, None, axes, eps)  # type: ignore[no-untyped-call]
+    return _scaled(found[0], weight, bias), *found[1:]
+
+
+def _group_norm(
+    mode: Primitives,  # noqa: ARG001
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    rows = input.reshape(len(input), num_groups, -1)
+    y, _, _ = _affine(rows, None, None, [2], eps)
+    return _scaled(y.reshape(input.shape), _per_channel(weight, input), _per_channel(bias, input))
+
+
+def _layer_norm(
+    mode: Primitives,  # noqa: ARG001
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    axes = list(range(input.ndim - len(normalized_shape), input.ndim))
+    y, _, _ = _affine(input, None, None, axes, eps)
+    return _scaled(y, weight, bias)
+
+
+def _instance_norm(
+    mode: Primitives,
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    if not use_input_stats:
+        return _batch_norm(mode, input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    axes = list(range(2, input.ndim))
+    y, mean, variance = _affine(input, None, None, axes, eps)
+    count = 1
+    for axis in axes:
+        count = count * input.shape[axis]
+    mode.note(running_mean, mean.reshape(input.shape[:2]).mean(0), momentum)
+    if running_var is not None:
+        mode.note(running_var, variance.reshape(input.shape[:2]).mean(0) * (count / (count - 1)), momentum)
+    return _scaled(y, _per_channel(weight, input), _per_channel(bias, input))
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    y = x if weight is None else x * weight
+    return y if bias is None else y + bias
+
+
+def _rms_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    axes = list(range(input.ndim - len(normalized_shape), input.ndim))
+    floor = torch.finfo(input.dtype).eps if eps is None else eps
+    y = input * torch.rsqrt((input * input).mean(axes, keepdim=True) + floor)
+    return y if weight is None else y * weight
+
+
+_RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    functional.cross_entropy: _cross_entropy,
+    functional.batch_norm: _batch_norm,
+    functional.group_norm: _group_norm,
+    functional.layer_norm: _layer_norm,
+    functional.instance_norm: _instance_norm,
+    functional.rms_norm: _rms_norm,
+}
+
+
+def is_cumulative(part: nn.Module) -> bool:
+    """Whether a norm keeps the mean over all batches."""
+    return getattr(part, "num_batches_tracked", None) is not None and getattr(part, "momentum", 0) is None

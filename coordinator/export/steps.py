@@ -1,0 +1,226 @@
+"""What is traced: a model's training step, its guided forms and its evaluation, as functions of tensors."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.backends import mkldnn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from coordinator.export.primitives import Cumulative, Primitives, is_cumulative
+from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
+from protocols.errors import ModelError
+from protocols.layers import norm_layers
+from protocols.model import ModelSpec
+from protocols.torch_dropout import Dropouts
+from protocols.torch_guide import contrast, distillation
+
+Tensors = Mapping[str, Tensor]
+BATCHES = (
+    "batches"  # an input of models whose statistics are means over all batches: steps, this one included
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A module made ready for tracing.
+
+    Attributes:
+        spec: its description.
+        module: a copy, whose norms count no batches.
+        noises: what its dropout layers take in training.
+        takes_floats: False: samples are whole numbers.
+        num_features: what its last layer with weights gets for a sample; None: that is not one tensor.
+        cumulative: some statistics are means over all batches.
+    """
+
+    spec: ModelSpec
+    module: nn.Module
+    noises: tuple[Noise, ...]
+    takes_floats: bool
+    num_features: int | None
+    cumulative: bool
+
+    @property
+    def sample_type(self) -> torch.dtype:
+        return torch.float32 if self.takes_floats else torch.int64
+
+
+@dataclass
+class Watched:
+    """What one forward pass gave away.
+
+    Attributes:
+        noises: of its dropout layers; with the number of samples that each was asked for.
+        features: arguments of the calls of the last layer.
+    """
+
+    noises: list[tuple[Noise, int]] = field(default_factory=list)
+    features: list[Any] = field(default_factory=list)
+
+
+def prepare(spec: ModelSpec, module: nn.Module) -> Model:
+    """Look at the module in two forward passes.
+
+    Raises:
+        ModelError: it cannot be trained on batches, or drops along another axis than the samples'.
+    """
+    module = copy.deepcopy(module).train()
+    cumulative = False
+    for part in module.modules():
+        if is_cumulative(part):
+            cumulative = True
+            part.momentum = Cumulative()  # type: ignore[assignment]
+        if getattr(part, "num_batches_tracked", None) is not None:
+            part.num_batches_tracked = None  # type: ignore[assignment]
+    takes_floats = _takes_floats(spec, module)
+    model = Model(spec, module, (), takes_floats, None, cumulative)
+    seen = [_watch(model, num_samples) for num_samples in (3, 5)]
+    for num_samples, watched in zip((3, 5), seen, strict=True):
+        if any(asked != num_samples for _, asked in watched.noises):
+            raise ModelError(
+                f"model {spec.name!r} cannot be exported: a dropout's first axis is not the batch"
+            )
+    noises, others = (tuple(noise for noise, _ in watched.noises) for watched in seen)
+    if noises != others:
+        raise ModelError(f"model {spec.name!r} cannot be exported: its dropout depends on the batch size")
+    shape = _features_shape(seen[0].features)
+    return Model(spec, module, noises, takes_floats, shape, cumulative)
+
+
+def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
+    """Zeros for each input of a graph, in their order."""
+    tensors = {tensor.name: torch.zeros(tensor.shape) for tensor in model.spec.tensors}
+    floats: dict[str, tuple[int, ...]] = {}
+    if graph in (TRAIN, DISTILLATION, CONTRAST):
+        floats |= {f"noise:{index}": (num_samples, *noise.shape) for index, noise in enumerate(model.noises)}
+        floats |= {BATCHES: ()} if model.cumulative else {}
+    if graph == DISTILLATION:
+        floats["teacher"] = (num_samples, model.spec.num_classes)
+    if graph == CONTRAST:
+        floats["near"] = floats["far"] = (num_samples, model.num_features or 0)
+    if graph in (DISTILLATION, CONTRAST):
+        floats |= {"strength": (), "temperature": ()}
+    found = {"x": torch.zeros(num_samples, *model.spec.input_shape, dtype=model.sample_type)}
+    if graph != ANSWER:
+        found["y"] = torch.zeros(num_samples, dtype=torch.int64)
+    return tensors | found | {name: torch.zeros(shape) for name, shape in floats.items()}
+
+
+def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[[Tensors], dict[str, Tensor]]:
+    """The function behind a graph: from its inputs by name to its outputs by name.
+
+    `watch` is called with the loss before the backward pass.
+    """
+
+    def answer(given: Tensors) -> dict[str, Tensor]:
+        logits, features, _ = _forward(model, given, given, training=False)
+        return {"logits": logits} if features is None else {"logits": logits, "features": features}
+
+    def train(given: Tensors) -> dict[str, Tensor]:
+        trained = [tensor.name for tensor in model.spec.tensors if tensor.kind != "stat"]
+        leaves = {name: given[name].detach().requires_grad_() for name in trained}
+        logits, features, primitives = _forward(model, given, leaves, training=graph != EVALUATE_GRADIENT)
+        with primitives:
+            loss = functional.cross_entropy(logits, given["y"])
+            total = loss
+            if graph == DISTILLATION:
+                total = loss + distillation(logits, given["teacher"], given["strength"], given["temperature"])
+            if graph == CONTRAST:
+                assert features is not None
+                total = loss + contrast(
+                    features, given["near"], given["far"], given["strength"], given["temperature"]
+                )
+        watch(total)
+        gradients = torch.autograd.grad(total, [leaves[name] for name in trained], allow_unused=True)
+        found = {"loss": loss}
+        for name, gradient in zip(trained, gradients, strict=True):
+            found[f"gradient:{name}"] = torch.zeros_like(given[name]) if gradient is None else gradient
+        return found | {f"statistic:{name}": value for name, value in primitives.new.items()}
+
+    return answer if graph == ANSWER else train
+
+
+def _forward(
+    model: Model, given: Tensors, leaves: Tensors, *, training: bool
+) -> tuple[Tensor, Tensor | None, Primitives]:
+    """Logits, features if the model has them, and the mode that noted the new statistics."""
+    tensors = {tensor.name: leaves.get(tensor.name, given[tensor.name]) for tensor in model.spec.tensors}
+    statistics = {tensor.name: tensors[tensor.name] for tensor in model.spec.tensors if tensor.kind == "stat"}
+    primitives = Primitives(statistics, given.get(BATCHES))
+    model.module.train(training)
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        mkldnn.flags(enabled=False),  # recurrent layers step by step
+        primitives,
+        Dropouts(lambda index, *_: given[f"noise:{index}"]),
+        features_watched(model) as calls,
+    ):
+        logits = functional_call(model.module, tensors, (given["x"],))
+    return logits, None if model.num_features is None else calls[0][0].flatten(1), primitives
+
+
+@contextmanager
+def features_watched(model: Model) -> Iterator[list[Any]]:
+    """Collects the arguments of every call of the last layer with weights."""
+    norms, calls = norm_layers(model.spec), list[Any]()
+    last = [name for name in model.spec.layers if name not in norms][-1]
+    hook = model.module.get_submodule(last).register_forward_pre_hook(
+        lambda _, arguments: calls.append(arguments)
+    )
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def _features_shape(calls: list[Any]) -> int | None:
+    if len(calls) == 1 and len(calls[0]) == 1 and isinstance(calls[0][0], Tensor):
+        return int(calls[0][0].flatten(1).shape[1])
+    return None
+
+
+def _watch(model: Model, num_samples: int) -> Watched:
+    """One forward pass in training over zeros."""
+    watched = Watched()
+
+    def factors(_: int, shape: tuple[int, ...], p: float, asked: int) -> Tensor:
+        watched.noises.append((Noise(shape, float(p)), asked))
+        return torch.ones(asked, *shape)
+
+    x = torch.zeros(num_samples, *model.spec.input_shape, dtype=model.sample_type)
+    model.module.train()
+    try:
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            Primitives({}, torch.ones(())),
+            Dropouts(factors),
+            features_watched(model) as calls,
+        ):
+            model.module(x)
+    except (ValueError, RuntimeError, IndexError, TypeError) as problem:
+        line = " ".join(str(problem).split())
+        raise ModelError(
+            f"model {model.spec.name!r} cannot train on {num_samples} samples: {line}"
+        ) from problem
+    watched.features = calls
+    return watched
+
+
+def _takes_floats(spec: ModelSpec, module: nn.Module) -> bool:
+    """Models with an embedding may want whole numbers; then floats fail."""
+    if not any(isinstance(part, nn.Embedding) for part in module.modules()):
+        return True
+    try:
+        with torch.inference_mode():
+            module.eval()(torch.zeros(2, *spec.input_shape))
+    except (RuntimeError, TypeError):
+        return False
+    return True

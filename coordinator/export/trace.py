@@ -1,0 +1,234 @@
+"""The torch operations of a step, with the batch size left open: traced at two sizes and compared.
+
+A whole number that differs between the traces is times * n + plus, n being the number of samples; that two
+points say so is no proof, which is why `coordinator.export.check` runs every graph at further sizes.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._decomp import get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from coordinator.export.paths import Paths
+from protocols.errors import ModelError
+
+_SHAPED_ALIKE = re.compile(r"aten\.(\w+_like|new_\w+)\.\w+")
+SIZES = (3, 5)  # neither 1, which torch treats apart, nor with a common divisor
+
+# What torch itself writes out in operators above, while it is traced.
+DECOMPOSED = """
+    _prelu_kernel _prelu_kernel_backward addcdiv addcmul celu elu elu_backward gelu gelu_backward
+    glu glu_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
+    leaky_relu_backward linalg_vector_norm log_sigmoid_backward log_sigmoid_forward logsumexp mish
+    mish_backward pixel_shuffle pixel_unshuffle selu sigmoid_backward silu_backward
+    softplus_backward tanh_backward threshold xlogy
+""".split()  # noqa: SIM905 - forty strings read worse
+
+
+@dataclass(frozen=True)
+class Open:
+    """times * n + plus for n samples."""
+
+    times: int
+    plus: int = 0
+
+
+Size = int | Open
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of an operation, or an input, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a torch operator.
+
+    Attributes:
+        name: of its result.
+        target: the operator, e.g. "aten.add.Tensor".
+        args, kwargs: with `Ref` for results and `Open` for what depends on the batch size.
+        shapes, dtypes: of its results, one each.
+        path: the module in whose forward pass, or whose backward pass, it stands.
+    """
+
+    name: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[torch.dtype, ...]
+    path: str
+
+    @property
+    def shape(self) -> Shape:
+        """Of the first result."""
+        return self.shapes[0]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step's operations in their order.
+
+    Attributes:
+        inputs: shapes and types by the step's names.
+        outputs: the step's names, and whose results they are.
+        constants: tensors of the module that are no inputs.
+    """
+
+    inputs: dict[str, tuple[Shape, torch.dtype]]
+    outputs: dict[str, Ref]
+    constants: dict[str, Tensor]
+    operations: tuple[Operation, ...]
+
+
+Step = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+def trace(
+    name: str,
+    module: nn.Module,
+    make_step: Callable[[Callable[[Tensor], None]], Step],
+    make_inputs: Callable[[int], Mapping[str, Tensor]],
+) -> Trace:
+    """Trace a step.
+
+    Args:
+        name: the model's, for errors.
+        module: whose forward pass the step makes.
+        make_step: gives the step; its argument is to be called with the loss before the backward pass.
+        make_inputs: the step's inputs for a number of samples.
+
+    Raises:
+        ModelError: the step cannot be traced, or depends on the batch size in a way that has no graph.
+    """
+    traced = []
+    for num_samples in SIZES:
+        with Paths(module) as paths:
+            step, given = make_step(paths.watch), make_inputs(num_samples)
+            made, outputs = _traced(name, step, given)
+        traced.append((made, paths, list(given), outputs))
+    return _merged(name, traced)
+
+
+def _traced(name: str, step: Step, given: Mapping[str, Tensor]) -> tuple[fx.GraphModule, list[str]]:
+    """A step as torch traces it, and the names of its outputs."""
+    outputs: list[str] = []
+
+    def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+        found = step(dict(zip(given, tensors, strict=True)))
+        outputs.extend(found)
+        return tuple(found.values())
+
+    table: Any = get_decompositions([getattr(torch.ops.aten, one) for one in DECOMPOSED])
+    try:
+        made = make_fx(flat, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*given.values())
+    except ModelError:
+        raise
+    except Exception as problem:  # torch and a user's module may raise anything
+        line = " ".join(f"{type(problem).__name__}: {problem}".split())[:400]
+        raise ModelError(f"model {name!r} cannot be exported: {line}") from problem
+    return made, outputs
+
+
+def _merged(name: str, traced: Sequence[tuple[fx.GraphModule, Paths, list[str], list[str]]]) -> Trace:
+    """One trace of two that differ in nothing but sizes."""
+    (first, paths, given, names), (second, _, _, others) = traced
+    nodes, twins = list(first.graph.nodes), list(second.graph.nodes)
+    if [node.target for node in nodes] != [node.target for node in twins] or names != others:
+        raise ModelError(f"model {name!r} cannot be exported: its operations depend on the batch size")
+    labels = dict(zip([node.name for node in nodes if node.op == "placeholder"], given, strict=True))
+    renamed = {node.name: labels.get(node.name, f"%{index}") for index, node in enumerate(nodes)}
+    constants = {
+        renamed[node.name]: getattr(first, node.target).detach() for node in nodes if node.op == "get_attr"
+    }
+    operations, inputs, outputs = [], {}, {}
+    for index, (node, twin) in enumerate(zip(nodes, twins, strict=True)):
+        try:
+            match node.op:
+                case "placeholder":
+                    shapes, dtypes = _results(node, twin)
+                    inputs[renamed[node.name]] = (shapes[0], dtypes[0])
+                case "call_function":
+                    operations.append(_operation(node, twin, renamed, paths.of(index)))
+                case "output":
+                    outputs = dict(zip(names, _arguments(node.args[0], twin.args[0], renamed), strict=True))
+        except ValueError as problem:
+            where = paths.of(index) or "the model itself"
+            raise ModelError(
+                f"model {name!r} cannot be exported: {where} uses {node.target} in a way that depends on the"
+                f" batch size ({problem}); agents with torch can train it"
+            ) from problem
+    return Trace(inputs, outputs, constants, _needed(operations, outputs))
+
+
+def _operation(node: fx.Node, twin: fx.Node, renamed: Mapping[str, str], path: str) -> Operation:
+    args = _arguments(node.args, twin.args, renamed)
+    if _SHAPED_ALIKE.fullmatch(str(node.target)):
+        args = (None, *args[1:])  # its entries do not matter
+    kwargs = _arguments(node.kwargs, twin.kwargs, renamed)
+    return Operation(renamed[node.name], str(node.target), args, kwargs, *_results(node, twin), path)
+
+
+def _needed(operations: list[Operation], outputs: Mapping[str, Ref]) -> tuple[Operation, ...]:
+    wanted = {ref.name for ref in outputs.values()}
+    kept = []
+    for operation in reversed(operations):
+        if operation.name in wanted:
+            kept.append(operation)
+            wanted.update(ref.name for ref in _refs((operation.args, operation.kwargs)))
+    return tuple(reversed(kept))
+
+
+def _refs(value: Any) -> list[Ref]:
+    if isinstance(value, Ref):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    return [ref for part in parts for ref in _refs(part)]
+
+
+def _results(node: fx.Node, twin: fx.Node) -> tuple[tuple[Shape, ...], tuple[torch.dtype, ...]]:
+    values, others = (
+        value if isinstance(value, (tuple, list)) else (value,)
+        for value in (node.meta.get("val"), twin.meta.get("val"))
+    )
+    pairs = [(a, b) for a, b in zip(values, others, strict=True) if isinstance(a, Tensor)]
+    shapes = tuple(
+        tuple(_size(one, two) for one, two in zip(a.shape, b.shape, strict=True)) for a, b in pairs
+    )
+    return shapes, tuple(a.dtype for a, _ in pairs)
+
+
+def _arguments(value: Any, twin: Any, renamed: Mapping[str, str]) -> Any:
+    if isinstance(value, fx.Node):
+        if value.name != twin.name:
+            raise ValueError("other operands")
+        return Ref(renamed[value.name])
+    if isinstance(value, dict):
+        return {key: _arguments(value[key], twin[key], renamed) for key in value}
+    if isinstance(value, (tuple, list)):
+        return tuple(_arguments(a, b, renamed) for a, b in zip(value, twin, strict=True))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _size(value, twin)
+    if repr(value) != repr(twin):  # two NaN are not equal
+        raise ValueError(f"{value} and {twin}")
+    return value
+
+
+def _size(value: int, twin: int) -> Size:
+    if value == twin:
+        return int(value)
+    few, many = SIZES
+    times, rest = divmod(twin - value, many - few)
+    if rest:
+        raise ValueError(f"{value} for {few} samples and {twin} for {many}")
+    return Open(times, value - times * few)

@@ -1,0 +1,151 @@
+"""Where a run's model comes from: a bundle, one that comes with Fleetune, or torch.
+
+A coordinator without torch runs every model that was exported somewhere else.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protocols.bundle import Bundle, read_bundle
+from protocols.errors import ModelError, PacketError, SettingError
+from protocols.first_weights import draw_weights
+from protocols.model import FlatArray, ModelSpec
+from protocols.payloads import run_key
+from protocols.settings import RunSettings
+from protocols.shipped import shipped_bundle
+
+FROM_FILE = "bundle:"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and its first weights.
+
+    Attributes:
+        spec: of the model.
+        weights: the first, shape (spec.size,).
+        flops_per_sample, activation_bytes_per_sample: see `protocols.payloads.Enrolment`.
+        bundle: for devices without torch; None: not made yet.
+    """
+
+    spec: ModelSpec
+    weights: FlatArray
+    flops_per_sample: float
+    activation_bytes_per_sample: float
+    bundle: Bundle | None
+
+
+def find_model(settings: RunSettings) -> Model:
+    """The model of a run; torch is imported only where no bundle of it is at hand.
+
+    Raises:
+        SettingError: its shape is not known, or is not the bundle's.
+        ModelError: it cannot be built or described, or its bundle is missing or damaged.
+    """
+    bundle = _bundle_at_hand(settings)
+    if bundle is None:
+        return _by_torch(settings)
+    bundle = for_run(bundle, settings)
+    return Model(
+        bundle.spec,
+        _first_weights(bundle, settings),
+        bundle.flops_per_sample,
+        bundle.activation_bytes_per_sample,
+        bundle,
+    )
+
+
+def make_run_bundle(settings: RunSettings) -> Bundle:
+    """The bundle of a run's model, by torch.
+
+    Raises:
+        ModelError: the model cannot be exported, or torch is not installed.
+    """
+    name, input_shape, num_classes = _shape(settings)
+    try:
+        from coordinator.export.make import make_bundle
+    except ImportError:
+        raise _no_torch(name) from None
+    key = run_key(settings.run.seed).child("weights")
+    return for_run(make_bundle(name, input_shape, num_classes, key), settings)
+
+
+def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
+    """The bundle with what the run's [data] says of samples and classes."""
+    data = settings.data
+    names = data.class_names or bundle.class_names
+    if names and len(names) != bundle.spec.num_classes:
+        raise SettingError(
+            f"data.class_names has {len(names)} names; the model has {bundle.spec.num_classes} classes"
+        )
+    return replace(bundle, mean=data.mean, std=data.std, class_names=names)
+
+
+def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
+    name = settings.model.name
+    if name.startswith(FROM_FILE):
+        bundle = read_bundle_file(Path(name.removeprefix(FROM_FILE)))
+        _check_shape(bundle.spec, settings)
+        return bundle
+    return shipped_bundle(*_shape(settings))
+
+
+def read_bundle_file(path: Path) -> Bundle:
+    """Raises ModelError: the file is missing or damaged, or holds no bundle."""
+    try:
+        return read_bundle(path.read_bytes())
+    except OSError as problem:
+        raise ModelError(f"cannot read bundle {path}: {problem.strerror}") from None
+    except PacketError as problem:
+        raise ModelError(
+            f"{path} is no bundle, or damaged ({problem}); edge-coordinator export makes one"
+        ) from None
+
+
+def _check_shape(spec: ModelSpec, settings: RunSettings) -> None:
+    model = settings.model
+    wanted = model.input_shape or spec.input_shape, model.num_classes or spec.num_classes
+    if wanted != (spec.input_shape, spec.num_classes):
+        raise SettingError(
+            f"model.name: the bundle is for input {spec.input_shape} and {spec.num_classes} classes, the run"
+            f" wants {wanted[0]} and {wanted[1]}; export it for these"
+        )
+
+
+def _shape(settings: RunSettings) -> tuple[str, tuple[int, ...], int]:
+    model = settings.model
+    if model.input_shape is None or model.num_classes is None:
+        raise SettingError(
+            "model.input_shape and model.num_classes are missing: a coordinator has no data to read them "
+            "from, e.g. input_shape = [1, 28, 28] and num_classes = 10"
+        )
+    return model.name, model.input_shape, model.num_classes
+
+
+def _first_weights(bundle: Bundle, settings: RunSettings) -> FlatArray:
+    if bundle.recipe is not None:
+        return draw_weights(bundle.recipe, bundle.spec, run_key(settings.run.seed).child("weights"))
+    assert bundle.weights is not None, "a bundle without a recipe has its weights"
+    return bundle.weights
+
+
+def _by_torch(settings: RunSettings) -> Model:
+    name, input_shape, num_classes = _shape(settings)
+    try:
+        from coordinator.blueprint import draw
+        from coordinator.export.figures import activation_bytes
+        from protocols.architectures import build, training_flops
+    except ImportError:
+        raise _no_torch(name) from None
+    spec, weights = draw(name, input_shape, num_classes, run_key(settings.run.seed).child("weights"))
+    module = build(name, input_shape, num_classes)
+    return Model(
+        spec, weights, training_flops(module, input_shape), activation_bytes(module, input_shape), None
+    )
+
+
+def _no_torch(name: str) -> ModelError:
+    return ModelError(
+        f"model {name!r} is built by torch, which is not installed here: pip install 'fleetune[export]', or"
+        f' export it elsewhere (edge-coordinator export) and give model.name = "{FROM_FILE}FILE"'
+    )

@@ -1,0 +1,175 @@
+"""The way to the broker, step by step: name, connection, TLS, login, subscriptions, a message there and back.
+
+A step that fails ends the walk; what comes after it is shown as skipped. We are the client
+`<fleet>-<device>-probe`, so that an agent that runs meanwhile is not thrown out.
+"""
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from edge_agent.doctor import tls
+from edge_agent.doctor.finding import Check, Finding, fenced
+from edge_agent.probes.link import ProbeLine
+from protocols import topics
+from protocols.errors import TransportError
+from protocols.transport.mqtt import Broker
+
+PATIENCE_S = 10.0
+_NUM_PINGS = 5
+_ECHO_BYTES = 4096
+_MENDS = (  # by what stands in the reason
+    (
+        "check user and password",
+        "check user and password in mqtt://user:password@host, and the broker's list",
+    ),
+    ("client identifier", "the broker allows other client ids only; allow <fleet>-<device> and ...-probe"),
+    ("protocol version", "the broker must speak MQTT 3.1.1"),
+    ("server unavailable", "the broker is there but does not serve now; look at its log"),
+    ("another client", "stop the other client of that name, or give this device a name of its own"),
+)
+
+
+@dataclass(frozen=True)
+class _Granted:
+    """Which of the subscriptions asked for the broker refused, by position."""
+
+    refused: tuple[int, ...]
+
+
+class _Visit(ProbeLine):
+    """A connection that also asks which subscriptions are granted."""
+
+    def __init__(self, broker: Broker, fleet: str, device: str) -> None:
+        topic = topics.topic(fleet, device, "probe")
+        super().__init__(broker, f"{fleet}-{device}-probe", topic, time.monotonic, PATIENCE_S)
+        self._client.on_subscribe = lambda _client, _data, _message, codes, _properties: self.events.put(
+            _Granted(tuple(n for n, code in enumerate(codes) if code.is_failure))  # type: ignore[arg-type]
+        )
+
+    def refused(self, filters: list[str]) -> list[str]:
+        """Of these topic filters. Raises TransportError."""
+        self._client.subscribe([(one, 0) for one in filters])
+        answer = self._wait(
+            lambda event: isinstance(event, _Granted), PATIENCE_S, f"{self._broker} does not answer"
+        )
+        return [filters[n] for n in answer.refused]
+
+
+def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[Finding]:
+    """Walk as far as it goes."""
+    steps: list[tuple[str, Check]] = [
+        ("broker's name", partial(_resolves, broker)),
+        ("connection", partial(_connects, broker)),
+    ]
+    if broker.tls:
+        steps += [
+            ("authority", partial(tls.authority, broker)),
+            ("own certificate", partial(tls.own_certificate, broker)),
+            ("broker's certificate", partial(tls.broker_certificate, broker)),
+        ]
+    else:
+        steps.append(("TLS", partial(_without_tls, broker)))
+    if fleet is None:
+        steps.append(("login", lambda: [Finding("skip", "login", "no --fleet given")]))
+    else:
+        steps.append(("login", partial(_logs_in, broker, fleet, device)))
+    failed = False
+    for what, check in steps:
+        if failed:
+            yield Finding("skip", what, "for what failed before it")
+            continue
+        for finding in fenced(what, check):
+            failed |= finding.verdict == "fail"
+            yield finding
+
+
+def _resolves(broker: Broker) -> Iterator[Finding]:
+    try:
+        found = socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
+    except OSError as problem:
+        reason = f"{broker.host} is unknown ({problem.strerror})"
+        yield Finding("fail", "broker's name", reason, "check the name, the network and its DNS server")
+        return
+    addresses = ", ".join(dict.fromkeys(str(one[4][0]) for one in found))
+    yield Finding("ok", "broker's name", f"{broker.host} is {addresses}")
+
+
+def _connects(broker: Broker) -> Iterator[Finding]:
+    began, what = time.monotonic(), "connection"
+    try:
+        socket.create_connection((broker.host, broker.port), PATIENCE_S).close()
+    except ConnectionRefusedError:
+        mend = "start the broker; check its port, and that it listens on more than its own loopback"
+        yield Finding("fail", what, f"nobody listens at {broker.host}:{broker.port}", mend)
+    except TimeoutError:
+        mend = "check address, network and firewall"
+        yield Finding("fail", what, f"no answer from {broker.host}:{broker.port}", mend)
+    except OSError as problem:
+        found = f"{broker.host}:{broker.port}: {problem.strerror or problem}"
+        yield Finding("fail", what, found, "check address, network and firewall")
+    else:
+        milliseconds = 1000 * (time.monotonic() - began)
+        yield Finding("ok", what, f"{broker.host}:{broker.port} answers within {milliseconds:.3g} ms")
+
+
+def _without_tls(broker: Broker) -> Iterator[Finding]:
+    if _is_loopback(broker.host):
+        yield Finding("ok", "TLS", "none, and the broker is on this machine")
+        return
+    found = "none: whoever is on the way can read and change everything"
+    if broker.password:
+        found += ", the password too"
+    yield Finding(
+        "warn", "TLS", found, "give the broker a certificate and use mqtts:// (with --ca for your own)"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
+    """Then, with the same connection, what we may read, and a message there and back."""
+    what = "login"
+    topics.check_name(fleet, "fleet")
+    topics.check_name(device, "device")
+    try:
+        with closing(_Visit(broker, fleet, device)) as visit:
+            visit.open()
+            who = f"as {broker.username}" if broker.username else "without user name"
+            yield Finding("ok", what, f"{broker} takes us, {who}")
+            what = "subscriptions"
+            yield _subscribed(visit, topics.device_subscriptions(fleet, device))
+            what = "round trip"
+            yield _there_and_back(visit)
+    except TransportError as problem:
+        found, _, advice = str(problem).partition("; ")
+        mend = next((mend for words, mend in _MENDS if words in str(problem).lower()), advice)
+        yield Finding("fail", what, found, mend or "look at the broker's log: it says why")
+
+
+def _subscribed(visit: _Visit, filters: list[str]) -> Finding:
+    refused = visit.refused(filters)
+    if refused:
+        mend = "let this device's user read these topics (the broker's access rules)"
+        return Finding("fail", "subscriptions", f"refused: {', '.join(refused)}", mend)
+    # mosquitto's acl_file grants every subscription, and drops what it does not let us read
+    return Finding("ok", "subscriptions", f"{', '.join(filters)} granted")
+
+
+def _there_and_back(visit: _Visit) -> Finding:
+    """MQTT 3.1.1 has no word for a publication that is not allowed: it just never arrives."""
+    there_s = median(visit.deliver(b".") for _ in range(_NUM_PINGS))
+    visit.deliver(os.urandom(_ECHO_BYTES), retain=True)
+    visit.fetch(_ECHO_BYTES, 1)
+    return Finding("ok", "round trip", f"{1000 * there_s:.3g} ms; {_ECHO_BYTES} bytes came back whole")

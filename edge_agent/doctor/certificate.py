@@ -1,0 +1,71 @@
+"""From when until when an X.509 certificate is valid: the standard library tells it of trusted ones only."""
+
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from protocols.errors import TransportError
+
+_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+_END = "-----END CERTIFICATE-----"
+
+
+def validity(der: bytes) -> tuple[datetime, datetime]:
+    """`notBefore` and `notAfter` (RFC 5280, section 4.1).
+
+    Raises:
+        TransportError: it is no certificate.
+    """
+    try:
+        (_, certificate), *_ = _children(der)
+        (_, signed), *_ = _children(certificate)
+        fields = [value for tag, value in _children(signed) if tag != _VERSION]
+        first, last = (_time(tag, value) for tag, value in _children(fields[3]))
+    except (ValueError, IndexError):
+        raise TransportError("it is no X.509 certificate; expected a PEM file") from None
+    return first, last
+
+
+def validity_of_file(path: Path) -> tuple[datetime, datetime]:
+    """Of the first certificate in a PEM file.
+
+    Raises:
+        TransportError: it cannot be read, or holds none.
+    """
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError as problem:
+        raise TransportError(f"{path}: {problem.strerror}") from None
+    start = text.find("-----BEGIN CERTIFICATE-----")
+    end = text.find(_END, start)
+    if start < 0 or end < 0:
+        raise TransportError(f"{path} holds no certificate; expected a PEM file")
+    try:
+        return validity(ssl.PEM_cert_to_DER_cert(text[start : end + len(_END)]))
+    except ValueError:
+        raise TransportError(f"{path} is damaged; copy it again") from None
+
+
+def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The elements of a DER sequence: tag and content. Raises ValueError, IndexError."""
+    at = 0
+    while at < len(data):
+        tag, length, at = data[at], data[at + 1], at + 2
+        if length & 0x80:
+            width = length & 0x7F
+            length, at = int.from_bytes(data[at : at + width]), at + width
+        if at + length > len(data):
+            raise ValueError("cut short")
+        yield tag, data[at : at + length]
+        at += length
+
+
+def _time(tag: int, value: bytes) -> datetime:
+    """Two digits of a year mean 1950 to 2049 (RFC 5280, section 4.1.2.5.1). Raises ValueError."""
+    text = value.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("19" if int(text[:2]) >= 50 else "20") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError("not a time")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

@@ -1,0 +1,83 @@
+"""Is the machine itself fit: its Python, and its clock."""
+
+import ctypes
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edge_agent.doctor.finding import Finding
+
+LEAST_PYTHON = (3, 11)
+EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # older than this program
+LATEST = datetime(2100, 1, 1, tzinfo=UTC)
+_TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
+_TIMEX_BYTES = 512  # of its structure, amply
+
+KernelClock = Callable[[], bool | None]
+
+
+def python(
+    version: tuple[int, ...] = sys.version_info[:3],
+    bits: int = sys.maxsize.bit_length() + 1,
+    machine: str = platform.machine(),
+) -> Iterator[Finding]:
+    """New enough, and 64 bits wide: numpy, msgspec and both trainers have no 32-bit ARM packages."""
+    found = f"{'.'.join(map(str, version))}, {bits} bit on {machine}"
+    if version[:2] < LEAST_PYTHON:
+        yield Finding("fail", "python", found, "install Python 3.11 or newer, and this program in it")
+    elif bits < 64:
+        yield Finding("fail", "python", found, "install the board's 64-bit system: its trainers need it")
+    else:
+        yield Finding("ok", "python", found)
+
+
+def kernel_clock() -> bool | None:
+    """Whether the kernel was told that something keeps its clock right (adjtimex(2)); None: not known."""
+    if sys.platform != "linux":
+        return None
+    status = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    return None if status < 0 else status != _TIME_ERROR
+
+
+def clock(
+    root: Path,
+    *,
+    matters: bool,
+    now: Callable[[], float] = time.time,
+    kernel: KernelClock = kernel_clock,
+) -> Iterator[Finding]:
+    """MQTT carries no time to compare with, so: is the year plausible, and does anybody keep it right?
+
+    Args:
+        root: folder in which `proc`, `sys` and `run` lie.
+        matters: certificates are judged by this clock.
+        now: seconds since 1970.
+        kernel: asked for this machine's own clock.
+    """
+    at = datetime.fromtimestamp(now(), UTC)
+    found = f"{at:%Y-%m-%d %H:%M} UTC"
+    why = "certificates are judged by it" if matters else "the log's times are wrong, training does not mind"
+    if not EARLIEST <= at < LATEST:
+        mend = "turn on time synchronisation, or set it: sudo date -s '2026-01-31 12:00'"
+        yield Finding("fail" if matters else "warn", "clock", f"{found} cannot be; {why}", mend)
+        return
+    keeper = _keeper(root, kernel)
+    if keeper is not None:
+        yield Finding("ok", "clock", f"{found}, {keeper}")
+        return
+    mend = "sudo timedatectl set-ntp true, or install chrony"
+    yield Finding("warn", "clock", f"{found}, not known to be synchronised; when it is off, {why}", mend)
+
+
+def _keeper(root: Path, kernel: KernelClock) -> str | None:
+    """Who keeps the clock right; None: nobody, as far as can be told."""
+    if (root / "run/systemd/timesync/synchronized").exists():
+        return "synchronised by systemd-timesyncd"
+    if root == Path("/") and kernel():
+        return "synchronised"
+    if (root / "run/chrony/chronyd.pid").exists():
+        return "kept by chrony"
+    return None

@@ -1,0 +1,122 @@
+"""The agent's state folder: can it be written, is it in use, is there room, and is what lies there whole."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edge_agent.doctor.finding import Finding
+from edge_agent.session import Kept
+from edge_agent.store import AgentStore
+from protocols import codec
+from protocols.errors import FleetuneError, PacketError, StoreError
+from protocols.methods import create
+from protocols.payloads import Enrolment
+
+COPIES = 8  # of a model, at worst: enrolment, state of three and its draft, task, reply
+EXAMPLE, EXAMPLE_BYTES = "ResNet-18", 4 * 11_200_000
+_TRIAL = b"\0" * 4096
+
+
+def folder(store: AgentStore) -> Iterator[Finding]:
+    """Written to, where it is or would be made. Nothing is left behind: it might belong to another user."""
+    what = "state folder"
+    there = _nearest(store.folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as trial:
+            trial.write(_TRIAL)
+            trial.flush()
+            os.fsync(trial.fileno())
+    except OSError as problem:
+        mend = "give it to the agent's user (chown), free space, or choose another --state"
+        yield Finding("fail", what, f"{there} cannot be written: {problem.strerror}", mend)
+        return
+    yield Finding("ok", what, f"{store.folder}" + ("" if there == store.folder else " (to be made)"))
+
+
+def in_use(store: AgentStore) -> Iterator[Finding]:
+    """Only a lock that is there is tried: a new one would belong to whoever asks."""
+    if not (store.folder / "lock").exists():
+        yield Finding("ok", "other agent", "none has used this state folder yet")
+        return
+    try:
+        store.claim().close()
+    except StoreError as problem:
+        if "another agent" not in str(problem):
+            raise
+        mend = (
+            "nothing, if it is the agent you mean: it goes on; else stop it (systemctl stop fleetune-agent)"
+        )
+        yield Finding("warn", "other agent", "one is running with this state folder", mend)
+        return
+    yield Finding("ok", "other agent", "none uses this state folder now")
+
+
+def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[Finding]:
+    """Free bytes against what a run may come to."""
+    free = shutil.disk_usage(_nearest(store.folder)).free
+    if enrolment is None:
+        name, needed = f"a run of {EXAMPLE}", COPIES * EXAMPLE_BYTES
+    else:
+        held = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
+        model_bytes = 4 * enrolment.spec.size
+        name, needed = f"run {enrolment.run}", max(2 * model_bytes, COPIES * model_bytes - held)
+    found = f"{_size(free)} free; {name} takes up to {_size(needed)} more"
+    if free >= needed:
+        yield Finding("ok", "disk", found)
+        return
+    mend = "free some space, or put --state on a larger disk"
+    yield Finding("warn" if enrolment is None else "fail", "disk", found, mend)
+
+
+def latest_enrolment(store: AgentStore) -> Enrolment | None:
+    """Of the run joined last; None: there is none, or it cannot be read (`runs` says so)."""
+    try:
+        data = next(filter(None, (store.enrolment(run).read() for run in store.runs())), None)
+        return None if data is None else codec.decode(data, Enrolment, None)
+    except FleetuneError:
+        return None
+
+
+def runs(store: AgentStore, device: str) -> Iterator[Finding]:
+    """Everything that is kept of each run is read."""
+    names = store.runs()
+    if not names:
+        yield Finding("ok", "runs", "none joined yet")
+    for run in names:
+        try:
+            yield Finding("ok", "runs", _kept(store, run, device))
+        except PacketError as problem:
+            path = store.folder / "runs" / run
+            mend = f"restore {path} from a copy, or remove it to start that run from the common model"
+            yield Finding("fail", "runs", f"{run} is damaged: {problem}", mend)
+
+
+def _kept(store: AgentStore, run: str, device: str) -> str:
+    """What there is of a run. Raises PacketError, StoreError."""
+    data = store.enrolment(run).read()
+    if data is None:
+        return f"{run}: no enrolment yet"
+    enrolment = codec.decode(data, Enrolment, None)
+    name = str(enrolment.method.get("name"))
+    what = f"{run}: {enrolment.spec.name} by {name}"
+    data = store.session(run).read()
+    if data is None or ":" in name:  # code of the user's is imported where its owner said --trust
+        return f"{what}, {'no round done yet' if data is None else 'not looked into'}"
+    settings = {key: value for key, value in enrolment.method.items() if key != "name"}
+    method = create(name, enrolment.spec, settings)
+    kind = Kept[method.device_state_type]  # type: ignore[name-defined]
+    kept: Kept[Any] = codec.decode(data, kind, enrolment.spec, finite=False)
+    return f"{what}, round {kept.round} done by {device}"
+
+
+def _nearest(path: Path) -> Path:
+    """`path`, or the folder in which it would be made."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"

@@ -1,0 +1,50 @@
+"""Findings for people, as they come, and for scripts."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from edge_agent.doctor.finding import Finding
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_INDENT = " " * 6
+
+
+def show(findings: Iterable[Finding], console: Console) -> list[Finding]:
+    """A line each as soon as it is found, and a line that says how to mend it; all of them at the end."""
+    seen = []
+    for finding in findings:
+        for line in _lines(finding):
+            console.print(line, soft_wrap=True)
+        seen.append(finding)
+    console.print(_summary(seen))
+    return seen
+
+
+def as_json(findings: Iterable[Finding]) -> bytes:
+    """`{"ok": ..., "findings": [{"verdict", "what", "found", "mend"}, ...]}`."""
+    seen = list(findings)
+    return msgspec.json.format(msgspec.json.encode({"ok": is_well(seen), "findings": seen}), indent=2)
+
+
+def is_well(findings: Iterable[Finding]) -> bool:
+    """Whether nothing failed."""
+    return all(finding.verdict != "fail" for finding in findings)
+
+
+def _lines(finding: Finding) -> Iterator[Text]:
+    yield Text.assemble(
+        (f"{finding.verdict:<{len(_INDENT)}}", _STYLES[finding.verdict]), f"{finding.what}: {finding.found}"
+    )
+    if finding.mend:
+        yield Text(f"{_INDENT}-> {finding.mend}")
+
+
+def _summary(findings: list[Finding]) -> Text:
+    verdicts = [finding.verdict for finding in findings]
+    failed, warned = verdicts.count("fail"), verdicts.count("warn")
+    if failed:
+        return Text(f"{failed} failed, {warned} to look at", "bold red")
+    return Text(f"nothing failed, {warned} to look at" if warned else "all is well", "green")

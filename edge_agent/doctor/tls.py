@@ -1,0 +1,175 @@
+"""TLS with the broker: its certificate, ours, and the authority; each with the days it has left."""
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edge_agent.doctor.certificate import validity, validity_of_file
+from edge_agent.doctor.finding import Finding
+from protocols.transport.mqtt import Broker
+
+CONNECT_S = 10.0
+SOON_DAYS = 30
+_LISTEN_S = 0.5  # TLS 1.3: a server refuses a client's certificate only after the handshake
+_NOT_YET, _EXPIRED = 9, 10  # X509_V_ERR_* of openssl's x509_vfy.h
+_OTHER_NAME = (62, 64)  # host name, IP address
+
+
+def own_certificate(broker: Broker) -> Iterator[Finding]:
+    """Ours: it can be read, belongs to its key, and is valid."""
+    what = "own certificate"
+    if broker.cert is None:
+        if broker.key is not None:
+            yield Finding("fail", what, "there is a --key but no --cert", "give both, or neither")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(broker.cert, broker.key, password=_no_phrase)
+    except ssl.SSLError as problem:
+        key = broker.key or broker.cert
+        if problem.reason == "KEY_VALUES_MISMATCH":
+            mend = "give the key that the certificate was made with"
+            yield Finding("fail", what, f"{broker.cert} does not belong to {key}", mend)
+            return
+        found = f"{broker.cert} with {key}: {problem.reason or 'not readable'}"
+        yield Finding("fail", what, found, "both must be PEM files, and the key without a pass phrase")
+        return
+    except OSError as problem:
+        mend = "check the path, and that the agent's user may read both files"
+        yield Finding("fail", what, f"{broker.cert}, {broker.key}: {problem.strerror}", mend)
+        return
+    yield _dated(what, broker.cert, *validity_of_file(Path(broker.cert)), "have it renewed")
+
+
+def authority(broker: Broker) -> Iterator[Finding]:
+    """The file of --ca: it can be read, and none in it has expired."""
+    what = "authority"
+    if broker.ca is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(broker.ca)
+    except (OSError, ValueError) as problem:  # SSLError is an OSError
+        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
+        reason = "no certificate in it" if isinstance(problem, ssl.SSLError) else reason
+        mend = "give the PEM file of the authority that signed the broker's certificate"
+        yield Finding("fail", what, f"{broker.ca}: {reason}", mend)
+        return
+    yield _dated(what, broker.ca, *validity_of_file(Path(broker.ca)), "fetch the authority's new certificate")
+
+
+def broker_certificate(broker: Broker) -> Iterator[Finding]:
+    """A handshake: the chain, the name, the dates, and whether the broker wants a certificate of ours."""
+    what = "broker's certificate"
+    try:
+        with _handshake(broker, _context(broker)) as line:
+            der = line.getpeercert(binary_form=True) or b""
+            objection = _objection_after(line)
+    except ssl.SSLCertVerificationError as problem:
+        yield Finding("fail", what, *_explained(broker, problem))
+        return
+    except ssl.SSLError as problem:
+        found = f"no TLS with {broker} ({problem.reason or problem})"
+        yield Finding("fail", what, found, "is this the broker's TLS port? Without TLS: mqtt:// or host:port")
+        return
+    except OSError as problem:
+        yield Finding(
+            "fail", what, f"the handshake with {broker} ended: {problem}", "look at the broker's log"
+        )
+        return
+    yield _dated(what, broker.host, *validity(der), "have it renewed on the broker")
+    if objection is not None:
+        yield objection
+
+
+def _dated(what: str, name: str, first: datetime, last: datetime, mend: str) -> Finding:
+    now = datetime.now(UTC)
+    days = (last - now).days
+    if now < first:
+        found = f"{name}: valid from {first:%Y-%m-%d}, and by our clock it is {now:%Y-%m-%d}"
+        return Finding("fail", what, found, "set the clock, if that is what is wrong")
+    if now >= last:
+        return Finding("fail", what, f"{name}: expired {(now - last).days} days ago ({last:%Y-%m-%d})", mend)
+    found = f"{name}: valid for {days} more days (until {last:%Y-%m-%d})"
+    return Finding("warn", what, found, mend) if days < SOON_DAYS else Finding("ok", what, found)
+
+
+def _context(broker: Broker) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=broker.ca)
+    if broker.cert is not None:
+        context.load_cert_chain(broker.cert, broker.key, password=_no_phrase)
+    return context
+
+
+def _no_phrase() -> str:
+    """Nobody sits at an agent to be asked for one."""
+    return ""
+
+
+def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """Raises OSError, of which SSLError is one."""
+    line = socket.create_connection((broker.host, broker.port), CONNECT_S)
+    try:
+        return context.wrap_socket(line, server_hostname=broker.host)
+    except BaseException:
+        line.close()
+        raise
+
+
+def _objection_after(line: ssl.SSLSocket) -> Finding | None:
+    """A broker says nothing before it is spoken to, unless it objects to who we are."""
+    line.settimeout(_LISTEN_S)
+    try:
+        line.recv(1)
+    except ssl.SSLError as problem:
+        if "CERTIFICATE_REQUIRED" in str(problem.reason) or "HANDSHAKE_FAILURE" in str(problem.reason):
+            return Finding(
+                "fail", "own certificate", "the broker asks for one", "give --cert and --key of this device"
+            )
+        found = f"the broker does not accept it ({problem.reason or problem})"
+        return Finding("fail", "own certificate", found, "have it signed by the authority the broker trusts")
+    except OSError:  # silence, mostly
+        return None
+    return None
+
+
+def _explained(broker: Broker, problem: ssl.SSLCertVerificationError) -> tuple[str, str]:
+    """What is wrong with the broker's certificate, and what to do."""
+    if problem.verify_code in _OTHER_NAME:
+        names = ", ".join(_names(broker)) or "none"
+        return f"{broker.host} is not a name of it (its names: {names})", "use one of them in --broker"
+    first, last = _dates_untrusted(broker)
+    now = datetime.fromtimestamp(time.time(), UTC)
+    if problem.verify_code == _NOT_YET:
+        found = f"not valid before {first:%Y-%m-%d %H:%M}, and by our clock it is {now:%Y-%m-%d %H:%M} UTC"
+        return found, "set the clock, see above"
+    if problem.verify_code == _EXPIRED:
+        if now < last:
+            return "an authority in its chain has expired", "have the chain renewed, on both sides"
+        found = f"expired {(now - last).days} days ago ({last:%Y-%m-%d})"
+        return found, "have it renewed on the broker (or set our clock, if that is what is wrong)"
+    by = f"the authority of {broker.ca}" if broker.ca else "an authority that this system knows"
+    return (
+        f"not signed by {by} ({problem.verify_message})",
+        "give the PEM file of the authority that signed it: --ca",
+    )
+
+
+def _names(broker: Broker) -> list[str]:
+    """That stand in a certificate that we trust otherwise."""
+    context = _context(broker)
+    context.check_hostname = False
+    with _handshake(broker, context) as line:
+        found = line.getpeercert() or {}
+    names: object = found.get("subjectAltName", ())
+    return [str(value) for _, value in names] if isinstance(names, tuple) else []
+
+
+def _dates_untrusted(broker: Broker) -> tuple[datetime, datetime]:
+    """Of whatever certificate is shown."""
+    context = _context(broker)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with _handshake(broker, context) as line:
+        return validity(line.getpeercert(binary_form=True) or b"")

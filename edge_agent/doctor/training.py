@@ -1,0 +1,231 @@
+"""What training needs: the device's samples, a trainer that can be imported, and memory for it."""
+
+import importlib.metadata
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from edge_agent.allowance import remembered
+from edge_agent.data import check_fits, load, split
+from edge_agent.doctor.finding import Finding
+from edge_agent.policy import Policy, limits_of
+from edge_agent.probes.memory import own as own_memory
+from edge_agent.store import AgentStore
+from edge_agent.trainers import AUTO, IMPORT_BYTES, KINDS, Kind, installed
+from firmware_profiles import Board
+from protocols.conditions import Conditions
+from protocols.errors import DataError
+from protocols.payloads import Enrolment, run_key
+
+OLDEST_ONNXRUNTIME = (1, 16)
+_PACKAGES: dict[Kind, tuple[str, ...]] = {
+    "onnx": ("onnxruntime", "onnxruntime-gpu"),
+    "torch": ("torch",),
+    "ort-training": ("onnxruntime-training-cpu", "onnxruntime-training"),
+}
+_EXTRAS: dict[Kind, str] = {"onnx": "onnx", "torch": "torch", "ort-training": "ort-training"}
+_IMPORT_S = 120
+_TRY = """
+import json, sys
+def resident():
+    try:
+        return [int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmRSS")][0]
+    except (OSError, IndexError, ValueError):
+        return None
+before = resident()
+module = __import__(sys.argv[1])
+after = resident()
+print(json.dumps([module.__version__, None if None in (before, after) else after - before]))
+"""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of importing a trainer in a process of its own.
+
+    Attributes:
+        version: it has; "": it could not be imported.
+        num_bytes: that the import added to memory; None: not known.
+        problem: why it could not be imported.
+    """
+
+    version: str = ""
+    num_bytes: int | None = None
+    problem: str = ""
+
+
+def data(source: str, device: str, test_fraction: float, enrolment: Enrolment | None) -> Iterator[Finding]:
+    """The samples load, there are enough, and they fit the run joined last.
+
+    Raises:
+        DataError: they do not.
+    """
+    found = load(source, None)
+    classes, counts = np.unique(found.y, return_counts=True)
+    shape = " x ".join(map(str, found.input_shape))
+    text = (
+        f"{len(found.y)} samples of {shape} in {len(classes)} classes ({counts.min()} to {counts.max()} each)"
+    )
+    if enrolment is not None:
+        key = run_key(enrolment.seed).child("split", device)
+        check_fits(split(found, test_fraction, enrolment.validation_fraction, key), enrolment.spec)
+        text += f"; they fit {enrolment.spec.name} of run {enrolment.run}"
+    if len(found.y) < 2:
+        raise DataError(f"{source}: {text}; at least one to train and one to test on are needed")
+    if len(classes) < 2:
+        mend = "nothing, if this device sees one class only; a model trained on it learns to say that class"
+        yield Finding("warn", "data", text, mend)
+        return
+    yield Finding("ok", "data", text)
+
+
+def trainers(
+    choice: str, usable_bytes: int | None, attempt: Callable[[str], Tried] | None = None
+) -> Iterator[Finding]:
+    """What is installed, and whether what would be used can be imported in the memory there is.
+
+    Args:
+        choice: `--trainer`.
+        usable_bytes: that this process may take; None: not known.
+        attempt: imports a module; in tests something else.
+    """
+    attempt = attempt or try_import
+    if choice not in (AUTO, *KINDS):
+        yield Finding("fail", "trainer", f"there is no {choice}", f"choose {AUTO}, {', '.join(KINDS)}")
+        return
+    there = [kind for kind in KINDS if kind in installed()]
+    for kind in there:
+        yield from _quarrel(kind)
+    if not there:
+        mend = "pip install 'fleetune[onnx]' (or fleetune[torch] for models of your own)"
+        yield Finding("fail", "trainer", "none is installed", mend)
+        return
+    if choice != AUTO and choice not in there:
+        yield Finding(
+            "fail",
+            "trainer",
+            f"{choice} is not installed, {', '.join(there)} is",
+            f"pip install 'fleetune[{choice}]', or leave out --trainer",
+        )
+        return
+    used = next(kind for kind in there if choice in (AUTO, kind))
+    others = [f"{kind} {_version(kind)}" for kind in there if kind != used]
+    yield from _usable(used, others, usable_bytes, attempt)
+
+
+def _usable(
+    kind: Kind, others: list[str], usable_bytes: int | None, attempt: Callable[[str], Tried]
+) -> Iterator[Finding]:
+    """Its version, and a trial in a process of its own: a package for another processor dies on import."""
+    held, needed = own_memory().resident or 0, IMPORT_BYTES[kind]
+    if usable_bytes is not None and held + needed > usable_bytes:
+        yield Finding(
+            "ok", "trainer", f"{kind} {_version(kind)} is installed; not tried, memory is too small"
+        )
+        yield _too_small(kind, held, needed, usable_bytes)
+        return
+    tried = attempt("torch" if kind == "torch" else "onnxruntime")
+    if not tried.version:
+        yield Finding("fail", "trainer", f"{kind} is installed, but {tried.problem}", _reinstall(kind))
+        return
+    if kind != "torch" and _numbers(tried.version) < OLDEST_ONNXRUNTIME:
+        oldest = ".".join(map(str, OLDEST_ONNXRUNTIME))
+        found = f"onnxruntime {tried.version} is too old, at least {oldest} is needed"
+        yield Finding("fail", "trainer", found, "pip install --upgrade onnxruntime")
+        return
+    beside = f" (also here: {', '.join(others)})" if others else ""
+    yield Finding("ok", "trainer", f"{kind} {tried.version}{beside}")
+    needed = needed if tried.num_bytes is None else tried.num_bytes
+    if usable_bytes is None:
+        mend = "set a limit by --max-memory-mb: without one the agent cannot choose what fits"
+        yield Finding("warn", "memory", "what this process may take is unknown", mend)
+    elif held + needed > usable_bytes:
+        yield _too_small(kind, held, needed, usable_bytes)
+    else:
+        found = (
+            f"{usable_bytes / 1e6:.0f} MB may be taken; the agent takes {held / 1e6:.0f} MB and {kind} "
+            f"{needed / 1e6:.0f} MB, before any model"
+        )
+        yield Finding("ok", "memory", found)
+
+
+def _too_small(kind: Kind, held: int, needed: int, usable_bytes: int) -> Finding:
+    found = (
+        f"{kind} alone needs {needed / 1e6:.0f} MB beside the agent's {held / 1e6:.0f} MB, and this process "
+        f"may take {usable_bytes / 1e6:.0f} MB"
+    )
+    lighter = "use --trainer onnx (pip install 'fleetune[onnx]'), " if kind == "torch" else ""
+    return Finding("fail", "memory", found, f"{lighter}stop other programs, or raise the limit (MemoryMax)")
+
+
+def _quarrel(kind: Kind) -> Iterator[Finding]:
+    """Both packages put their files into one folder, and the later one breaks the earlier."""
+    if kind == "ort-training" and any(map(_installed_version, _PACKAGES["onnx"])):
+        mend = "pip uninstall onnxruntime onnxruntime-training-cpu, then install the one you want"
+        yield Finding("fail", "trainer", "onnxruntime and its training package lie over each other", mend)
+
+
+def _reinstall(kind: Kind) -> str:
+    if kind == "torch":
+        return "pip install --force-reinstall torch; on ARM boards older than a Pi 5: torch==2.9.1"
+    return f"pip install --force-reinstall 'fleetune[{_EXTRAS[kind]}]'"
+
+
+def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | None:
+    """What the process may take altogether, by the board and by its owner."""
+    return limits_of(None, conditions, policy, board).memory_bytes
+
+
+def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[Finding]:
+    """Whether the run joined last still fits: its own forecast against the memory there is now."""
+    known = ((run, remembered(store.allowance(run).read())) for run in store.runs())
+    run, allowance = next(((run, one) for run, one in known if one is not None), ("", None))
+    if allowance is None:
+        yield Finding("skip", "forecast", "no run joined yet; once there is one: edge-agent explain")
+        return
+    decision = allowance.decision(conditions)
+    mend = "edge-agent explain shows every ratio against its limits"
+    if decision.choice is None:
+        yield Finding("fail", "forecast", f"run {run}: {decision.reason}", mend)
+    else:
+        yield Finding("ok", "forecast", f"run {run}: {decision.reason}")
+
+
+def try_import(module: str) -> Tried:
+    """In a process of its own, so that neither its memory nor its death is ours."""
+    command = [sys.executable, "-c", _TRY, module]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own command line
+            command, capture_output=True, timeout=_IMPORT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return Tried(problem=f"importing {module} takes more than {_IMPORT_S} s")
+    if done.returncode < 0:
+        return Tried(problem=f"importing {module} ends with {signal.Signals(-done.returncode).name}")
+    try:
+        version, num_bytes = msgspec.json.decode(done.stdout.splitlines()[-1], type=tuple[str, int | None])
+    except (IndexError, msgspec.MsgspecError):
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        return Tried(problem=f"importing {module} fails: {lines[-1]}")
+    return Tried(version, num_bytes)
+
+
+def _version(kind: Kind) -> str:
+    return next(filter(None, map(_installed_version, _PACKAGES[kind])), "of unknown version")
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    digits = (part for part in version.split(".")[:2])
+    return tuple(int(part) for part in digits if part.isdecimal())

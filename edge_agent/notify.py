@@ -1,0 +1,74 @@
+"""What an agent tells the service manager that started it: ready, still alive, stopping (sd_notify(3)).
+
+Datagrams to the socket that NOTIFY_SOCKET names; without it nothing is sent, and nobody needs to wake up.
+"""
+
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Mapping
+
+_SEND_S = 1.0
+_LONGEST = 1000  # characters of a status: it is one line of `systemctl status`
+
+
+class Notifier:
+    """The service manager, if there is one.
+
+    Args:
+        environment: NOTIFY_SOCKET is where it listens; WATCHDOG_USEC is how long it waits for a sign of life
+            of process WATCHDOG_PID.
+
+    Attributes:
+        wake_at: when `beat` is due, by the caller's clock; None: never, nobody waits for it.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        path = environment.get("NOTIFY_SOCKET", "")
+        self._address = path.replace("@", "\0", 1) if path.startswith("@") else path
+        limit_s = _watchdog_s(environment) if self._address else None
+        self._every_s = None if limit_s is None else limit_s / 2
+        self._is_ready = False
+        self.wake_at: float | None = None if self._every_s is None else -math.inf
+
+    @property
+    def listens(self) -> bool:
+        """Whether anybody does."""
+        return bool(self._address)
+
+    def ready(self) -> None:
+        """Once: the service does what it is for."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._send("READY=1")
+
+    def beat(self, now: float) -> None:
+        """Say that the main loop still turns, if it is time to: twice in the watchdog's patience."""
+        if self._every_s is not None and self.wake_at is not None and now >= self.wake_at:
+            self.wake_at = now + self._every_s
+            self._send("WATCHDOG=1")
+
+    def status(self, text: str) -> None:
+        """One line for people."""
+        self._send(f"STATUS={text.partition(chr(10))[0][:_LONGEST]}")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        """A manager that does not take it has lost a message; our work goes on."""
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            line.settimeout(_SEND_S)
+            line.connect(self._address)
+            line.send(message.encode(errors="replace"))
+
+
+def _watchdog_s(environment: Mapping[str, str]) -> float | None:
+    """None: no watchdog, or one that watches another process."""
+    microseconds, whose = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not microseconds.isdecimal() or int(microseconds) == 0 or whose not in ("", str(os.getpid())):
+        return None
+    return int(microseconds) / 1e6

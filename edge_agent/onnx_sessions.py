@@ -1,0 +1,106 @@
+"""Graphs of a bundle in ONNX Runtime: one session for each set of outputs that is asked for."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from protocols.bundle import Bundle
+from protocols.errors import ModelError
+from protocols.onnx_file import write_onnx
+
+OLDEST = (1, 16)
+MAX_SESSIONS = 6  # a method asks for a few sets of layers; each session holds memory of its own
+
+Array = NDArray[Any]
+
+
+class Sessions:
+    """Runs a bundle's graphs.
+
+    Args:
+        bundle: of the model.
+        threads: processor threads of one run.
+
+    Raises:
+        ModelError: ONNX Runtime is not installed, or too old.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+        self._runtime = runtime()
+        self._bundle, self._threads = bundle, threads
+        self._open: OrderedDict[tuple[str, frozenset[str]], Any] = OrderedDict()
+
+    def run(self, graph: str, outputs: frozenset[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """What `graph` makes of `feeds`, of which it takes what it needs.
+
+        Args:
+            graph: its name in the bundle.
+            outputs: those of its outputs that are wanted; nothing else is computed.
+            feeds: arrays by the name of an input.
+
+        Raises:
+            ModelError: the bundle has no such graph, or the runtime cannot compute it.
+        """
+        session, inputs, names = self._session(graph, outputs)
+        try:
+            found = session.run(names, {name: feeds[name] for name in inputs})
+        except Exception as problem:  # each of the runtime's errors is a type of its own
+            raise ModelError(f"model {self._bundle.spec.name} cannot compute: {_line(problem)}") from problem
+        return dict(zip(names, found, strict=True))
+
+    def _session(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
+        key = graph, outputs
+        if key not in self._open:
+            self._open[key] = self._start(graph, outputs)
+            while len(self._open) > MAX_SESSIONS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(key)
+        found: tuple[Any, list[str], list[str]] = self._open[key]
+        return found
+
+    def _start(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
+        name = self._bundle.spec.name
+        if graph not in self._bundle.graphs:
+            raise ModelError(f"the bundle of model {name} cannot do {graph!r}, which this method needs")
+        kept = self._bundle.graphs[graph].keeping(outputs)
+        options = self._runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
+        options.log_severity_level = 4  # what goes wrong is raised
+        options.enable_cpu_mem_arena = False  # it never gives back, and a step takes as long without it
+        try:
+            session = self._runtime.InferenceSession(
+                write_onnx(kept), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as problem:  # as above
+            version = self._runtime.__version__
+            raise ModelError(
+                f"onnxruntime {version} cannot load model {name}: {_line(problem)}; a newer one may:"
+                " pip install -U onnxruntime"
+            ) from problem
+        return session, [port.name for port in kept.inputs], list(kept.output_names)
+
+
+def runtime() -> Any:
+    """The module `onnxruntime`.
+
+    Raises:
+        ModelError: it is not installed, or too old.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ModelError("ONNX Runtime is not installed here: pip install 'fleetune[onnx]'") from None
+    found = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+    if found < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ModelError(
+            f"onnxruntime {onnxruntime.__version__} is too old, {oldest} is needed:"
+            f" pip install 'onnxruntime>={oldest}'"
+        )
+    return onnxruntime
+
+
+def _line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:300]

@@ -1,0 +1,1 @@
+"""The agent under systemd: unit, settings, and what installs them."""

@@ -1,0 +1,51 @@
+"""/etc/fleetune/agent.env: the service's settings, which systemd, a shell and we read alike."""
+
+import shlex
+
+from protocols.errors import SettingError
+
+_HEADER = (
+    "# Settings of fleetune-agent.service; `edge-agent service install` changes the lines of its options.\n"
+)
+_FORBIDDEN = "'\\\n\r"  # systemd and shells differ about these
+
+
+def read(text: str) -> dict[str, str]:
+    """Its variables by name.
+
+    Raises:
+        SettingError: a line is not `NAME=value`.
+    """
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith(("#", ";")):
+            continue
+        name, separator, value = line.partition("=")
+        try:
+            words = shlex.split(value)
+        except ValueError:
+            words = ["", ""]
+        if not separator or not name.strip().isidentifier() or len(words) > 1:
+            raise SettingError(f"agent.env, line {number}: expected NAME='value'")
+        found[name.strip()] = words[0] if words else ""
+    return found
+
+
+def changed(text: str, values: dict[str, str]) -> str:
+    """`text` with these variables set; all else stays as its owner wrote it.
+
+    Raises:
+        SettingError: a value cannot be written, or `text` cannot be read.
+    """
+    before = read(text)
+    lines = (text or _HEADER).splitlines()
+    for name, value in values.items():
+        if any(mark in value for mark in _FORBIDDEN):
+            raise SettingError(
+                f"{name}: it must hold no single quote, backslash or line break; write it as %27"
+            )
+        if before.get(name) == value:
+            continue
+        lines = [line for line in lines if line.partition("=")[0].strip() != name]
+        lines.append(f"{name}='{value}'")
+    return "\n".join(lines) + "\n"

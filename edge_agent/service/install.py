@@ -1,0 +1,176 @@
+"""The agent as a systemd service: its files, and the commands that make systemd know them.
+
+Installing twice changes nothing; installing with other options changes what these say and restarts it.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from edge_agent.service import environment
+from protocols.errors import SettingError, StoreError
+
+UNIT = "fleetune-agent.service"
+UNIT_FILE = Path("etc/systemd/system") / UNIT
+USER_FILE = Path("etc/sysusers.d/fleetune.conf")
+SETTINGS_FILE = Path("etc/fleetune/agent.env")
+STATE_FOLDER = Path("var/lib/fleetune")
+_NEEDED = {"FLEETUNE_FLEET": "--fleet", "FLEETUNE_BROKER": "--broker", "FLEETUNE_SOURCE": "--data"}
+
+Command = tuple[str, ...]
+RunCommand = Callable[[Command], None]
+
+
+@dataclass(frozen=True)
+class File:
+    """One that the service consists of; `path` is below the root of a file system."""
+
+    path: Path
+    content: str
+    mode: int
+
+    def is_there(self, into: Path) -> bool:
+        """With this content and mode."""
+        try:
+            there = into / self.path
+            return there.read_text(encoding="utf-8") == self.content and (
+                there.stat().st_mode & 0o777 == self.mode
+            )
+        except (OSError, UnicodeDecodeError):
+            return False
+
+
+def files(into: Path, program: Path, values: dict[str, str]) -> list[File]:
+    """The service's files as they should be.
+
+    Args:
+        into: the file system they belong to, whose present agent.env is kept but for `values`.
+        program: edge-agent, as the service will start it.
+        values: variables of agent.env to set.
+
+    Raises:
+        SettingError: a variable that is needed is in neither, or cannot be written.
+        StoreError: the present agent.env cannot be read.
+    """
+    settings = environment.changed(_present(into), values)
+    known = environment.read(settings)
+    missing = [option for name, option in _NEEDED.items() if not known.get(name)]
+    if missing:
+        raise SettingError(f"{', '.join(missing)}: needed, as /{SETTINGS_FILE} does not say it yet")
+    return [
+        File(USER_FILE, _template("fleetune.sysusers"), 0o644),
+        File(SETTINGS_FILE, settings, 0o600),
+        File(UNIT_FILE, _template(UNIT).replace("@PROGRAM@", str(program).replace("%", "%%")), 0o644),
+    ]
+
+
+def write(into: Path, wanted: list[File]) -> Iterator[tuple[File, bool]]:
+    """Each file, and whether it had to be changed. Raises StoreError."""
+    for file in wanted:
+        changes = not file.is_there(into)
+        if changes:
+            _replace(into / file.path, file.content, file.mode)
+        yield file, changes
+
+
+def activation(into: Path, *, changed: bool) -> list[Command]:
+    """After the files were written. `restart` does not wait: an agent may be long in finding its broker."""
+    if into != Path("/"):
+        return [("systemctl", f"--root={into}", "enable", UNIT)]  # the user is made when that system boots
+    commands: list[Command] = [
+        ("systemd-sysusers", f"/{USER_FILE}"),
+        ("systemctl", "daemon-reload"),
+        ("systemctl", "enable", UNIT),
+    ]
+    return [*commands, ("systemctl", "--no-block", "restart" if changed else "start", UNIT)]
+
+
+def removal(into: Path) -> list[Command]:
+    """Before the files are removed."""
+    if into != Path("/"):
+        return [("systemctl", f"--root={into}", "disable", UNIT)]
+    return [("systemctl", "disable", "--now", UNIT)]
+
+
+def remove(into: Path, paths: list[Path]) -> Iterator[Path]:
+    """Each of these files that was there. Raises StoreError."""
+    for path in paths:
+        try:
+            (into / path).unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as problem:
+            raise StoreError(f"cannot remove {into / path}: {problem.strerror}") from None
+        yield path
+
+
+def settings(into: Path) -> dict[str, str]:
+    """What agent.env says. Raises StoreError, SettingError."""
+    text = _present(into)
+    if not text:
+        raise StoreError(f"there is no {into / SETTINGS_FILE}; see edge-agent service install --help")
+    return environment.read(text)
+
+
+def program(executable: Path = Path(sys.executable)) -> Path:
+    """edge-agent beside the Python that runs us. That one may be a link into somebody's home (pyenv, uv).
+
+    Raises:
+        SettingError: there is none, or the service's user could not start it.
+    """
+    found = executable.with_name("edge-agent")
+    if not found.is_file():
+        raise SettingError(f"there is no {found}; pip install fleetune into this environment")
+    for needed in (found, executable.resolve()):
+        closed = [folder for folder in needed.parents if not folder.stat().st_mode & 0o001]
+        if closed:
+            raise SettingError(
+                f"{needed}: user fleetune may not enter {closed[-1]}; install into a folder that is open to "
+                "all, like /opt/fleetune, with the system's Python"
+            )
+    return found
+
+
+def run(command: Command) -> None:
+    """Raises StoreError: it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603
+    except OSError as problem:
+        raise StoreError(f"{command[0]}: {problem.strerror}; is this a system with systemd?") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise StoreError(f"{' '.join(command)} failed: {said or f'exit code {done.returncode}'}")
+
+
+def _present(into: Path) -> str:
+    try:
+        return (into / SETTINGS_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as problem:
+        raise StoreError(f"cannot read {into / SETTINGS_FILE}: {problem}") from None
+
+
+def _template(name: str) -> str:
+    return resources.files("edge_agent.service").joinpath(name).read_text(encoding="utf-8")
+
+
+def _replace(path: Path, content: str, mode: int) -> None:
+    """Never, not for a moment, readable for more than `mode` says."""
+    draft = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123 - a handle
+            os.fchmod(handle, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        draft.replace(path)
+    except OSError as problem:
+        raise StoreError(f"cannot write {path}: {problem.strerror}; sudo may help") from None
