@@ -98,13 +98,13 @@ def images():
 class Child:
     """A process of the fleet; its output goes to a file."""
 
-    def __init__(self, name, command, log, *, prefix=(), **environment):
+    def __init__(self, name, command, log, *, prefix=(), python=sys.executable, **environment):
         self.name, self.log = name, log
         with log.open("ab") as output:
             self._start_of_log = output.tell()
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", *command],
-                cwd=ROOT,
+                [*prefix, python, "-m", *command],
+                cwd=ROOT if python == sys.executable else log.parent,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -216,7 +216,7 @@ class Fleet:
         trainer="torch",
         **environment,
     ):
-        """Torch is what a simulation trains with, to the last bit."""
+        """Torch is what a simulation trains with, to the last bit; `environment` may name a `python`."""
         place = list(self.shares).index(device) if device in self.shares else None
         board, ratio = ("generic", 1.0) if place is None else (BOARDS[place], RATIOS[place])
         command = ["edge_agent.cli", "run", "--fleet", self.name, "--device", device, "--board", board]
@@ -237,9 +237,9 @@ class Fleet:
             if agent.running:
                 assert agent.wait() == 0
 
-    def outcome(self):
-        """What the finished run came to."""
-        run = self.folder / "runs" / self.name
+    def outcome(self, name=None):
+        """What the finished run came to; `name`: of a run that is not the fleet's first."""
+        run = self.folder / "runs" / (name or self.name)
         devices = self.folder / "state" / self.name
         return read_outcome(run, lambda device, run_id: devices / device / "runs" / run_id / "session")
 

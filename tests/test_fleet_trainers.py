@@ -1,0 +1,134 @@
+"""Agents with different trainers in one fleet, over MQTT: the same updates, models and bundle."""
+
+import shutil
+import subprocess
+import sys
+import venv
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.records import Ledger
+from coordinator.store import RunStore
+from protocols.bundle import read_bundle
+from protocols.transfer import digest_of
+from tests.fleet import PATIENCE_S, ROOT, Fleet, expected, run_toml
+
+pytestmark = pytest.mark.fleet
+
+METHODS = ("fedspu", "srp-pfed", "kapc", "kapc-bls", "fedpurin", "dc-pfl")
+TRAINERS = ("torch", "onnx", "onnx")
+
+
+def flat(data):
+    return np.frombuffer(data, np.float32)
+
+
+def close(found, wanted, rtol):
+    """Relative to the vector's length."""
+    return np.linalg.norm(flat(found) - flat(wanted)) <= rtol * np.linalg.norm(flat(wanted))
+
+
+@pytest.fixture(scope="module")
+def no_torch(tmp_path_factory):
+    """A Python in which `pip install .[onnx]` was all that was done."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=True)
+    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    source = folder / "source"  # building leaves files behind
+    ignored = shutil.ignore_patterns(".*", "*.egg-info", "build", "runs", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", f"{source}[onnx]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"pip cannot install here: {done.stderr.strip().splitlines()[-1]}")
+    return str(python)
+
+
+def one_step(method):
+    """A run of one round with one step of training on each device."""
+    toml = run_toml(name=f"one-{method}", method=method, rounds=1)
+    return toml.replace("batch_size = 16", "batch_size = 1000")
+
+
+def test_one_step_of_every_method_is_the_same_with_every_trainer(tmp_path):
+    with Fleet(tmp_path, one_step(METHODS[0])) as fleet:
+        for device, trainer in zip(fleet.shares, TRAINERS, strict=True):
+            fleet.start_agent(device, trainer=trainer, options=())
+        for method in METHODS:
+            toml = one_step(method)
+            fleet.run_file.write_text(toml)
+            fleet.start_coordinator("--fleet", fleet.name)
+            assert fleet.coordinator.wait() == 0
+            wanted = expected(toml, tmp_path / "simulated" / method)
+            found = fleet.outcome(f"one-{method}")
+            assert close(found.shared, wanted.shared, 1e-5), method
+            assert found.personal.keys() == wanted.personal.keys()
+            for device, weights in wanted.personal.items():
+                assert close(found.personal[device], weights, 1e-5), (method, device)
+
+
+def test_a_mixed_fleet_comes_to_what_a_torch_fleet_comes_to(tmp_path):
+    toml = run_toml(name="mixed", rounds=4, epochs=2, model="lenet5")
+    wanted = expected(toml, tmp_path / "simulated")
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start_coordinator()
+        for device, trainer in zip(fleet.shares, TRAINERS, strict=True):
+            fleet.start_agent(device, trainer=trainer)
+        fleet.wait_finished()
+        found, store = fleet.outcome(), RunStore.open(tmp_path / "runs" / "mixed" / "state.sqlite")
+        payload = store.get("bundle")
+        ledger = msgspec.json.decode(store.get("ledger"), type=Ledger)
+        store.close()
+        states = [tmp_path / "state" / "mixed" / device for device in fleet.shares]
+        kept = [[path.name for path in (state / "bundles").glob("*")] for state in states]
+    assert close(found.shared, wanted.shared, 1e-3)
+    for (_, _, _, replies), (_, _, _, simulated) in zip(found.rounds, wanted.rounds, strict=True):
+        for device, (_, _, measures) in replies.items():
+            assert abs(measures.after - simulated[device][2].after) <= 0.03
+    bundle = read_bundle(payload)
+    assert bundle.spec.name == "lenet5"
+    assert kept == [[], [digest_of(payload)], [digest_of(payload)]]
+    enrolments = [ledger.traffic[device].enrolment for device in fleet.shares]
+    assert enrolments[1] == enrolments[2] == enrolments[0] + len(payload)
+
+
+def test_an_agent_installed_without_torch_trains_in_a_fleet(tmp_path, no_torch):
+    heavy = ("torch", "matplotlib", "ray", "amqtt", "onnx", "scipy", "pydantic")
+    code = f"import importlib.util as u; print([m for m in {heavy} if u.find_spec(m)])"
+    found = subprocess.run([no_torch, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    toml = run_toml(name="light", rounds=2, model="lenet5")
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start_coordinator()
+        for device in fleet.shares:
+            fleet.start_agent(device, trainer="auto", python=no_torch)
+        fleet.wait_finished()
+        wanted = expected(toml, tmp_path / "simulated")
+        assert close(fleet.outcome().shared, wanted.shared, 1e-4)
+        device = next(iter(fleet.shares))
+        state = ["--fleet", "light", "--device", device, "--state", tmp_path / "state"]
+        exported = tmp_path / "personal.onnx"
+        edge_agent = [no_torch, "-m", "edge_agent.cli"]
+        subprocess.run([*edge_agent, "export", *state, "--out", exported], check=True, timeout=PATIENCE_S)
+        command = [
+            *edge_agent,
+            "predict",
+            "--json",
+            "--model",
+            exported,
+            "--data",
+            f"npz:{fleet.shares[device]}",
+        ]
+        said = subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+        own = subprocess.run(
+            [*edge_agent, "predict", "--json", *state, "--data", f"npz:{fleet.shares[device]}"],
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE_S,
+        )
+    answer = msgspec.json.decode(said.stdout)
+    assert said.stdout == own.stdout
+    assert len(answer["labels"]) == len(answer["probabilities"])
+    assert 0 < answer["accuracy"] <= 1
