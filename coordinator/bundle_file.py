@@ -99,21 +99,25 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
 
 
 def bundle_table(written: Written) -> Table:
-    """What is in a bundle."""
-    bundle, spec = written.bundle, written.bundle.spec
-    table = Table(title=f"{spec.name}: {spec.num_parameters:,} parameters", title_justify="left")
+    """The graphs in a bundle."""
+    spec = written.bundle.spec
+    shape = "x".join(map(str, spec.input_shape))
+    title = f"{spec.name}: {spec.num_parameters:,} parameters, input {shape}, {spec.num_classes} classes"
+    table = Table(title=title, title_justify="left")
     table.add_column("graph")
     table.add_column("operators", justify="right")
     table.add_column("as ONNX", justify="right")
-    for name, graph in bundle.graphs.items():
+    for name, graph in written.bundle.graphs.items():
         table.add_row(name, str(len(graph.nodes)), f"{len(write_onnx(graph)) / 1e3:.1f} kB")
-    first = "drawn without torch" if bundle.recipe else "inside"
-    extra = ", for onnxruntime-training too" if bundle.ort_training else ""
-    table.caption = (
-        f"input {'x'.join(map(str, spec.input_shape))}, {spec.num_classes} classes\n"
-        f"first weights {first}{extra}\n"
-        f"{written.path}: {written.num_bytes:,} bytes, {written.digest}\n"
-        f"made in {written.seconds:.1f} s; every graph compared with torch"
-    )
-    table.caption_justify = "left"
     return table
+
+
+def bundle_words(written: Written) -> str:
+    """What else there is to know of it."""
+    bundle = written.bundle
+    first = "are drawn without torch, for any seed" if bundle.recipe else "are inside"
+    also = "; for onnxruntime-training too" if bundle.ort_training else ""
+    return (
+        f"every graph was compared with torch{also}; first weights {first}\n"
+        f"{written.path}: {written.num_bytes:,} bytes, {written.digest}, made in {written.seconds:.1f} s"
+    )

@@ -153,11 +153,13 @@ def export(
     """
     import rich
 
-    from coordinator.bundle_file import bundle_table, settings_for, write_bundle
+    from coordinator.bundle_file import bundle_table, bundle_words, settings_for, write_bundle
 
     with one_line_errors():
         settings = settings_for(model, input_shape, classes, seed, changes)
-        rich.print(bundle_table(write_bundle(settings, out, onnx)))
+        written = write_bundle(settings, out, onnx)
+        rich.print(bundle_table(written))
+        print(bundle_words(written))
 
 
 if __name__ == "__main__":

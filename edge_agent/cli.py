@@ -294,7 +294,7 @@ def doctor(
     from msgspec.structs import fields
     from rich.console import Console
 
-    from edge_agent.doctor import Patient, examine
+    from edge_agent.doctor.examination import Patient, examine
     from edge_agent.doctor.show import as_json as encoded
     from edge_agent.doctor.show import is_well, show
     from edge_agent.policy import Policy

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from edge_agent.notify import Notifier
+from edge_agent.notify import Notifier, service_manager
 
 _PLAIN = "%(asctime)s %(levelname)s %(message)s"
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
@@ -17,7 +17,7 @@ def set_up_logging() -> None:
     formatter = JournalFormatter() if is_journal(os.environ) else logging.Formatter(_PLAIN)
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
-    manager = Notifier()
+    manager = service_manager()
     handlers: list[logging.Handler] = [handler, *([StatusLine(manager)] if manager.listens else [])]
     logging.basicConfig(level=logging.INFO, handlers=handlers)
 

@@ -4,6 +4,7 @@ Datagrams to the socket that NOTIFY_SOCKET names; without it nothing is sent, an
 """
 
 import contextlib
+import functools
 import math
 import os
 import socket
@@ -24,7 +25,7 @@ class Notifier:
         wake_at: when `beat` is due, by the caller's clock; None: never, nobody waits for it.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         path = environment.get("NOTIFY_SOCKET", "")
         self._address = path.replace("@", "\0", 1) if path.startswith("@") else path
         limit_s = _watchdog_s(environment) if self._address else None
@@ -64,6 +65,15 @@ class Notifier:
             line.settimeout(_SEND_S)
             line.connect(self._address)
             line.send(message.encode(errors="replace"))
+
+
+@functools.cache
+def service_manager() -> Notifier:
+    """Of this process. What names it leaves the environment: programs that we run shall not speak for us."""
+    found = Notifier(os.environ)
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        os.environ.pop(name, None)
+    return found
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:

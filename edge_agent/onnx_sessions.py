@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from edge_agent.ort_training_package import without_torch
 from protocols.bundle import Bundle
 from protocols.errors import ModelError
 from protocols.onnx_file import write_onnx
@@ -89,7 +90,8 @@ def runtime() -> Any:
         ModelError: it is not installed, or too old.
     """
     try:
-        import onnxruntime
+        with without_torch():
+            import onnxruntime
     except ImportError:
         raise ModelError("ONNX Runtime is not installed here: pip install 'fleetune[onnx]'") from None
     found = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])

@@ -40,6 +40,7 @@ class OnnxBackend:
         self._gradients = {
             tensor.name: view for tensor, view in self._spec.views(self._gradient) if tensor.kind != "stat"
         }
+        self._batches = 0
         self._statistics = [tensor.name for tensor in self._spec.tensors if tensor.kind == "stat"]
 
     @property
@@ -59,6 +60,7 @@ class OnnxBackend:
         if weights.shape != (self._spec.size,):
             raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
         self._weights[:] = weights
+        self._batches = 0
 
     def step(
         self,
@@ -77,7 +79,7 @@ class OnnxBackend:
         feeds = {"x": self._input(x), "y": y, **self._tensors, **_hint_feeds(hint)}
         if training:
             outputs.update(f"statistic:{name}" for name in self._statistics)
-            feeds |= self._noises(key, len(y))
+            feeds |= self._training_feeds(key, len(y))
         found = self._sessions.run(graph, frozenset({"loss", *outputs}), feeds)
         self._take(found, wanted, training=training)
         return float(found["loss"])
@@ -114,11 +116,14 @@ class OnnxBackend:
     def _input(self, x: InputArray) -> Array:
         return np.ascontiguousarray(x, _INPUT_TYPES[self._bundle.input_type])
 
-    def _noises(self, key: Key, num_samples: int) -> dict[str, Array]:
-        return {
-            f"noise:{index}": noise.draw(key, index, num_samples)
-            for index, noise in enumerate(self._bundle.noises)
-        }
+    def _training_feeds(self, key: Key, num_samples: int) -> dict[str, Array]:
+        """What dropout draws, and the number of steps since the weights were loaded, this one included, which
+        norms without a momentum average over.
+        """
+        self._batches += 1
+        noises = enumerate(self._bundle.noises)
+        drawn = {f"noise:{index}": noise.draw(key, index, num_samples) for index, noise in noises}
+        return {**drawn, "batches": np.array(self._batches, np.float32)}
 
     def _check(self, x: InputArray, y: LabelArray) -> None:
         """What torch would refuse and the runtime would not: it computes something from any label."""

@@ -12,7 +12,7 @@ from protocols.errors import ModelError
 
 _PARENT = "onnxruntime.training"
 _FOR_TORCH = f"{_PARENT}.ortmodule"
-_MISSING = (
+MISSING = (
     "onnxruntime-training is not installed here: pip uninstall onnxruntime, then"
     " pip install --no-deps onnxruntime-training-cpu==1.19.2, which exists for Python 3.11 and 3.12 on x86-64"
     " (Linux, macOS, Windows), not for aarch64 and not for later Pythons; everywhere: --trainer onnx"
@@ -25,16 +25,16 @@ def training_api() -> Any:
     Raises:
         ModelError: it is not installed, or onnxruntime is, which takes its place.
     """
-    with _without_torch():
+    with without_torch():
         try:
             return import_module(f"{_PARENT}.api")
         except ImportError:
-            raise ModelError(_MISSING) from None
+            raise ModelError(MISSING) from None
 
 
 @contextmanager
-def _without_torch() -> Iterator[None]:
-    """Lets `onnxruntime.training.api` be imported alone.
+def without_torch() -> Iterator[None]:
+    """Lets `onnxruntime`, and `onnxruntime.training.api`, be imported alone.
 
     Its parent package imports torch and onnx for the sake of other parts, and onnxruntime itself tries
     `onnxruntime.training.ortmodule`, which imports torch where there is one. So an empty package stands for

@@ -19,9 +19,9 @@ from protocols.errors import ModelError, PacketForeign, StoreError
 from protocols.model import TensorSpec
 from protocols.randomness import Key
 
-_SILENT = 4  # what goes wrong is raised
 MAX_MODULES = 3  # a method asks for a few sets of layers; each has parameters and gradients of its own
 
+_SILENT = 4  # what goes wrong is raised
 _FOREIGN = "bundle of model {}: its part for onnxruntime-training is of another model"
 
 Array = NDArray[Any]
@@ -66,7 +66,7 @@ class OrtTrainingBackend(OnnxBackend):
         self._check(x, y)
         feeds = {"x": self._input(x), "y": np.ascontiguousarray(y, np.int64), **self._tensors}
         last = next(reversed(self._gradients))  # a Module has to find a gradient; this costs least
-        found = self._module(wanted or frozenset({last})).run(feeds | self._noises(key, len(y)))
+        found = self._module(wanted or frozenset({last})).run(feeds | self._training_feeds(key, len(y)))
         self._take(found, wanted, training=True)
         return float(found["loss"])
 

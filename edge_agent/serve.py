@@ -21,7 +21,7 @@ from edge_agent.intake import Intake
 from edge_agent.jobs import Jobs, Joined, Progress, Worked
 from edge_agent.joining import DeviceSettings
 from edge_agent.leftovers import give_back
-from edge_agent.notify import Notifier
+from edge_agent.notify import service_manager
 from edge_agent.participation import Participation
 from edge_agent.probes.link import LinkSpeed
 from edge_agent.profile import board_named
@@ -100,7 +100,7 @@ class Agent:
             decline=lambda run, what, problem: self._decline(Errand("enrolment", run), what, problem),
             clock=clock,
         )
-        self._manager = Notifier()
+        self._manager = service_manager()
         self._joined: Participation | None = None
         self._finished: str | None = None
         self._working: Errand | None = None

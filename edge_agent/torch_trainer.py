@@ -42,6 +42,10 @@ class TorchBackend:
         self._spec, self._module = spec, module
         self._weights, self._gradient = torch.zeros(spec.size), torch.zeros(spec.size)
         self._adopt()
+        # of training steps, for norms without a momentum: no part of the weights, they start anew with them
+        self._counters = [
+            buffer for name, buffer in module.named_buffers() if name.endswith("num_batches_tracked")
+        ]
         self._last = _last_layer(spec)
         self._has_dropout = True  # until a step in training shows that it has none
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
@@ -77,6 +81,8 @@ class TorchBackend:
         if weights.shape != (self._spec.size,):
             raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
         self.weights[:] = weights
+        for counter in self._counters:
+            counter.zero_()
 
     def step(
         self,

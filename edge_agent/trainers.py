@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from edge_agent.ort_training_package import MISSING
 from edge_agent.trainer import Backend
 from protocols.bundle import Bundle
 from protocols.errors import ModelError, SettingError
@@ -56,6 +57,8 @@ class Trainers:
         self._installed = installed()
         if not self._installed:
             raise ModelError("no trainer is installed here: pip install 'fleetune[onnx]'")
+        if self.choice == "ort-training" and self.choice not in self._installed:
+            raise ModelError(MISSING)
         if self.choice != AUTO and self.choice not in self._installed:
             raise ModelError(
                 f"--trainer {self.choice}: it is not installed here, {', '.join(self._installed)} is;"

@@ -4,7 +4,8 @@ The coordinator makes it once (`coordinator.export`); a device trains with it (`
 and writes its personal model from it. The digest of its bytes names it: equal names, equal content.
 
 Graphs (see `protocols.graph`), all with an input for each tensor of the spec, by its name, and `x`:
-    train               y, noise:<k> in; loss, gradient:<tensor>, statistic:<tensor> (its new value) out
+    train               y, noise:<k> in; loss, gradient:<tensor>, statistic:<tensor> (its new value) out;
+                        batches in (steps since the weights were loaded) where a norm has no momentum
     evaluate-gradient   y in; loss, gradient:<tensor> of the model as it evaluates out
     answer              logits out, and features (what the last layer gets) where the model has them
     train+distillation  as train, with the terms of `protocols.guide`; teacher, strength, temperature in

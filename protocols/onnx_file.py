@@ -4,7 +4,6 @@ The `onnx` package would do it too, with 20 MB on disk and as many in memory on 
 Field numbers: onnx/onnx.proto (opset 17 has IR version 8).
 """
 
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.graph import OPSET, Attribute, Graph, Node, Port
+from protocols.protobuf import binary, message, number, real, text
 
 IR_VERSION = 8
 ELEMENTS = {"f4": 1, "i8": 7, "?": 9}  # TensorProto.DataType
@@ -33,83 +33,54 @@ def write_onnx(
         about: for the model's metadata.
     """
     weights = weights or {}
-    body = [_message(1, _node(node)) for node in graph.nodes]
-    body.append(_text(2, "fleetune"))
-    body += [_message(5, _tensor(constant.name, constant.value)) for constant in graph.constants]
-    body += [_message(5, _tensor(name, value)) for name, value in weights.items()]
-    body += [_message(11, _port(port)) for port in graph.inputs if port.name not in weights]
-    body += [_message(12, _port(port)) for port in graph.outputs]
-    model = [_number(1, IR_VERSION), _text(2, "fleetune")]
-    model.append(_message(8, [_text(1, ""), _number(2, OPSET)]))
-    model.append(_message(7, body))
-    model += [_message(14, [_text(1, key), _text(2, value)]) for key, value in (about or {}).items()]
+    body = [message(1, _node(node)) for node in graph.nodes]
+    body.append(text(2, "fleetune"))
+    body += [message(5, _tensor(constant.name, constant.value)) for constant in graph.constants]
+    body += [message(5, _tensor(name, value)) for name, value in weights.items()]
+    body += [message(11, _port(port)) for port in graph.inputs if port.name not in weights]
+    body += [message(12, _port(port)) for port in graph.outputs]
+    model = [number(1, IR_VERSION), text(2, "fleetune")]
+    model.append(message(8, [text(1, ""), number(2, OPSET)]))
+    model.append(message(7, body))
+    model += [message(14, [text(1, key), text(2, value)]) for key, value in (about or {}).items()]
     return b"".join(model)
 
 
 def _node(node: Node) -> Iterable[bytes]:
-    yield from (_text(1, name) for name in node.inputs)
-    yield from (_text(2, name) for name in node.outputs)
-    yield _text(4, node.op)
-    yield from (_message(5, _attribute(name, value)) for name, value in node.attributes.items())
+    yield from (text(1, name) for name in node.inputs)
+    yield from (text(2, name) for name in node.outputs)
+    yield text(4, node.op)
+    yield from (message(5, _attribute(name, value)) for name, value in node.attributes.items())
 
 
 def _attribute(name: str, value: Attribute) -> Iterable[bytes]:
-    yield _text(1, name)
+    yield text(1, name)
     match value:
         case int():
-            yield _number(3, value) + _number(20, _INT)
+            yield number(3, value) + number(20, _INT)
         case float():
-            yield _float(2, value) + _number(20, _FLOAT)
+            yield real(2, value) + number(20, _FLOAT)
         case str():
-            yield _text(4, value) + _number(20, _STRING)
+            yield text(4, value) + number(20, _STRING)
         case _ if all(isinstance(one, int) for one in value):
-            yield from (_number(8, int(one)) for one in value)
-            yield _number(20, _INTS)
+            yield from (number(8, int(one)) for one in value)
+            yield number(20, _INTS)
         case _:
-            yield from (_float(7, one) for one in value)
-            yield _number(20, _FLOATS)
+            yield from (real(7, one) for one in value)
+            yield number(20, _FLOATS)
 
 
 def _tensor(name: str, value: NDArray[Any]) -> Iterable[bytes]:
-    yield from (_number(1, size) for size in value.shape)
-    yield _number(2, _DTYPES[value.dtype])
-    yield _text(8, name)
-    yield _bytes(9, np.ascontiguousarray(value).tobytes())
+    yield from (number(1, size) for size in value.shape)
+    yield number(2, _DTYPES[value.dtype])
+    yield text(8, name)
+    yield binary(9, np.ascontiguousarray(value).tobytes())
 
 
 def _port(port: Port) -> Iterable[bytes]:
     dimensions = [
-        _message(1, [_number(1, size) if isinstance(size, int) else _text(2, size)]) for size in port.shape
+        message(1, [number(1, size) if isinstance(size, int) else text(2, size)]) for size in port.shape
     ]
-    tensor = [_number(1, ELEMENTS[port.type]), _message(2, dimensions)]
-    yield _text(1, port.name)
-    yield _message(2, [_message(1, tensor)])
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value & (1 << 64) - 1)
-
-
-def _float(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 5) + struct.pack("<f", value)
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _text(field: int, value: str) -> bytes:
-    return _bytes(field, value.encode())
-
-
-def _message(field: int, parts: Iterable[bytes]) -> bytes:
-    return _bytes(field, b"".join(parts))
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    tensor = [number(1, ELEMENTS[port.type]), message(2, dimensions)]
+    yield text(1, port.name)
+    yield message(2, [message(1, tensor)])

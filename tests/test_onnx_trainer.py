@@ -1,7 +1,10 @@
 """The ONNX backend on a model small enough to check by hand."""
 
+import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,7 +145,8 @@ def test_an_operator_that_the_runtime_lacks_is_one_line():
 
 
 def test_an_old_runtime_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(__version__="1.15.1"))
+    old = SimpleNamespace(__version__="1.15.1", __spec__=ModuleSpec("onnxruntime", None))
+    monkeypatch.setitem(sys.modules, "onnxruntime", old)
     with pytest.raises(ModelError, match=r"1\.15\.1 is too old, 1\.16 is needed: pip install"):
         onnx_sessions.runtime()
 
@@ -172,3 +176,15 @@ def test_nothing_heavy_is_imported():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_runtime_keeps_nothing_about_its_user(tmp_path):
+    code = (
+        "from tests.linear_bundle import bundle; from edge_agent.onnx_trainer import OnnxBackend\n"
+        "import numpy as np; from protocols.randomness import Key\n"
+        "OnnxBackend(bundle()).step(np.ones((2, 2), np.float32), np.array([0, 1]), Key(0))"
+    )
+    without = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment = {**without, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True)
+    assert [*tmp_path.rglob("*")] == []

@@ -1,12 +1,21 @@
 """A model's bundle, from its name."""
 
+import logging
+
+from torch import nn
+
 from coordinator.blueprint import draw
 from coordinator.export.figures import activation_bytes
 from coordinator.export.graphs import export
+from coordinator.export.ort_training import can_differentiate, training_part
 from coordinator.export.recipe import recipe_of
 from protocols.architectures import build, training_flops
 from protocols.bundle import Bundle
+from protocols.errors import ModelError
+from protocols.model import FlatArray, ModelSpec
 from protocols.randomness import Key
+
+log = logging.getLogger(__name__)
 
 
 def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> Bundle:
@@ -24,6 +33,7 @@ def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: 
     spec, weights = draw(name, input_shape, num_classes, key)
     module = build(name, input_shape, num_classes)
     exported, recipe = export(spec, module, weights), recipe_of(spec, module)
+    ort_training = _ort_training(spec, module, weights) if can_differentiate() else {}
     return Bundle(
         spec=spec,
         graphs=exported.graphs,
@@ -33,4 +43,14 @@ def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: 
         activation_bytes_per_sample=activation_bytes(module, input_shape),
         recipe=recipe,
         weights=None if recipe else weights,
+        ort_training=ort_training,
     )
+
+
+def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> dict[str, bytes]:
+    """Nothing where onnxruntime-training cannot do it: the rest of the bundle serves everybody else."""
+    try:
+        return training_part(spec, module, weights)
+    except ModelError as problem:
+        log.warning("no part for onnxruntime-training: %s", problem)
+        return {}

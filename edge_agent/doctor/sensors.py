@@ -52,7 +52,7 @@ def _told(label: str, name: str, figure: Figure, problem: str | None) -> Finding
     if figure.value is not None:
         return Finding("ok", label, readable(name, figure))
     if problem is None:
-        return Finding("ok", label, f"unknown ({figure.note}); the policy does not ask for it")
+        return Finding("ok", label, f"unknown ({figure.note}); the policy can do without it")
     found, _, _ = problem.partition("; ")
     key = found.partition(" ")[0]
     option = f"--{key.replace('_', '-')}"

@@ -1,6 +1,7 @@
 """What training needs: the device's samples, a trainer that can be imported, and memory for it."""
 
 import importlib.metadata
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 from edge_agent.allowance import remembered
 from edge_agent.data import check_fits, load, split
 from edge_agent.doctor.finding import Finding
+from edge_agent.onnx_sessions import OLDEST
 from edge_agent.policy import Policy, limits_of
 from edge_agent.probes.memory import own as own_memory
 from edge_agent.store import AgentStore
@@ -22,13 +24,11 @@ from protocols.conditions import Conditions
 from protocols.errors import DataError
 from protocols.payloads import Enrolment, run_key
 
-OLDEST_ONNXRUNTIME = (1, 16)
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "onnx": ("onnxruntime", "onnxruntime-gpu"),
     "torch": ("torch",),
     "ort-training": ("onnxruntime-training-cpu", "onnxruntime-training"),
 }
-_EXTRAS: dict[Kind, str] = {"onnx": "onnx", "torch": "torch", "ort-training": "ort-training"}
 _IMPORT_S = 120
 _TRY = """
 import json, sys
@@ -133,8 +133,8 @@ def _usable(
     if not tried.version:
         yield Finding("fail", "trainer", f"{kind} is installed, but {tried.problem}", _reinstall(kind))
         return
-    if kind != "torch" and _numbers(tried.version) < OLDEST_ONNXRUNTIME:
-        oldest = ".".join(map(str, OLDEST_ONNXRUNTIME))
+    if kind != "torch" and _numbers(tried.version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         found = f"onnxruntime {tried.version} is too old, at least {oldest} is needed"
         yield Finding("fail", "trainer", found, "pip install --upgrade onnxruntime")
         return
@@ -173,7 +173,7 @@ def _quarrel(kind: Kind) -> Iterator[Finding]:
 def _reinstall(kind: Kind) -> str:
     if kind == "torch":
         return "pip install --force-reinstall torch; on ARM boards older than a Pi 5: torch==2.9.1"
-    return f"pip install --force-reinstall 'fleetune[{_EXTRAS[kind]}]'"
+    return f"pip install --force-reinstall 'fleetune[{kind}]'"
 
 
 def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | None:
@@ -201,7 +201,15 @@ def try_import(module: str) -> Tried:
     command = [sys.executable, "-c", _TRY, module]
     try:
         done = subprocess.run(  # noqa: S603 - our own command line
-            command, capture_output=True, timeout=_IMPORT_S, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            timeout=_IMPORT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "ORT_DISABLE_TELEMETRY": "1",
+            },  # else onnxruntime leaves files in the home folder
         )
     except subprocess.TimeoutExpired:
         return Tried(problem=f"importing {module} takes more than {_IMPORT_S} s")

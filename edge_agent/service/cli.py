@@ -39,7 +39,7 @@ def install(
     dry_run: DryRun = False,
 ) -> None:
     """Make, or change, the service fleetune-agent, and start it. Options not given stay as they are."""
-    from edge_agent.service.install import activation, files, program, write
+    from edge_agent.service.install import activation, files, program, systemd_version, write
 
     values = {
         "FLEETUNE_FLEET": fleet,
@@ -51,7 +51,8 @@ def install(
     try:
         _check(fleet, device, broker, data)
         given = {name: value for name, value in values.items() if value is not None}
-        wanted = files(into, program(), given)
+        version = systemd_version() if into == Path("/") else None
+        wanted = files(into, program(), given, systemd_version=version)
         if dry_run:
             for file in wanted:
                 print(f"# /{file.path}, mode {file.mode:04o}\n{_without_secrets(file.content)}")

@@ -6,7 +6,7 @@ Installing twice changes nothing; installing with other options changes what the
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,10 +19,11 @@ UNIT_FILE = Path("etc/systemd/system") / UNIT
 USER_FILE = Path("etc/sysusers.d/fleetune.conf")
 SETTINGS_FILE = Path("etc/fleetune/agent.env")
 STATE_FOLDER = Path("var/lib/fleetune")
+STEPS_SINCE = 254
+_STEPS = ("RestartSteps=", "RestartMaxDelaySec=")
 _NEEDED = {"FLEETUNE_FLEET": "--fleet", "FLEETUNE_BROKER": "--broker", "FLEETUNE_SOURCE": "--data"}
 
 Command = tuple[str, ...]
-RunCommand = Callable[[Command], None]
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,16 @@ class File:
             return False
 
 
-def files(into: Path, program: Path, values: dict[str, str]) -> list[File]:
+def files(
+    into: Path, program: Path, values: dict[str, str], *, systemd_version: int | None = None
+) -> list[File]:
     """The service's files as they should be.
 
     Args:
         into: the file system they belong to, whose present agent.env is kept but for `values`.
         program: edge-agent, as the service will start it.
         values: variables of agent.env to set.
+        systemd_version: keys that it does not know are left out; None: not known, all stay.
 
     Raises:
         SettingError: a variable that is needed is in neither, or cannot be written.
@@ -61,10 +65,13 @@ def files(into: Path, program: Path, values: dict[str, str]) -> list[File]:
     missing = [option for name, option in _NEEDED.items() if not known.get(name)]
     if missing:
         raise SettingError(f"{', '.join(missing)}: needed, as /{SETTINGS_FILE} does not say it yet")
+    unit = _template(UNIT).replace("@PROGRAM@", str(program).replace("%", "%%"))
+    if systemd_version is not None and systemd_version < STEPS_SINCE:
+        unit = "".join(line for line in unit.splitlines(keepends=True) if not line.startswith(_STEPS))
     return [
         File(USER_FILE, _template("fleetune.sysusers"), 0o644),
         File(SETTINGS_FILE, settings, 0o600),
-        File(UNIT_FILE, _template(UNIT).replace("@PROGRAM@", str(program).replace("%", "%%")), 0o644),
+        File(UNIT_FILE, unit, 0o644),
     ]
 
 
@@ -135,8 +142,17 @@ def program(executable: Path = Path(sys.executable)) -> Path:
     return found
 
 
-def run(command: Command) -> None:
-    """Raises StoreError: it fails."""
+def systemd_version() -> int | None:
+    """Of the systemd installed here; None: it does not say."""
+    try:
+        words = run(("systemctl", "--version")).split()
+    except StoreError:
+        return None
+    return int(words[1]) if len(words) > 1 and words[1].isdecimal() else None
+
+
+def run(command: Command) -> str:
+    """What it printed. Raises StoreError: it fails."""
     try:
         done = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603
     except OSError as problem:
@@ -144,6 +160,7 @@ def run(command: Command) -> None:
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise StoreError(f"{' '.join(command)} failed: {said or f'exit code {done.returncode}'}")
+    return done.stdout
 
 
 def _present(into: Path) -> str:
