@@ -1,6 +1,11 @@
 """Shared by all tests: small models and devices, and where the real data lies."""
 
 import os
+import platform
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +18,44 @@ from protocols.randomness import Key
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 DATA = Path(os.environ.get("FLEETUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
+ORT_TRAINING = "onnxruntime-training-cpu==1.19.2"
+
 
 @pytest.fixture
 def data_folder() -> Path:
     if not DATA.is_dir():
         pytest.skip(f"no real data at {DATA}; set FLEETUNE_DATA to the folder that holds it")
     return DATA
+
+
+@pytest.fixture(scope="session")
+def ort_training():
+    """The folder that onnxruntime-training is in, to stand first in PYTHONPATH; kept from run to run."""
+    if sys.version_info >= (3, 13) or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip(
+            f"there is no {ORT_TRAINING} for Python {platform.python_version()} on {platform.machine()}"
+        )
+    kept = Path(tempfile.gettempdir(), f"fleetune-{ORT_TRAINING}-{sys.implementation.cache_tag}")
+    if not kept.is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, "packages")
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-deps",
+                "--target",
+                target,
+                ORT_TRAINING,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"pip cannot get {ORT_TRAINING}: {done.stderr.strip().splitlines()[-1]}")
+            with suppress(OSError):  # another process was faster
+                target.rename(kept)
+    return kept
 
 
 def tiny_spec(hidden: int = 6) -> ModelSpec:

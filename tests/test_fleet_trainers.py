@@ -1,5 +1,6 @@
 """Agents with different trainers in one fleet, over MQTT: the same updates, models and bundle."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -69,13 +70,14 @@ def test_one_step_of_every_method_is_the_same_with_every_trainer(tmp_path):
                 assert close(found.personal[device], weights, 1e-5), (method, device)
 
 
-def test_a_mixed_fleet_comes_to_what_a_torch_fleet_comes_to(tmp_path):
+def test_a_mixed_fleet_comes_to_what_a_torch_fleet_comes_to(tmp_path, ort_training):
     toml = run_toml(name="mixed", rounds=4, epochs=2, model="lenet5")
     wanted = expected(toml, tmp_path / "simulated")
     with Fleet(tmp_path, toml) as fleet:
-        fleet.start_coordinator()
-        for device, trainer in zip(fleet.shares, TRAINERS, strict=True):
-            fleet.start_agent(device, trainer=trainer)
+        paths = {"PYTHONPATH": os.pathsep.join(map(str, (ort_training, ROOT)))}
+        fleet.start_coordinator(**paths)
+        for device, trainer in zip(fleet.shares, ("torch", "onnx", "ort-training"), strict=True):
+            fleet.start_agent(device, trainer=trainer, **(paths if trainer == "ort-training" else {}))
         fleet.wait_finished()
         found, store = fleet.outcome(), RunStore.open(tmp_path / "runs" / "mixed" / "state.sqlite")
         payload = store.get("bundle")
@@ -89,6 +91,7 @@ def test_a_mixed_fleet_comes_to_what_a_torch_fleet_comes_to(tmp_path):
             assert abs(measures.after - simulated[device][2].after) <= 0.03
     bundle = read_bundle(payload)
     assert bundle.spec.name == "lenet5"
+    assert bundle.ort_training
     assert kept == [[], [digest_of(payload)], [digest_of(payload)]]
     enrolments = [ledger.traffic[device].enrolment for device in fleet.shares]
     assert enrolments[1] == enrolments[2] == enrolments[0] + len(payload)

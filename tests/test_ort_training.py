@@ -4,11 +4,8 @@ find it in a folder that lies before the others.
 
 import json
 import os
-import platform
 import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,33 +37,13 @@ from tests.ort_training_scripts import (
     subsets,
 )
 
-PACKAGE = "onnxruntime-training-cpu==1.19.2"
-
 
 @pytest.fixture(scope="session")
-def packages():
-    """The folder that the package is in; it is kept from run to run."""
-    if sys.version_info >= (3, 13) or (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        pytest.skip(f"there is no {PACKAGE} for Python {platform.python_version()} on {platform.machine()}")
-    kept = Path(tempfile.gettempdir(), f"fleetune-{PACKAGE}-{sys.implementation.cache_tag}")
-    if not kept.is_dir():
-        with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder, "packages")
-            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, PACKAGE]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"pip cannot get {PACKAGE}: {done.stderr.strip().splitlines()[-1]}")
-            with suppress(OSError):  # another process was faster
-                target.rename(kept)
-    return kept
-
-
-@pytest.fixture(scope="session")
-def results(packages, tmp_path_factory):
+def results(ort_training, tmp_path_factory):
     """What a coordinator and an agent made of the models."""
     folder = tmp_path_factory.mktemp("ort-training")
     root = Path(__file__).parents[1]
-    paths = os.pathsep.join(map(str, (packages, root)))
+    paths = os.pathsep.join(map(str, (ort_training, root)))
     for part in ("export", "train"):
         command = [sys.executable, "-m", "tests.ort_training_scripts", part, folder]
         done = subprocess.run(
