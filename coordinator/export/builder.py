@@ -45,8 +45,8 @@ class Builder:
     """Collects nodes. Equal nodes become one.
 
     Args:
-        plain: convolutions and pooling forward as ONNX's own operators, as onnxruntime-training can
-            differentiate them, instead of the forms that ONNX Runtime computes fastest.
+        plain: forward passes for onnxruntime-training to differentiate: it lacks the gradients of some
+            operators that are fast here, and is slow in those of look-ups.
     """
 
     def __init__(self, *, plain: bool = False) -> None:

@@ -127,7 +127,8 @@ def _convolution(
         about = geometry.attributes | {"output_padding": tuple(output_padding)}
         return build.emit("ConvTranspose", (x, weight, bias) if bias else (x, weight), out.shape, **about)
     geometry = _geometry(x.shape, out.shape, weight.shape, stride, padding, dilation, groups)
-    if geometry.in_matrix and not build.plain:
+    looked_up = math.prod(geometry.x) > _MAX_PIXELS
+    if geometry.in_matrix and not (build.plain and looked_up):
         filters = _filters(build, weight)
         rows = product((geometry.samples, *geometry.y))
         shape = (rows, filters.shape[0])

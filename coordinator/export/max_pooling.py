@@ -30,7 +30,7 @@ def _max_pool(
     kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
     stride = _each(stride or kernel, rank)
     if not build.plain and _apart(x.shape, out.shape, kernel, stride, padding, dilation):
-        pooled = build.reshape(_largest(build, _split(build, x, kernel)), out.shape)
+        pooled = _in_order(build, _largest(build, _split(build, x, kernel)), out.shape)
         return pooled, build.number(0, "i8", out.shape)  # nobody asks for the places
     largest, places = build.emit_several(
         "MaxPool",
@@ -150,6 +150,25 @@ def _largest(build: Builder, split: Value) -> Value:
     return build.emit("ReduceMax", (split,), (samples, outer, 1, rest), axes=(2,), keepdims=1)
 
 
+def _in_order(build: Builder, largest: Value, shape: Shape) -> Value:
+    """What `_largest` gives as images; of runs it is sorted by the row within a square."""
+    samples, rows, *_ = largest.shape
+    if rows != 1:
+        split = build.reshape(largest, (samples, rows, shape[1] // rows, shape[3]))  # type: ignore[operator]
+        largest = build.transpose(split, (0, 2, 1, 3))
+    return build.reshape(largest, shape)
+
+
+def _by_row(build: Builder, images: Value, shape: Shape) -> Value:
+    """Images sorted as `_largest` sorts."""
+    samples, channels, _, width = images.shape
+    rows = shape[1]
+    if rows != 1:
+        split = build.reshape(images, (samples, channels // rows, rows, width))  # type: ignore[operator]
+        images = build.transpose(split, (0, 2, 1, 3))
+    return build.reshape(images, shape)
+
+
 def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value:
     """Each gradient goes to the first of its window's pixels that equals the maximum."""
     split = _split(build, x, kernel)
@@ -165,7 +184,8 @@ def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value
         taken = apply(build, "Or", [taken, other], one, "?")
     chosen.append(apply(build, "Not", [taken], one, "?"))
     places = build.cast(concat(build, chosen, 2, split.shape), "f4")
-    spread = arithmetic(build, "Mul", build.reshape(gradient, one), places, split.shape)
+    sorted_alike = _by_row(build, gradient, one)
+    spread = arithmetic(build, "Mul", sorted_alike, places, split.shape)
     return _joined(build, spread, kernel, x.shape)
 
 

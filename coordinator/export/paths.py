@@ -45,8 +45,10 @@ class Paths:
         return next((path for start, path in reversed(self._changes) if start <= index), "")
 
     def _owner(self, number: int) -> str:
-        inside = [(stop - start, path) for start, stop, path in self._spans if start <= number < stop]
-        return min(inside)[1] if inside else ""
+        inside = [
+            (stop - start, -len(path), path) for start, stop, path in self._spans if start <= number < stop
+        ]
+        return min(inside)[2] if inside else ""
 
     def _entering(self, path: str) -> Callable[..., None]:
         def enter(*_: object) -> None:

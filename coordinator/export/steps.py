@@ -21,6 +21,9 @@ from protocols.model import ModelSpec
 from protocols.torch_dropout import Dropouts
 from protocols.torch_guide import contrast, distillation
 
+_RESERVED = frozenset(
+    "x y loss logits features batches teacher near far strength temperature".split()  # noqa: SIM905
+)
 Tensors = Mapping[str, Tensor]
 BATCHES = (
     "batches"  # an input of models whose statistics are means over all batches: steps, this one included
@@ -71,6 +74,11 @@ def prepare(spec: ModelSpec, module: nn.Module) -> Model:
     Raises:
         ModelError: it cannot be trained on batches, or drops along another axis than the samples'.
     """
+    taken = [tensor.name for tensor in spec.tensors if tensor.name in _RESERVED or tensor.name.isdigit()]
+    if taken:
+        raise ModelError(
+            f"model {spec.name!r} cannot be exported: rename its tensor {taken[0]!r}; graphs use it"
+        )
     module = copy.deepcopy(module).train()
     cumulative = False
     for part in module.modules():
@@ -157,13 +165,24 @@ def _forward(
     model.module.train(training)
     with (
         sdpa_kernel(SDPBackend.MATH),
-        mkldnn.flags(enabled=False),  # recurrent layers step by step
+        _recurrent_layers_written_out(),
         primitives,
         Dropouts(lambda index, *_: given[f"noise:{index}"]),
         features_watched(model) as calls,
     ):
         logits = functional_call(model.module, tensors, (given["x"],))
     return logits, None if model.num_features is None else calls[0][0].flatten(1), primitives
+
+
+@contextmanager
+def _recurrent_layers_written_out() -> Iterator[None]:
+    """Step by step, instead of one operator of oneDNN's."""
+    enabled = mkldnn.enabled
+    mkldnn.enabled = False  # type: ignore[assignment] # its `flags` would warn of GPUs
+    try:
+        yield
+    finally:
+        mkldnn.enabled = enabled
 
 
 @contextmanager

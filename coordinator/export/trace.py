@@ -136,7 +136,9 @@ def _traced(name: str, step: Step, given: Mapping[str, Tensor]) -> tuple[fx.Grap
         raise
     except Exception as problem:  # torch and a user's module may raise anything
         line = " ".join(f"{type(problem).__name__}: {problem}".split())[:400]
-        raise ModelError(f"model {name!r} cannot be exported: {line}") from problem
+        raise ModelError(
+            f"model {name!r} cannot be exported: {line}; agents with torch can train it"
+        ) from problem
     return made, outputs
 
 
