@@ -49,7 +49,9 @@ class TorchBackend:
         self._last = _last_layer(spec)
         self._has_dropout = True  # until a step in training shows that it has none
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
-        self._input_dtype = torch.float32 if _takes_floats(spec, module) else torch.int64
+        self._input_dtype = (
+            torch.float32 if architectures.takes_floats(module, spec.input_shape) else torch.int64
+        )
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "TorchBackend":
@@ -245,15 +247,3 @@ def _check_same(spec: ModelSpec, module: nn.Module) -> None:
         raise ModelError(
             f"model {spec.name} has parameters that are not float32; only float32 can be trained"
         )
-
-
-def _takes_floats(spec: ModelSpec, module: nn.Module) -> bool:
-    """Models with an embedding may want whole numbers; then floats fail."""
-    if not any(isinstance(part, nn.Embedding) for part in module.modules()):
-        return True
-    try:
-        with torch.inference_mode():
-            module.eval()(torch.zeros(2, *spec.input_shape))
-    except (RuntimeError, TypeError):
-        return False
-    return True

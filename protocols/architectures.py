@@ -118,6 +118,12 @@ def blank_batch(module: nn.Module, input_shape: Shape) -> Tensor:
     return _forward(module, input_shape)[0]
 
 
+def takes_floats(module: nn.Module, input_shape: Shape) -> bool:
+    """Whether samples are numbers, and not the whole ones that an embedding may want."""
+    embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
+    return not embeds or blank_batch(module, input_shape).is_floating_point()
+
+
 def _forward(module: nn.Module, input_shape: Shape) -> tuple[Tensor, Any]:
     """Two blank samples, and what the module gives for them in evaluation mode."""
     batch = torch.zeros(2, *input_shape)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coordinator.export.primitives import Cumulative, Primitives, is_cumulative
+from protocols.architectures import takes_floats
 from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
 from protocols.errors import ModelError
 from protocols.layers import norm_layers
@@ -26,7 +27,7 @@ _RESERVED = frozenset(
 )
 Tensors = Mapping[str, Tensor]
 BATCHES = (
-    "batches"  # an input of models whose statistics are means over all batches: steps, this one included
+    "batches"  # training steps, this one included: of models whose statistics are means over all batches
 )
 
 
@@ -87,8 +88,8 @@ def prepare(spec: ModelSpec, module: nn.Module) -> Model:
             part.momentum = Cumulative()  # type: ignore[assignment]
         if getattr(part, "num_batches_tracked", None) is not None:
             part.num_batches_tracked = None  # type: ignore[assignment]
-    takes_floats = _takes_floats(spec, module)
-    model = Model(spec, module, (), takes_floats, None, cumulative)
+    floats = takes_floats(module, spec.input_shape)
+    model = Model(spec, module, (), floats, None, cumulative)
     seen = [_watch(model, num_samples) for num_samples in (3, 5)]
     for num_samples, watched in zip((3, 5), seen, strict=True):
         if any(asked != num_samples for _, asked in watched.noises):
@@ -99,7 +100,7 @@ def prepare(spec: ModelSpec, module: nn.Module) -> Model:
     if noises != others:
         raise ModelError(f"model {spec.name!r} cannot be exported: its dropout depends on the batch size")
     shape = _features_shape(seen[0].features)
-    return Model(spec, module, noises, takes_floats, shape, cumulative)
+    return Model(spec, module, noises, floats, shape, cumulative)
 
 
 def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
@@ -231,15 +232,3 @@ def _watch(model: Model, num_samples: int) -> Watched:
         ) from problem
     watched.features = calls
     return watched
-
-
-def _takes_floats(spec: ModelSpec, module: nn.Module) -> bool:
-    """Models with an embedding may want whole numbers; then floats fail."""
-    if not any(isinstance(part, nn.Embedding) for part in module.modules()):
-        return True
-    try:
-        with torch.inference_mode():
-            module.eval()(torch.zeros(2, *spec.input_shape))
-    except (RuntimeError, TypeError):
-        return False
-    return True
