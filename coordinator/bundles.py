@@ -27,18 +27,14 @@ class BundleDesk:
     Args:
         run: whose bundle.
         put: takes `BundleMade`, from the maker's thread.
+        say: what people should know.
     """
 
-    def __init__(self, run: Run, put: Callable[[Any], None]) -> None:
-        self._run, self._put = run, put
+    def __init__(self, run: Run, put: Callable[[Any], None], say: Callable[[str], None]) -> None:
+        self._run, self._put, self._say = run, put, say
         self._waiting: set[str] = set()
         self._making = False
         self._problem: str | None = None
-
-    @property
-    def making(self) -> bool:
-        """Whether it is being made."""
-        return self._making
 
     def ask(self, device: str) -> BundleMade | None:
         """What to tell the device; None: it is told when the bundle is made. Raises StoreError."""
@@ -50,6 +46,7 @@ class BundleDesk:
         self._waiting.add(device)
         if not self._making:
             self._making = True
+            self._say(f"a bundle of {self._run.settings.model.name} is made for devices without torch")
             threading.Thread(target=self._make, name="bundle", daemon=True).start()
         return None
 
@@ -61,6 +58,7 @@ class BundleDesk:
         else:
             with self._run.store.step():
                 self._run.store.put(BUNDLE, event.payload)
+            self._say(f"the bundle is there: {len(event.payload):,} bytes, every graph compared with torch")
         waiting, self._waiting = self._waiting, set()
         return waiting
 

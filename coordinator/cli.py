@@ -92,7 +92,14 @@ def _serve(run: Any, broker: Any, fleet: str) -> None:
         return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
 
     with Presenter(run, fleet, str(broker), time.time) as presenter:
-        server = Server(run, fleet, make_transport, on_look=presenter.look, on_closed=presenter.closed)
+        server = Server(
+            run,
+            fleet,
+            make_transport,
+            on_look=presenter.look,
+            on_closed=presenter.closed,
+            on_notice=presenter.say,
+        )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: server.events.put(Stop()))
         presenter.finish(server.serve())

@@ -40,7 +40,7 @@ class Presenter:
         for record in run.conductor.records():
             self._watch.note(record)
         again = "goes on" if run.resumed else "begins"
-        self._say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}")
+        self.say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}")
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -69,20 +69,21 @@ class Presenter:
         """A round is over."""
         self._watch.note(record)
         if self._live is None:
-            self._say(plain_line(record, self._run.settings))
+            self.say(plain_line(record, self._run.settings))
 
     def finish(self, reason: str | None) -> None:
         """Write the report of a finished run, or say how a stopped one goes on."""
         if self._live is not None:
             self._live.stop()
         if reason is None:
-            self._say("stopped; the same command goes on with the run")
+            self.say("stopped; the same command goes on with the run")
             return
-        self._say(f"finished: {reason}")
+        self.say(f"finished: {reason}")
         report_run(self._run, self._console)
         mark_finished(self._run)
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Print a line, above the live view if there is one."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

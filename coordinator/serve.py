@@ -49,6 +49,7 @@ class Server:
         make_transport: from the queue of events, a transport that is not connected yet.
         on_look: called now and then with this server (a live view).
         on_closed: told of every closed round.
+        on_notice: takes lines for people.
         clock: wall clock in seconds: a deadline goes on while the coordinator is not there.
         timer: seconds that never jump, for everything on the wire.
         peers: devices heard of since the start.
@@ -61,6 +62,7 @@ class Server:
     make_transport: "Callable[[queue.SimpleQueue[Any]], Transport]"
     on_look: Callable[["Server"], None] = lambda _: None
     on_closed: Callable[[RoundRecord], None] = lambda _: None
+    on_notice: Callable[[str], None] = log.info
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.monotonic
     peers: dict[str, Peer] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class Server:
             StoreError: the run's state cannot be written; the run goes on from before at the next start.
         """
         self._transport = self.make_transport(self.events)
-        self._bundles = BundleDesk(self.run, self.events.put)
+        self._bundles = BundleDesk(self.run, self.events.put, self.on_notice)
         try:
             self._resume()
             self._transport.connect()

@@ -97,6 +97,39 @@ def test_a_mixed_fleet_comes_to_what_a_torch_fleet_comes_to(tmp_path, ort_traini
     assert enrolments[1] == enrolments[2] == enrolments[0] + len(payload)
 
 
+def test_a_model_that_has_no_bundle_is_trained_by_those_with_torch(tmp_path):
+    (tmp_path / "sorting_model.py").write_text(
+        "from torch import nn\n"
+        "class Sorting(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.out = nn.Linear(64, classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.out(x.flatten(1).sort(1).values)\n"
+        "def net(shape, classes):\n"
+        "    return Sorting(classes)\n"
+    )
+    toml = run_toml(name="sorting", rounds=2, model="sorting_model:net", start_with=2)
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    trust = ("--leave-after-run", "--trust", "sorting_model")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        fleet = Fleet(tmp_path, toml)
+    finally:
+        sys.path.remove(str(tmp_path))
+    with fleet:
+        fleet.start_coordinator(**paths)
+        for device, trainer in zip(fleet.shares, ("onnx", "auto", "torch"), strict=True):
+            fleet.start_agent(device, trainer=trainer, options=trust, **paths)
+        fleet.wait_finished()
+        declined, fallen_back, _ = fleet.agents.values()
+        (line,) = declined.lines("cannot join run")
+        assert "uses aten.sort" in line
+        assert "pip install 'fleetune[torch]'" in line
+        assert fallen_back.lines("round 2: update delivered")
+        assert fleet.coordinator.lines("devices without torch cannot take part")
+
+
 def test_an_agent_installed_without_torch_trains_in_a_fleet(tmp_path, no_torch):
     heavy = ("torch", "matplotlib", "ray", "amqtt", "onnx", "scipy", "pydantic")
     code = f"import importlib.util as u; print([m for m in {heavy} if u.find_spec(m)])"
