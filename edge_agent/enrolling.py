@@ -71,8 +71,8 @@ class Enrolling:
 
     def do_without_bundle(self, run: str, reason: str) -> None:
         """The coordinator has no bundle of this run."""
-        self._trainers.lacking[run] = wire.readable(reason)
         if self._store.enrolment(run).read() is not None:
+            self._trainers.lacking[run] = wire.readable(reason)
             self.begin(run)
 
     def tick(self, now: float) -> None:
