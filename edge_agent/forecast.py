@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from edge_agent.experience import Demand, Direction, Experience, LinkTimes
+from edge_agent.trainers import Kind
 from firmware_profiles import UNKNOWN, Board
 from protocols.footprint import Footprint
 from protocols.method import Choice, DeviceReport
@@ -17,12 +18,40 @@ from protocols.payloads import Enrolment
 EVALUATIONS = 2  # of the test split a round: before local training and after it
 FORWARD = 0.36  # evaluating a sample, relative to a training step on it: 2.75 times as fast (measured)
 
-# Peak memory of a round, fitted to sessions with torch 2.13 on five models of 0.2 to 45 MB, batches of 16 to
-# 128, ratios 0.2 and 1: the whole process (256 to 1,122 MB) was within 5 % of it.
-MODEL_COPIES = 4  # beside what the process holds when it has joined
-PAYLOAD_COPIES = 4  # of task and reply, while they are read and written
-BATCHES_HELD = 1.5  # activations saved for the backward pass, and the gradients beside them
-LEAST_SAMPLES_HELD = 32  # evaluation takes larger batches, but saves nothing
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """What a round takes at its peak, beside what the process held when it had joined.
+
+    Attributes:
+        runtime_bytes: of the trainer's own, taken in its first step.
+        model_copies: of the whole model in float32.
+        payload_copies: of task and reply, while they are read and written.
+        batches_held: activations of a training batch, and the gradients beside them; in units of
+            `Capability.activation_bytes_per_sample` times the batch.
+        least_samples_held: the same for evaluation, which takes larger batches (`edge_agent.fit`).
+    """
+
+    runtime_bytes: int
+    model_copies: float
+    payload_copies: float
+    batches_held: float
+    least_samples_held: int
+
+
+# Fitted to the peaks of sessions on models of 0.2 to 45 MB, batches of 16 to 128, ratios 0.2 and 1, in
+# processes of their own. torch 2.13: the whole process (256 to 1,122 MB) was within 5 % of it. ONNX Runtime
+# 1.31 without its arena (87 to 3,442 MB): half were within 4 % of it, three in four within 10 %, all between
+# 30 % above (cnn-kapc) and 24 % below. It stays coarse: the graph holds the patches under a convolution's
+# filters, of which torch's activations tell little, and sessions that should take the same differ by up to
+# 15 %, by how the C library reuses freed blocks. onnxruntime-training 1.19 evaluates by the same graphs, and
+# peaked 19 % above to 6 % below it.
+_ONNX = MemoryModel(13_000_000, 8, 3, 4.5, 192)
+MEMORY_MODELS: dict[Kind, MemoryModel] = {
+    "torch": MemoryModel(0, 4, 4, 1.5, 32),
+    "onnx": _ONNX,
+    "ort-training": _ONNX,
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +68,7 @@ class Capability:
         latency_s: what a transfer takes beside its bytes; not known counts as none.
         base_bytes: memory of the agent's process when it has joined the run and not yet worked.
         receive_w, train_w, transmit_w: drawn by the whole board meanwhile.
+        trainer: what trains. Agents that did not note it knew torch alone.
     """
 
     num_samples: int
@@ -55,6 +85,7 @@ class Capability:
     receive_w: float | None = None
     train_w: float | None = None
     transmit_w: float | None = None
+    trainer: Kind = "torch"
 
 
 def capability_of(
@@ -62,6 +93,7 @@ def capability_of(
     board: Board,
     enrolment: Enrolment,
     *,
+    trainer: Kind,
     num_test: int = 0,
     latency_s: float | None = None,
     base_bytes: int | None = None,
@@ -83,21 +115,24 @@ def capability_of(
         receive_w=board.receive_w if known else None,
         train_w=board.train_w if known else None,
         transmit_w=board.transmit_w if known else None,
+        trainer=trainer,
     )
 
 
 def demand(choice: Choice, capability: Capability) -> Demand:
     """What a round at `choice` asks of the device, by the method's estimate."""
     cost, able = choice.cost, capability
-    epochs = cost.epochs(able.epochs)
-    copies = MODEL_COPIES * able.model_bytes + PAYLOAD_COPIES * (cost.bytes_down + cost.bytes_up)
-    held = max(BATCHES_HELD * able.batch_size, LEAST_SAMPLES_HELD) * able.activation_bytes_per_sample
+    epochs, memory = cost.epochs(able.epochs), MEMORY_MODELS[able.trainer]
+    payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
+    copies = memory.runtime_bytes + memory.model_copies * able.model_bytes + payloads
+    samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)
+    held = samples_held * able.activation_bytes_per_sample
     return Demand(
         ratio=choice.ratio,
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
         samples=epochs * able.num_samples + EVALUATIONS * FORWARD * able.num_test,
-        working_bytes=copies + round(held) + cost.memory_bytes,
+        working_bytes=round(copies + held) + cost.memory_bytes,
     )
 
 

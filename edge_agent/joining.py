@@ -108,10 +108,10 @@ def join(
     session = _session(enrolment, method, trainer, store.session(run), settings.device)
     memory = store.allowance(run)
     before = remembered(memory.read())
-    experience = before.experience if before else Experience()
+    experience = _experience(before, kind)
     link = measure_link() if before is None else _link_before(before)
     report = _report(settings, enrolment, own, link)
-    allowance = _allowance(settings, enrolment, method, trainer, report, link, experience, conditions)
+    allowance = _allowance(settings, enrolment, method, trainer, kind, report, link, experience, conditions)
     log.info("joined run %s with %d samples; %s", run, report.num_samples, allowance.report.reason)
     participation = Participation(enrolment, session, allowance, gauges, memory)
     participation.keep()
@@ -164,6 +164,7 @@ def _allowance(
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
     trainer: LocalTrainer,
+    kind: Kind,
     report: DeviceReport,
     link: LinkSpeed,
     experience: Experience,
@@ -175,6 +176,7 @@ def _allowance(
         report,
         board,
         enrolment,
+        trainer=kind,
         num_test=trainer.num_test,
         latency_s=link.round_trip_s,
         base_bytes=own_memory().resident,
@@ -197,6 +199,11 @@ def _allowance(
         report=replace(report, samples_per_s=speed),
     )
     return known.chosen(conditions)
+
+
+def _experience(before: Allowance | None, kind: Kind) -> Experience:
+    """Of before a restart. Another trainer takes other times and another amount of memory."""
+    return before.experience if before and before.capability.trainer == kind else Experience()
 
 
 def _link_before(before: Allowance) -> LinkSpeed:

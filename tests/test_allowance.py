@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import rich.console
@@ -81,6 +82,15 @@ def test_it_is_remembered_as_it_was_and_damage_only_costs_what_was_learned():
     assert remembered(None) is None
     assert remembered(known.encoded()[:-3]) is None
     assert remembered(b"\xc1 not msgpack") is None
+
+
+def test_an_older_agents_allowance_was_of_torch_and_an_unknown_trainers_is_forgotten():
+    known = taught(an_allowance(), World())
+    written = msgspec.msgpack.decode(known.encoded())
+    del written["capability"]["trainer"]
+    assert remembered(msgspec.msgpack.encode(written)).capability.trainer == "torch"
+    written["capability"]["trainer"] = "abacus"
+    assert remembered(msgspec.msgpack.encode(written)) is None
 
 
 def test_the_explanation_shows_every_ratio_its_limits_and_why():

@@ -12,9 +12,10 @@ from coordinator.enrol import prepare
 from coordinator.export.figures import activation_bytes
 from edge_agent.budget import decide, explain_table
 from edge_agent.experience import Experience
-from edge_agent.forecast import EVALUATIONS, FORWARD, capability_of, demand, predict
+from edge_agent.forecast import EVALUATIONS, FORWARD, MEMORY_MODELS, capability_of, demand, predict
 from edge_agent.policy import Limits
 from edge_agent.profile import report_of
+from edge_agent.trainers import KINDS
 from protocols.architectures import build
 from protocols.footprint import Footprint
 from protocols.method import Choice, Cost, DeviceReport
@@ -58,6 +59,16 @@ def test_work_counts_by_epoch_and_the_evaluations_of_the_test_split_too():
     assert asked.samples == pytest.approx((0.5 * 2 + 3) * 100 + EVALUATIONS * FORWARD * 40)
     assert predict(choice, able, NOTHING).train_s == pytest.approx(asked.samples / 50)
     assert asked.working_bytes == 4 * 1_000_000 + 4 * 2000 + 96 * 50_000 + 7_000_000
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "samples_held"), [(16, 192), (64, 4.5 * 64)], ids=["evaluation", "training"]
+)
+def test_memory_depends_on_what_trains(batch_size, samples_held):
+    able = replace(CAPABILITY, batch_size=batch_size, trainer="onnx")
+    asked = demand(CHOICES[3], able)
+    assert asked.working_bytes == 13e6 + 8 * 1e6 + 3 * 800_000 + samples_held * 50_000
+    assert set(MEMORY_MODELS) == set(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +190,11 @@ def test_a_runs_capability_is_the_boards_and_the_enrolments():
     assert enrolment.activation_bytes_per_sample == 4 * (64 + 64 + 32)  # the input and two hidden layers
     board = firmware_profiles.load("raspberry-pi-4b")
     report = report_of("d", board, num_samples=90, flops_per_sample=enrolment.flops_per_sample)
-    able = capability_of(report, board, enrolment, num_test=10, latency_s=0.1, base_bytes=1000)
+    able = capability_of(
+        report, board, enrolment, trainer="onnx", num_test=10, latency_s=0.1, base_bytes=1000
+    )
     assert (able.num_samples, able.num_test, able.epochs, able.batch_size) == (90, 10, 3, 8)
+    assert able.trainer == "onnx"
     assert able.model_bytes == 4 * enrolment.weights.size
     assert (able.samples_per_s, able.uplink_bps) == (report.samples_per_s, board.uplink_bps)
     assert (able.receive_w, able.train_w, able.transmit_w) == (
@@ -189,7 +203,7 @@ def test_a_runs_capability_is_the_boards_and_the_enrolments():
         board.transmit_w,
     )
     generic = firmware_profiles.load("generic")
-    assert capability_of(report, generic, enrolment).train_w is None
+    assert capability_of(report, generic, enrolment, trainer="torch").train_w is None
 
 
 def test_activations_grow_with_the_model_and_not_with_how_they_are_counted():

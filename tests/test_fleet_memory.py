@@ -48,22 +48,25 @@ def source(tmp_path, monkeypatch):
     return "noise:made"
 
 
-def test_an_agent_limited_to_512_mb_trains_lenet_and_is_not_killed(tmp_path, monkeypatch, cgroup):
+@pytest.mark.parametrize(("trainer", "limit"), [("torch", 512 * MB), ("onnx", 150 * MB)])
+def test_an_agent_trains_lenet_within_a_limit_and_is_not_killed(
+    tmp_path, monkeypatch, cgroup, trainer, limit
+):
     toml = run_toml(
         devices=1, start_with=1, model="lenet5", shape="[1, 28, 28]", source=source(tmp_path, monkeypatch)
     )
     with Fleet(tmp_path, toml) as fleet:
         fleet.start_coordinator()
         (device,) = fleet.shares
-        prefix = cgroup(512 * MB)
-        agent = fleet.start_agent(device, prefix=prefix)
+        prefix = cgroup(limit)
+        agent = fleet.start_agent(device, prefix=prefix, trainer=trainer)
         agent.wait_for("joined run")
         fleet.wait_finished()
         assert fleet.summary()["rounds"] == 3
-        assert peak_bytes(prefix) is None or peak_bytes(prefix) <= 512 * MB
+        assert peak_bytes(prefix) is None or peak_bytes(prefix) <= limit
 
 
-def test_an_agent_that_nothing_fits_declines_with_the_figures(tmp_path, cgroup):
+def test_an_agent_that_torch_alone_is_too_much_for_declines_with_the_figures(tmp_path, cgroup):
     with Fleet(tmp_path, run_toml(devices=2, start_with=1, rounds=2)) as fleet:
         fleet.start_coordinator()
         small, large = fleet.shares

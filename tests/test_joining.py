@@ -14,9 +14,11 @@ from edge_agent.probes.link import LinkSpeed
 from edge_agent.store import AgentStore
 from protocols import codec
 from protocols.errors import FleetuneError
+from protocols.footprint import Footprint
 from protocols.messages import Ack, Errand, Offer
 from protocols.payloads import Enrolment
 from protocols.settings import parse_run
+from protocols.shipped import bundle_path
 from protocols.transfer import Chunk, digest_of, transfer_id
 
 LINK = LinkSpeed(uplink_bps=2e6, downlink_bps=10e6, round_trip_s=0.04)
@@ -42,7 +44,7 @@ def enrolment(**sections) -> Enrolment:
     return prepare(parse_run({**content, **sections}))
 
 
-def joined(enrolled: Enrolment, folder: Path, link=LINK, **settings):
+def joined(enrolled: Enrolment, folder: Path, link=LINK, kind="torch", **settings):
     device = DeviceSettings(fleet="f", device="d", data="digits", state=folder, **settings)
     data = codec.encode(enrolled, enrolled.spec)
     return join(
@@ -50,7 +52,7 @@ def joined(enrolled: Enrolment, folder: Path, link=LINK, **settings):
         AgentStore(folder),
         enrolled.run,
         data,
-        kind="torch",
+        kind=kind,
         gauges=Gauges(folder / "no-sensors"),
         measure_link=lambda: link,
         stop=lambda: None,
@@ -82,6 +84,18 @@ def test_the_link_is_probed_once_a_run_also_through_restarts(tmp_path):
     again = joined(enrolled, tmp_path, link=other)
     assert (again.report.uplink_bps, again.report.downlink_bps) == (2e6, 10e6)
     assert joined(enrolment(), tmp_path, link=other).report.uplink_bps == 1.0
+
+
+def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
+    enrolled, store, took = enrolment(), AgentStore(tmp_path), Footprint(memory_bytes=300_000_000)
+    store.keep_bundle(enrolled.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
+    before = joined(enrolled, tmp_path)
+    store.allowance(enrolled.run).write(before.allowance.learned(1.0, took).encoded())
+    assert len(joined(enrolled, tmp_path).allowance.experience.lessons) == 1
+    other = joined(enrolled, tmp_path, link=LinkSpeed(uplink_bps=1.0), kind="onnx")
+    assert other.allowance.capability.trainer == "onnx"
+    assert other.allowance.experience.lessons == ()
+    assert other.report.uplink_bps == 2e6  # the link is the same
 
 
 def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):

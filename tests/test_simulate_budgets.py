@@ -97,7 +97,7 @@ def test_the_owners_policy_holds_in_simulation(tmp_path):
 
 def test_memory_that_no_ratio_fits_into_is_declined_with_the_figures(tmp_path):
     with pytest.raises(SettingError, match=r"no device can take part: nothing fits: .* MB of .* MB"):
-        play(tmp_path, fleet={"policy": {"max_memory_mb": 100}})
+        play(tmp_path, fleet={"policy": {"max_memory_mb": 80}})
 
 
 def test_links_by_name_and_by_trace(tmp_path):
