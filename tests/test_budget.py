@@ -62,7 +62,7 @@ def test_work_counts_by_epoch_and_the_evaluations_of_the_test_split_too():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "samples_held"), [(16, 192), (64, 4.5 * 64)], ids=["evaluation", "training"]
+    ("batch_size", "samples_held"), [(8, 48), (64, 4.5 * 64)], ids=["evaluation", "training"]
 )
 def test_memory_depends_on_what_trains(batch_size, samples_held):
     able = replace(CAPABILITY, batch_size=batch_size, trainer="onnx")
