@@ -1,11 +1,13 @@
 """Joining a run: what a device refuses, and why."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from coordinator.enrol import prepare
+from edge_agent import joining
 from edge_agent.gauges import Gauges
 from edge_agent.intake import Intake
 from edge_agent.joining import DeviceSettings, join
@@ -23,6 +25,12 @@ from protocols.transfer import Chunk, digest_of, transfer_id
 
 LINK = LinkSpeed(uplink_bps=2e6, downlink_bps=10e6, round_trip_s=0.04)
 USER_MODEL = "usermodel:two_layers"
+
+
+@pytest.fixture(autouse=True)
+def small_process(monkeypatch):
+    """A process that has run a thousand tests holds more than a board has."""
+    monkeypatch.setattr(joining, "own_memory", lambda: SimpleNamespace(resident=250_000_000))
 
 
 @pytest.fixture
