@@ -4,7 +4,6 @@ Smaller than an ONNX file, checked as it is read, and open to cutting: an agent 
 gradients that it wants depend on. `protocols.onnx_file` writes it for a runtime.
 """
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -125,13 +124,3 @@ class Graph:
             yield port.name
         for constant in self.constants:
             yield constant.name
-
-
-def sizes(port: Port, num_samples: int) -> tuple[int, ...]:
-    """The shape of a port for a batch of `num_samples`."""
-    return tuple(num_samples if size == BATCH else int(size) for size in port.shape)
-
-
-def num_values(port: Port, num_samples: int) -> int:
-    """How many numbers go through a port for a batch of `num_samples`."""
-    return math.prod(sizes(port, num_samples))
