@@ -329,7 +329,7 @@ class Agent:
             self.events.put(Stop("the run is finished"))
         self._send_all(self._outbox.drop(lambda errand: errand.run == run, self._clock()))
         self._store.forget_tasks(run)
-        give_back()
+        give_back(cycles=True)
 
     def _tell_progress(self, fraction: float) -> None:
         if self._working is not None:
