@@ -100,11 +100,7 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
 
 def bundle_table(written: Written) -> Table:
     """The graphs in a bundle."""
-    spec = written.bundle.spec
-    shape = "x".join(map(str, spec.input_shape))
-    title = f"{spec.name}: {spec.num_parameters:,} parameters, input {shape}, {spec.num_classes} classes"
-    table = Table(title=title, title_justify="left")
-    table.add_column("graph")
+    table = Table("graph")
     table.add_column("operators", justify="right")
     table.add_column("as ONNX", justify="right")
     for name, graph in written.bundle.graphs.items():
@@ -114,10 +110,12 @@ def bundle_table(written: Written) -> Table:
 
 def bundle_words(written: Written) -> str:
     """What else there is to know of it."""
-    bundle = written.bundle
+    bundle, spec = written.bundle, written.bundle.spec
+    shape = "x".join(map(str, spec.input_shape))
     first = "are drawn without torch, for any seed" if bundle.recipe else "are inside"
     also = "; for onnxruntime-training too" if bundle.ort_training else ""
     return (
+        f"{spec.name}: {spec.num_parameters:,} parameters, input {shape}, {spec.num_classes} classes\n"
         f"every graph was compared with torch{also}; first weights {first}\n"
         f"{written.path}: {written.num_bytes:,} bytes, {written.digest}, made in {written.seconds:.1f} s"
     )
