@@ -5,15 +5,13 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from protocols import topics
-from protocols.errors import FleetuneError
+from protocols.one_line import one_line_errors
 from protocols.settings import read_run
 
 app = typer.Typer(
@@ -27,16 +25,6 @@ RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/
 RunFolder = Annotated[Path, typer.Argument(help="folder of a run, e.g. runs/demo")]
 Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """A user's mistake is one line on stderr and exit code 2."""
-    try:
-        yield
-    except FleetuneError as problem:
-        print(f"edge-coordinator: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from None
 
 
 @app.callback()
@@ -75,7 +63,7 @@ def serve(
     from coordinator.options import broker_at
     from coordinator.runs import open_run
 
-    with one_line_errors():
+    with one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
         run = open_run(settings, runs / settings.run.name, fresh=fresh)
         with broker_at(broker, run.folder, bind=bind, port=port, ca=ca, cert=cert, key=key) as where:
@@ -111,7 +99,7 @@ def report(folder: RunFolder) -> None:
     from coordinator.present import report_run
     from coordinator.runs import look_at
 
-    with one_line_errors(), look_at(folder) as run:
+    with one_line_errors("edge-coordinator"), look_at(folder) as run:
         report_run(run)
 
 
@@ -121,7 +109,7 @@ def devices(folder: RunFolder) -> None:
     from coordinator.present import list_devices
     from coordinator.runs import look_at
 
-    with one_line_errors(), look_at(folder) as run:
+    with one_line_errors("edge-coordinator"), look_at(folder) as run:
         list_devices(run)
 
 
@@ -132,7 +120,7 @@ def weights(
     """Write a run's shared model, as it stands, as safetensors."""
     from coordinator.runs import look_at, save_shared_model
 
-    with one_line_errors(), look_at(folder) as run:
+    with one_line_errors("edge-coordinator"), look_at(folder) as run:
         print(save_shared_model(run, out))
 
 
@@ -162,7 +150,7 @@ def export(
 
     from coordinator.bundle_file import bundle_table, bundle_words, settings_for, write_bundle
 
-    with one_line_errors():
+    with one_line_errors("edge-coordinator"):
         settings = settings_for(model, input_shape, classes, seed, changes)
         written = write_bundle(settings, out, onnx)
         rich.print(bundle_table(written))

@@ -6,8 +6,6 @@ import queue
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +17,7 @@ from edge_agent.doctor.options import same_options
 from edge_agent.journal import set_up_logging
 from edge_agent.service.cli import app as service
 from protocols.errors import FleetuneError
+from protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
     from protocols.transport.mqtt import Broker
@@ -38,16 +37,6 @@ Trainer = Annotated[
     str, typer.Option(help="auto (the lightest installed that can do the run), onnx, torch or ort-training")
 ]
 StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """A user's mistake is one line on stderr and exit code 2."""
-    try:
-        yield
-    except FleetuneError as problem:
-        print(f"edge-agent: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from None
 
 
 def _broker_at(text: str, ca: str | None, cert: str | None, key: str | None) -> "Broker":
@@ -128,7 +117,7 @@ def run(
     from protocols.transport import Will
     from protocols.transport.mqtt import MqttTransport
 
-    with one_line_errors():
+    with one_line_errors("edge-agent"):
         topics.check_name(fleet, "fleet")
         topics.check_name(device, "device")
         board = board_name(root) if board == "auto" else board
@@ -216,7 +205,7 @@ def profile(
     from edge_agent.store import AgentStore
     from protocols import topics
 
-    with one_line_errors():
+    with one_line_errors("edge-agent"):
         topics.check_name(device, "device")
         if save is not None:
             keep.check_target(save)
@@ -253,7 +242,7 @@ def explain(
     from edge_agent.store import AgentStore
     from protocols.errors import StoreError
 
-    with one_line_errors():
+    with one_line_errors("edge-agent"):
         store = AgentStore(state / fleet / device)
         known = (remembered(store.allowance(run).read()) for run in store.runs())
         allowance = next((one for one in known if one is not None), None)
@@ -276,7 +265,7 @@ def boards(
     from edge_agent.board_table import all_boards, one_board
     from edge_agent.profile import board_named
 
-    with one_line_errors():
+    with one_line_errors("edge-agent"):
         if board is None:
             rich.print(all_boards([firmware_profiles.load(name) for name in firmware_profiles.names()]))
         else:

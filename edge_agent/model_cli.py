@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from protocols.one_line import one_line_errors
+
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
 Device = Annotated[str, typer.Option(help="this device's name")]
 State = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
@@ -28,13 +30,12 @@ def export(
     bundle: BundleFile = None,
 ) -> None:
     """Write this device's personal model as an ONNX file: raw samples in, probabilities and label out."""
-    from edge_agent.cli import one_line_errors
     from edge_agent.inference import write_inference
     from edge_agent.personal import personal_model
     from edge_agent.store import AgentStore
     from protocols.files import write_atomically
 
-    with one_line_errors():
+    with one_line_errors("edge-agent"):
         found = personal_model(AgentStore(state / fleet / device), run, bundle)
         spec = found.bundle.spec
         about = {"model": spec.name, "run": found.run, "round": str(found.round), "device": device}
@@ -57,13 +58,12 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="all samples, for scripts")] = False,
 ) -> None:
     """Say what the personal model takes samples for, and how often it is right where labels are known."""
-    from edge_agent.cli import one_line_errors
     from edge_agent.inference import Predictor, write_inference
     from edge_agent.personal import personal_model
     from edge_agent.store import AgentStore
     from protocols.errors import SettingError
 
-    with one_line_errors():
+    with one_line_errors("edge-agent"):
         if model is None and fleet is None:
             raise SettingError("predict: give --model FILE.onnx, or the --fleet whose model this device has")
         x, y = _samples(data)

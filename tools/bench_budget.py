@@ -21,7 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from protocols.errors import FleetuneError, SettingError
+from protocols.errors import SettingError
+from protocols.one_line import one_line_errors
 from protocols.settings import read_run
 from tools.links.link import Constant
 from tools.links.network import HUB_ADDRESS, Network
@@ -142,15 +143,11 @@ def main(
         "deadline_s": deadline_s,
     }
     found = {}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for up, down in LINKS:
-                link = f"{up:g}/{down:g} Mbit/s"
-                found[link] = measure(up, down, Path(folder) / f"{up:g}", settings)
-                print(f"{link}: {found[link]['rounds']} rounds", file=sys.stderr)
-    except FleetuneError as problem:
-        print(f"bench_budget: {problem}", file=sys.stderr)
-        raise SystemExit(2) from None
+    with one_line_errors("bench_budget"), tempfile.TemporaryDirectory() as folder:
+        for up, down in LINKS:
+            link = f"{up:g}/{down:g} Mbit/s"
+            found[link] = measure(up, down, Path(folder) / f"{up:g}", settings)
+            print(f"{link}: {found[link]['rounds']} rounds", file=sys.stderr)
     Console().print(_table(found))
     if out is not None:
         out.write_text(json.dumps(found, indent=1))

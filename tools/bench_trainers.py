@@ -29,7 +29,7 @@ from coordinator.broker import EmbeddedBroker
 from edge_agent.datasets.npz import write_npz
 from edge_agent.trainer import Backend
 from edge_agent.trainers import Kind, installed, make_backend
-from protocols.errors import FleetuneError
+from protocols.one_line import one_line_errors
 from protocols.payloads import run_key
 from protocols.randomness import Key
 
@@ -195,16 +195,13 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     kinds, console = installed(), Console()
     found: dict[str, Any] = {"steps": {}, "agents": {}, "help_s": _help_s()}
-    try:
+    with one_line_errors("bench_trainers"):
         for name in filter(None, models.split(",")):
             found["steps"][name] = step_seconds(name, kinds, steps)
             print(f"{name}: done", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder:
             for kind in kinds:
                 found["agents"][kind] = agent_figures(kind, Path(folder) / kind, rounds)
-    except FleetuneError as problem:
-        print(f"bench_trainers: {problem}", file=sys.stderr)
-        raise SystemExit(2) from None
     if found["steps"]:
         console.print(_steps_table(found["steps"]))
     console.print(_agents_table(found["agents"]))

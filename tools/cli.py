@@ -2,14 +2,12 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from protocols.errors import FleetuneError
+from protocols.one_line import one_line_errors
 from protocols.settings import read_run
 from tools import link_cli
 
@@ -30,16 +28,6 @@ Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on 
 ALL_CORES = os.cpu_count() or 1
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """A user's mistake is one line on stderr and exit code 2."""
-    try:
-        yield
-    except FleetuneError as problem:
-        print(f"edge-sim: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from None
-
-
 @app.callback()
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -57,7 +45,7 @@ def run(
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
     from tools.show import show_run
 
-    with one_line_errors():
+    with one_line_errors("edge-sim"):
         settings = read_run(run_file, changes)
         show_run(settings, runs / settings.run.name, workers=workers, fresh=fresh)
 
@@ -91,7 +79,7 @@ def compare(
     from tools.compare import labels_of
     from tools.show import console
 
-    with one_line_errors():
+    with one_line_errors("edge-sim"):
         settings = read_run(run_file, changes)
         folder = runs / f"{settings.run.name}.compare"
         try:
@@ -131,7 +119,7 @@ def paper(
     from tools.paper_cells import list_cells, play_cell
     from tools.show import console
 
-    with one_line_errors():
+    with one_line_errors("edge-sim"):
         if cell is None:
             list_cells(console)
             return
@@ -159,7 +147,7 @@ def split(
     """Write each simulated device's share of the data as a file for `edge-agent run --data npz:FILE`."""
     from tools.split import write_shares
 
-    with one_line_errors():
+    with one_line_errors("edge-sim"):
         for path in write_shares(read_run(run_file, changes), out):
             print(path)
 

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protocols.errors import SettingError
+from protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
     from tools.links.link import Constant, Trace
@@ -37,12 +37,6 @@ Name = Annotated[str, typer.Option(help="of the network; its namespaces are NAME
 NAME = "fleetune"
 
 
-def _errors() -> AbstractContextManager[None]:
-    from tools.cli import one_line_errors  # not at the top: tools.cli mounts this file
-
-    return one_line_errors()
-
-
 @app.command("up")
 def up(
     uplink: Up = None,
@@ -64,7 +58,7 @@ def up(
     from tools.links.network import Network, obstacle
     from tools.links.show import commands, description, warnings
 
-    with _errors():
+    with one_line_errors("edge-sim"):
         if problem := obstacle():
             instead = "`edge-sim link proxy --broker HOST:PORT ...`, an approximate TCP proxy for each agent"
             raise SettingError(f"link up {problem}; without it: {instead}")
@@ -87,7 +81,7 @@ def status(
     from tools.links.show import console, verdict_table
     from tools.links.verify import verify
 
-    with _errors():
+    with one_line_errors("edge-sim"):
         if problem := obstacle():
             raise SettingError(f"link status {problem}")
         verdicts = []
@@ -107,7 +101,7 @@ def down(
     """Remove a network: its links, namespaces and helper processes; whole, half made, or left by a crash."""
     from tools.links import network
 
-    with _errors():
+    with one_line_errors("edge-sim"):
         if problem := network.obstacle():
             raise SettingError(f"link down {problem}")
         names = network.networks() if everything else [network.check_name(name)]
@@ -128,7 +122,7 @@ def presets(
     """List the kinds of links, each figure with its source; or write a trace of one."""
     from tools.links.show import preset_csv, print_presets
 
-    with _errors():
+    with one_line_errors("edge-sim"):
         if name is None:
             print_presets()
         else:
@@ -156,7 +150,7 @@ def proxy(
     from protocols.transport.mqtt import parse_broker
     from tools.links.proxy import run_proxies
 
-    with _errors():
+    with one_line_errors("edge-sim"):
         links = _links(uplink, downlink, delay, loss, agents, preset, trace, run, seed)
         where = parse_broker(broker)
 

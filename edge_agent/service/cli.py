@@ -2,13 +2,13 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocols.errors import FleetuneError, SettingError, StoreError
+from protocols.errors import SettingError, StoreError
+from protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
     from edge_agent.service.install import Command
@@ -48,7 +48,7 @@ def install(
         "FLEETUNE_SOURCE": data,
         "FLEETUNE_OPTIONS": options,
     }
-    try:
+    with one_line_errors("edge-agent"):
         _check(fleet, device, broker, data)
         given = {name: value for name, value in values.items() if value is not None}
         version = systemd_version() if into == Path("/") else None
@@ -64,9 +64,6 @@ def install(
             changed |= changes
             print(f"{'changed  ' if changes else 'unchanged'} {into / file.path}")
         _do(activation(into, changed=changed))
-    except FleetuneError as problem:
-        print(f"edge-agent: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -87,7 +84,7 @@ def uninstall(
 
     paths = [UNIT_FILE, USER_FILE, *([SETTINGS_FILE] if purge else [])]
     there = [path for path in paths if (into / path).exists()]
-    try:
+    with one_line_errors("edge-agent"):
         if UNIT_FILE in there:
             _check_place(into)
             _do(removal(into), dry_run=dry_run)
@@ -95,9 +92,6 @@ def uninstall(
             print(f"removed   {into / path}")
         if into == Path("/") and UNIT_FILE in there:
             _do([("systemctl", "daemon-reload")], dry_run=dry_run)
-    except FleetuneError as problem:
-        print(f"edge-agent: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from None
     kept = [path for path in (SETTINGS_FILE, STATE_FOLDER) if (into / path).exists() and path not in there]
     for path in kept:
         print(f"kept      {into / path}")
@@ -113,7 +107,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="for scripts")] 
     from edge_agent.service.install import STATE_FOLDER, program, settings
 
     state = Path("/") / STATE_FOLDER
-    try:
+    with one_line_errors("edge-agent"):
         _need_root()
         values = settings(Path("/"))
         device = values.get("FLEETUNE_DEVICE") or socket.gethostname().split(".")[0]
@@ -127,9 +121,6 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="for scripts")] 
             check=False,
             **_as_service_user(),
         )
-    except FleetuneError as problem:
-        print(f"edge-agent: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from None
     raise typer.Exit(done.returncode)
 
 

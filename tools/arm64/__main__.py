@@ -1,9 +1,6 @@
 """python -m tools.arm64: an arm64 Debian on this machine, and an agent in it."""
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from protocols.errors import FleetuneError, SettingError
+from protocols.errors import SettingError
+from protocols.one_line import one_line_errors
 from tools.arm64 import debian
 from tools.arm64.enter import enter
 from tools.arm64.install import install as install_in
@@ -35,16 +33,6 @@ console = Console()
 Root = Annotated[Path, typer.Argument(help="folder of the arm64 system")]
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """A user's mistake is one line on stderr and exit code 2."""
-    try:
-        yield
-    except FleetuneError as problem:
-        print(f"tools.arm64: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from None
-
-
 @app.command()
 def make(
     root: Root,
@@ -54,7 +42,7 @@ def make(
     """Make the system, with Python: go on where an earlier try stopped, and leave a finished one as it is."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with (
-        one_line_errors(),
+        one_line_errors("tools.arm64"),
         Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[words]}")) as bars,
     ):
         stages = {}
@@ -72,7 +60,7 @@ def install(
     others: Annotated[list[str], typer.Option("--with", help="another requirement for pip; may repeat")] = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Install this checkout, as a wheel, with pip; again after every change."""
-    with one_line_errors():
+    with one_line_errors("tools.arm64"):
         _check(root, made=debian.is_ready(root))
         install_in(root, extras, others)
     console.print(f"installed: python -m tools.arm64 run {root} -- edge-agent doctor")
@@ -86,7 +74,7 @@ def run(
     share: Annotated[list[Path], typer.Option(help="folder of this machine to see inside; may repeat")] = [],  # noqa: B006
 ) -> None:
     """Run a command inside, on this machine's network; it starts in /root, as root."""
-    with one_line_errors():
+    with one_line_errors("tools.arm64"):
         _check(root, made=debian.is_unpacked(root))
         enter(root, words, cpu, share)
 

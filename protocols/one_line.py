@@ -1,0 +1,17 @@
+"""A user's mistake is one line on stderr and exit code 2, in every program."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from protocols.errors import FleetuneError
+
+
+@contextmanager
+def one_line_errors(program: str) -> Iterator[None]:
+    """What was raised on purpose inside ends `program` with its line; a fault of ours keeps its traceback."""
+    try:
+        yield
+    except FleetuneError as problem:
+        print(f"{program}: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
