@@ -1,8 +1,8 @@
 """Models by name: the papers' networks, small ones of ours, and any function of the user's.
 
-Coordinator and device both build the architecture from its name and exchange only weights, so this is
-the one file of `protocols` that imports torch. Whatever does not depend on the order is written pooling
-before ReLU, which is the same function and faster.
+Coordinator and torch agents both build the architecture from its name and exchange only weights, so this
+file of `protocols` imports torch, as do its neighbours torch_*.py and nothing else there. Whatever does not
+depend on the order is written pooling before ReLU, which is the same function and faster.
 """
 
 import difflib
