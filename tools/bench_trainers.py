@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -102,7 +103,7 @@ def agent_figures(kind: Kind, folder: Path, rounds: int) -> dict[str, float]:
             connected_s, idle = time.monotonic() - began, _memory_mb(agent.pid, "VmRSS")
             serve = ["coordinator.cli", "serve", str(folder / "run.toml"), "--runs", str(folder)]
             with _process([*serve, *address], folder / "coordinator.log"):
-                joined_s = _between(folder / "agent.log", "connected;", "joined run", folder)
+                joined_s = _joining_s(folder)
                 _wait_for(folder / "agent.log", "is finished")
             time.sleep(1)  # it tidies up
             return {
@@ -114,18 +115,13 @@ def agent_figures(kind: Kind, folder: Path, rounds: int) -> dict[str, float]:
             }
 
 
-def _between(log: Path, first: str, second: str, folder: Path) -> float:
-    """Seconds from the bundle or enrolment on disk to the joined run."""
-    del first
-    enrolment = folder / "state" / "bench" / "d" / "runs"
-    _wait_for(log, second)
-    arrived = max(path.stat().st_mtime for path in enrolment.glob("*/enrolment"))
-    stamp = next(line for line in log.read_text().splitlines() if second in line).split(",")[0]
-    millis = re.search(r",(\d{3}) ", next(line for line in log.read_text().splitlines() if second in line))
-    at = time.mktime(time.strptime(stamp, "%Y-%m-%d %H:%M:%S")) + (
-        int(millis.group(1)) / 1e3 if millis else 0
-    )
-    return at - arrived
+def _joining_s(folder: Path) -> float:
+    """Seconds from the enrolment on disk until the agent has joined, by its log."""
+    _wait_for(folder / "agent.log", "joined run")
+    (run,) = (folder / "state" / "bench" / "d" / "runs").iterdir()
+    log = next(line for line in (folder / "agent.log").read_text().splitlines() if "joined run" in line)
+    at = datetime.strptime(log[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone()
+    return at.timestamp() - (run / "enrolment").stat().st_mtime
 
 
 @contextmanager
