@@ -18,7 +18,7 @@ from protocols import codec
 from protocols.errors import SettingError
 from protocols.files import write_atomically
 from protocols.method import Method
-from protocols.methods import create
+from protocols.methods import from_section
 from protocols.payloads import Enrolment
 from protocols.settings import RunSettings
 
@@ -112,8 +112,7 @@ def look_at(folder: Path) -> Iterator[Run]:
 
 def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
     """The run's method. Raises SettingError when its settings are wrong."""
-    settings = {key: value for key, value in enrolment.method.items() if key != "name"}
-    return create(enrolment.method["name"], enrolment.spec, settings)
+    return from_section(enrolment.method, enrolment.spec)
 
 
 def mark_finished(run: Run) -> None:

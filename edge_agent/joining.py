@@ -30,7 +30,7 @@ from protocols.bundle import read_bundle
 from protocols.conditions import Conditions
 from protocols.errors import PacketCorrupt, PacketError, PacketForeign, SettingError, StoreError
 from protocols.method import DeviceReport, Method
-from protocols.methods import create
+from protocols.methods import from_section
 from protocols.payloads import Enrolment, run_key
 
 CALIBRATION_S = 0.5
@@ -99,9 +99,9 @@ def join(
         StoreError: what the device knows of this run is damaged.
     """
     enrolment = _read(data, run)
-    _check_trust(enrolment, kind, settings.trusted)
+    check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
     own = _own_data(settings, enrolment)
-    method = _method_of(enrolment)
+    method = from_section(enrolment.method, enrolment.spec)
     conditions = gauges.conditions()
     backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
@@ -127,9 +127,18 @@ def _read(data: bytes, run: str) -> Enrolment:
     return enrolment
 
 
-def _check_trust(enrolment: Enrolment, kind: Kind, trusted: tuple[str, ...]) -> None:
-    """A coordinator must not make a device import whatever it likes. A bundle imports nothing."""
-    named_models = () if needs_bundle(kind) else (enrolment.spec.name,)
+def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model: bool) -> None:
+    """A coordinator must not make a device import whatever it likes.
+
+    Args:
+        enrolment: of the run.
+        trusted: modules that the owner lets a run name.
+        builds_model: by its name; a bundle imports nothing.
+
+    Raises:
+        SettingError: the run names another one.
+    """
+    named_models = (enrolment.spec.name,) if builds_model else ()
     for named in (*named_models, str(enrolment.method.get("name"))):
         module, separator, _ = named.partition(":")
         if separator and module not in trusted:
@@ -140,11 +149,6 @@ def _own_data(settings: DeviceSettings, enrolment: Enrolment) -> DeviceData:
     key = run_key(enrolment.seed).child("split", settings.device)
     own = split(load(settings.data, None), settings.test_fraction, enrolment.validation_fraction, key)
     return replace(check_fits(own, enrolment.spec), mean=enrolment.mean, std=enrolment.std)
-
-
-def _method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
-    settings = {key: value for key, value in enrolment.method.items() if key != "name"}
-    return create(str(enrolment.method.get("name")), enrolment.spec, settings)
 
 
 def _report(settings: DeviceSettings, enrolment: Enrolment, own: DeviceData, link: LinkSpeed) -> DeviceReport:

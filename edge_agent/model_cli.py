@@ -17,6 +17,7 @@ Run = Annotated[str | None, typer.Option(help="id of a run; else the latest that
 BundleFile = Annotated[
     Path | None, typer.Option(help="from edge-coordinator export; a device that trains with torch has none")
 ]
+Trust = Annotated[list[str], typer.Option(help="package.module of yours that the run names; may repeat")]
 THIS_DEVICE = socket.gethostname().split(".")[0]
 _ROWS = 10
 
@@ -28,6 +29,7 @@ def export(
     state: State = Path("agent-state"),
     run: Run = None,
     bundle: BundleFile = None,
+    trust: Trust = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Write this device's personal model as an ONNX file: raw samples in, probabilities and label out."""
     from edge_agent.inference import write_inference
@@ -36,7 +38,7 @@ def export(
     from protocols.files import write_atomically
 
     with one_line_errors("edge-agent"):
-        found = personal_model(AgentStore(state / fleet / device), run, bundle)
+        found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
         spec = found.bundle.spec
         about = {"model": spec.name, "run": found.run, "round": str(found.round), "device": device}
         written = write_inference(found.bundle, found.weights, about)
@@ -55,6 +57,7 @@ def predict(
     state: State = Path("agent-state"),
     run: Run = None,
     bundle: BundleFile = None,
+    trust: Trust = [],  # noqa: B006 - typer's way of saying it
     as_json: Annotated[bool, typer.Option("--json", help="all samples, for scripts")] = False,
 ) -> None:
     """Say what the personal model takes samples for, and how often it is right where labels are known."""
@@ -68,7 +71,7 @@ def predict(
             raise SettingError("predict: give --model FILE.onnx, or the --fleet whose model this device has")
         x, y = _samples(data)
         if model is None:
-            found = personal_model(AgentStore(state / str(fleet) / device), run, bundle)
+            found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
             predictor = Predictor.of(write_inference(found.bundle, found.weights, {}))
         else:
             predictor = Predictor.of(model)

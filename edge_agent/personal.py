@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_agent.joining import check_trust
 from edge_agent.session import recall
 from edge_agent.store import AgentStore
 from protocols import codec
 from protocols.bundle import Bundle, read_bundle
 from protocols.errors import PacketError, StoreError
-from protocols.methods import create
+from protocols.methods import from_section
 from protocols.model import FlatArray
 from protocols.payloads import Enrolment
 
@@ -30,17 +31,20 @@ class PersonalModel:
     bundle: Bundle
 
 
-def personal_model(store: AgentStore, run: str | None = None, bundle: Path | None = None) -> PersonalModel:
+def personal_model(
+    store: AgentStore, run: str | None = None, bundle: Path | None = None, *, trusted: tuple[str, ...] = ()
+) -> PersonalModel:
     """What a device has learned.
 
     Args:
         store: of the device.
         run: None: the latest it joined.
         bundle: file of the model's bundle; None: the one that came over the wire.
+        trusted: modules of the owner's own whose code the run may name.
 
     Raises:
         StoreError: the device knows no such run, or what it knows is damaged, or it has no bundle of it.
-        SettingError: the run's method is not known here.
+        SettingError: the run's method is not known here, or is code that its owner does not trust.
     """
     run = run or next(iter(store.runs()), None)
     data = None if run is None else store.enrolment(run).read()
@@ -48,8 +52,8 @@ def personal_model(store: AgentStore, run: str | None = None, bundle: Path | Non
         raise StoreError(f"{store.folder}: this device has joined no run {run or 'yet'}; see edge-agent run")
     try:
         enrolment = codec.decode(data, Enrolment, None)
-        settings = {key: value for key, value in enrolment.method.items() if key != "name"}
-        method = create(str(enrolment.method.get("name")), enrolment.spec, settings)
+        check_trust(enrolment, trusted, builds_model=False)
+        method = from_section(enrolment.method, enrolment.spec)
         kept = recall(enrolment, method, store.session(run))
         found = _bundle(store, run, bundle)
         read = read_bundle(found, enrolment.spec)

@@ -18,6 +18,7 @@ from edge_agent.store import AgentStore
 from protocols import codec
 from protocols.errors import DataError, ModelError, StoreError
 from protocols.methods import create
+from protocols.payloads import Enrolment
 from protocols.randomness import Key
 from protocols.settings import parse_run
 from protocols.shipped import shipped_bundle
@@ -133,6 +134,25 @@ def test_mistakes_are_one_line_and_leave_no_file(state, tmp_path, monkeypatch, o
     assert words in said
     assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "m.onnx").exists()
+
+
+def test_code_that_a_coordinator_names_is_imported_only_where_its_owner_says_so(state, tmp_path, monkeypatch):
+    store, _ = state
+    (tmp_path / "strange.py").write_text(
+        "from protocols.methods.fedavg import FedAvg as Mine\nopen('imported', 'w').close()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    enrolment = codec.decode(store.enrolment("r-1").read(), Enrolment, None)
+    named = replace(enrolment, method={"name": "strange:Mine"})
+    store.enrolment("r-1").write(codec.encode(named, named.spec))
+    store.keep_bundle("r-1", shipped_bundle("mlp", (1, 8, 8), 10).encoded())
+    own = ["--fleet", "f", "--device", "d", "--state", tmp_path / "state"]
+    code, said = call("export", *own, "--out", tmp_path / "model.onnx")
+    assert (code, "--trust strange allows it" in said) == (2, True)
+    assert not (tmp_path / "imported").exists()
+    code, said = call("export", *own, "--out", tmp_path / "model.onnx", "--trust", "strange")
+    assert code == 0, said
 
 
 def test_a_bundle_of_another_model_is_named(state, tmp_path):

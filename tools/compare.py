@@ -14,7 +14,7 @@ from coordinator.readable import duration, percent
 from coordinator.report import NO_PICTURES, can_paint, paint
 from protocols.errors import FleetuneError, SettingError
 from protocols.files import write_atomically
-from protocols.methods import REGISTRY, create
+from protocols.methods import REGISTRY, from_section
 from protocols.settings import FleetSection, RunSettings, convert
 from tools.cells import Cell, RoundDone, finished, forget, play_all
 from tools.compare_page import ComparisonPage, write_comparison
@@ -173,9 +173,8 @@ def _check_methods(settings: RunSettings, contenders: Sequence[Contender]) -> No
 
     spec = prepare(with_model_shape(settings, Shares(settings))).spec
     for one in contenders:
-        options = {key: value for key, value in one.method.items() if key != "name"}
         try:
-            create(str(one.method["name"]), spec, options)
+            from_section(one.method, spec)
         except SettingError as problem:
             raise SettingError(f"{one.label}: {problem}") from None
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from coordinator.readable import UNKNOWN, percent
 from protocols.errors import DataError, FleetuneError, SettingError
 from protocols.files import write_atomically
-from protocols.methods import create
+from protocols.methods import from_section
 from protocols.settings import RunSettings, read_run
 from tools.cells import Cell, RoundDone, finished, forget, play_all
 from tools.paper import MEASURES, Label, Outcome, label_of, points
@@ -144,7 +144,7 @@ def _check(settings: RunSettings) -> int:
     except DataError as problem:
         raise DataError(f"{problem}; or name the original files' folder with --data FOLDER") from None
     spec = prepare(with_model_shape(settings, shares)).spec
-    create(settings.method["name"], spec, {key: v for key, v in settings.method.items() if key != "name"})
+    from_section(settings.method, spec)
     shares.of(0, spec)
     return len(shares.dataset.y)
 

@@ -11,7 +11,7 @@ from edge_agent.trainer import Backend
 from edge_agent.trainers import make_backend
 from protocols import codec
 from protocols.method import Budget, Method
-from protocols.methods import create
+from protocols.methods import from_section
 from protocols.payloads import Enrolment
 from protocols.settings import RunSettings
 from tools.fleet import Shares
@@ -44,8 +44,7 @@ def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
     """Set this process up, once."""
     global _stage  # noqa: PLW0603 - a worker process has one stage, and the pool calls plain functions
     decoded = codec.decode(enrolment, Enrolment, None)
-    method_settings = {key: value for key, value in decoded.method.items() if key != "name"}
-    method = create(decoded.method["name"], decoded.spec, method_settings)
+    method = from_section(decoded.method, decoded.spec)
     _stage = Stage(
         settings, decoded, method, make_backend("torch", decoded.spec, None, 1), Shares(settings), folder
     )

@@ -12,7 +12,7 @@ from edge_agent.session import Kept
 from edge_agent.store import AgentStore
 from protocols import codec
 from protocols.errors import FleetuneError, PacketError, StoreError
-from protocols.methods import create
+from protocols.methods import from_section
 from protocols.payloads import Enrolment
 
 COPIES = 8  # of a model, at worst: enrolment, state of three and its draft, task, reply
@@ -105,8 +105,7 @@ def _kept(store: AgentStore, run: str, device: str) -> str:
     data = store.session(run).read()
     if data is None or ":" in name:  # code of the user's is imported where its owner said --trust
         return f"{what}, {'no round done yet' if data is None else 'not looked into'}"
-    settings = {key: value for key, value in enrolment.method.items() if key != "name"}
-    method = create(name, enrolment.spec, settings)
+    method = from_section(enrolment.method, enrolment.spec)
     kind = Kept[method.device_state_type]  # type: ignore[name-defined]
     kept: Kept[Any] = codec.decode(data, kind, enrolment.spec, finite=False)
     return f"{what}, round {kept.round} done by {device}"

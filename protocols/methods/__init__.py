@@ -62,6 +62,12 @@ def create(name: str, spec: ModelSpec, settings: Mapping[str, Any]) -> Method[An
     return kind(spec, **checked)  # type: ignore[no-any-return]
 
 
+def from_section(section: Mapping[str, Any], spec: ModelSpec) -> Method[Any, Any, Any, Any]:
+    """The method that a [method] section says, `name` and settings. Raises SettingError, as `create` does."""
+    settings = {key: value for key, value in section.items() if key != "name"}
+    return create(str(section.get("name")), spec, settings)
+
+
 def _find(name: str) -> Any:
     target = REGISTRY.get(name, name)
     module, _, attribute = target.partition(":")
