@@ -73,12 +73,13 @@ def make_run_bundle(settings: RunSettings) -> Bundle:
 def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
     """The bundle with what the run's [data] says of samples and classes."""
     data = settings.data
-    names = data.class_names or bundle.class_names
-    if names and len(names) != bundle.spec.num_classes:
-        raise SettingError(
-            f"data.class_names has {len(names)} names; the model has {bundle.spec.num_classes} classes"
-        )
-    return replace(bundle, mean=data.mean, std=data.std, class_names=names)
+    _check_names(data.class_names, bundle.spec.num_classes)
+    return replace(bundle, mean=data.mean, std=data.std, class_names=data.class_names or bundle.class_names)
+
+
+def _check_names(names: tuple[str, ...], num_classes: int) -> None:
+    if names and len(names) != num_classes:
+        raise SettingError(f"data.class_names has {len(names)} names; the model has {num_classes} classes")
 
 
 def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
@@ -131,6 +132,7 @@ def _first_weights(bundle: Bundle, settings: RunSettings) -> FlatArray:
 
 def _by_torch(settings: RunSettings) -> Model:
     name, input_shape, num_classes = _shape(settings)
+    _check_names(settings.data.class_names, num_classes)
     try:
         from coordinator.blueprint import draw
         from coordinator.export.figures import activation_bytes
