@@ -34,6 +34,8 @@ class Enrolment:
         flops_per_sample: floating-point operations of one training step, per sample.
         activation_bytes_per_sample: what its forward pass keeps for its backward pass, per sample.
         weights: the initial model, shape (spec.size,).
+        continues: id of the run that this one goes on from: a device that has a model of its own from there
+            starts from it; None: all start from `weights`.
     """
 
     run: str
@@ -48,6 +50,7 @@ class Enrolment:
     flops_per_sample: float
     activation_bytes_per_sample: float
     weights: FlatArray
+    continues: Annotated[str, Meta(max_length=96)] | None = None
 
 
 @dataclass(frozen=True)
