@@ -9,7 +9,7 @@ from rich.table import Table
 
 from coordinator.models import make_run_bundle
 from protocols.bundle import Bundle
-from protocols.errors import SettingError, StoreError
+from protocols.errors import SettingError
 from protocols.files import write_atomically
 from protocols.onnx_file import write_onnx
 from protocols.settings import RunSettings, parse_run, read_run
@@ -89,10 +89,6 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
     path = out or Path(f"{bundle.spec.name.replace(':', '.').replace('/', '-')}.bundle")
     write_atomically(path, data)
     if onnx is not None:
-        try:
-            onnx.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise StoreError(f"cannot make {onnx}: {problem.strerror}") from None
         for name, graph in bundle.graphs.items():
             write_atomically(onnx / f"{name}.onnx", write_onnx(graph))
     return Written(bundle, path, len(data), digest_of(data), seconds)

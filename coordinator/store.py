@@ -9,7 +9,9 @@ from typing import Any, Self
 import msgspec
 
 from coordinator.records import RoundRecord
+from protocols import disk
 from protocols.errors import StoreError
+from protocols.files import make_folder
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS value (name TEXT PRIMARY KEY, data BLOB NOT NULL);
@@ -42,8 +44,8 @@ class RunStore:
         Raises:
             StoreError: it cannot be opened, is no run's state, or another coordinator has it open.
         """
+        make_folder(path.parent, durable=durable)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1)
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -52,6 +54,8 @@ class RunStore:
                 "PRAGMA secure_delete = FAST"
             )  # Debian zeroes all that is deleted: twice the writes
             connection.executescript(_SCHEMA)
+            if durable:
+                disk.DISK.sync_folder(path.parent)
         except (OSError, sqlite3.Error) as problem:
             raise StoreError(f"cannot open {path}: {problem}; is another coordinator running it?") from None
         return cls(connection, path)

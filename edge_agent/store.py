@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from protocols.errors import PacketForeign, StoreError
-from protocols.files import write_atomically
+from protocols.files import make_folder, remove, write_atomically
 from protocols.transfer import digest_of
 
 if sys.platform != "win32":
@@ -67,7 +67,7 @@ class AgentStore:
             StoreError: another agent holds it, or it cannot be written.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             lock = (self.folder / "lock").open("ab")
         except OSError as problem:
             raise StoreError(f"cannot use {self.folder}: {problem.strerror}") from None
@@ -117,7 +117,7 @@ class AgentStore:
 
     def allowance(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
-        return FileMemory(self._run(run) / "allowance", durable=False)
+        return FileMemory(self._run(run) / "allowance")
 
     def task(self, run: str, transfer: str) -> FileMemory:
         """Raises PacketForeign, as above, also for a `transfer` that is no transfer id."""
@@ -133,12 +133,9 @@ class AgentStore:
 
     def forget_tasks(self, run: str, but: Path | None = None) -> None:
         """Remove the tasks of a run, all `but` one. Raises StoreError."""
-        try:
-            for path in self._run(run).glob("task-*"):
-                if path != but:
-                    path.unlink(missing_ok=True)
-        except OSError as problem:
-            raise StoreError(f"cannot tidy {self._run(run)}: {problem.strerror}") from None
+        for path in self._run(run).glob("task-*"):
+            if path != but:
+                remove(path)
 
     def runs(self) -> list[str]:
         """Runs with something stored, latest first."""

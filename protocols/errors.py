@@ -5,6 +5,7 @@
     ├── DataError           a data source is missing, damaged or does not fit the model
     ├── ModelError          a model cannot be built, described, or is not the fleet's model
     ├── StoreError          state on disk is missing, damaged, or the disk is full
+    │   └── StoreVersion        state on disk is from a newer version of the program; nothing is wrong with it
     ├── TransportError      the broker cannot be reached or refuses us
     ├── TrainingStopped     local training was asked to stop; nothing was changed
     └── PacketError         the peer sent something we refuse (never our own mistake)
@@ -38,6 +39,22 @@ class ModelError(FleetuneError):
 
 class StoreError(FleetuneError):
     """State on disk is missing or damaged, or the disk is full."""
+
+
+class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is stored
+    """State on disk is from another version of the program than can be read here.
+
+    Args:
+        what: that is stored, with its place.
+        version: of its layout.
+        reads_up_to: the newest that this program reads.
+    """
+
+    def __init__(self, what: object, version: int, reads_up_to: int) -> None:
+        super().__init__(
+            f"{what} is from another version ({version}; this program reads up to {reads_up_to}): upgrade"
+            " fleetune here, or go on with the version that wrote it"
+        )
 
 
 class TransportError(FleetuneError):

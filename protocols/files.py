@@ -1,35 +1,150 @@
-"""Writing files so that a power cut leaves the old content or the new one, never half of it."""
+"""Writing files so that a power cut leaves the old content or the new one, never half of it, and never the
+old one once the writer went on: a rename is durable only when the folder is synced too.
+"""
 
 import contextlib
-import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from protocols import disk
 from protocols.errors import StoreError
 
+_T = TypeVar("_T")
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int | None = None) -> None:
     """Replace `path`, making its folder where needed.
 
     Args:
         path: the file.
         data: its new content.
-        durable: also survive a power cut (fsync); simulations do without.
+        durable: also survive a power cut; simulations do without.
+        mode: its permissions; None: as the process makes files.
 
     Raises:
         StoreError: the disk is full or the folder cannot be written.
     """
     draft = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        draft.replace(path)
+        _make_folders(path.parent, durable=durable)
+        _draft(draft, data, mode)
+        if durable:
+            disk.DISK.sync(draft)
+        disk.DISK.rename(draft, path)
+        if durable:
+            disk.DISK.sync_folder(path.parent)
     except OSError as problem:
         with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise StoreError(
-            f"cannot write {path}: {problem.strerror}; free some space or choose another folder"
-        ) from None
+            disk.DISK.remove(draft)
+        raise _store_error("write", path, problem) from None
+
+
+def _draft(path: Path, data: bytes, mode: int | None) -> None:
+    if mode is None:
+        disk.DISK.write(path, data)
+        return
+    with contextlib.suppress(FileNotFoundError):  # of a process that was killed, perhaps with other rights
+        disk.DISK.remove(path)
+    disk.DISK.write_private(path, data, mode)
+
+
+def append(path: Path, data: bytes | memoryview, *, at: int) -> None:
+    """Write after the first `at` bytes, which are all that is there; `seal` makes that durable.
+
+    Raises:
+        StoreError: the disk is full or the folder cannot be written; the file is as before.
+    """
+    try:
+        _make_folders(path.parent, durable=True)
+        disk.DISK.append(path, data)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            disk.DISK.truncate(path, at)
+        raise _store_error("write", path, problem) from None
+
+
+def seal(path: Path) -> None:
+    """Return when the file, its name included, would survive a power cut. Raises StoreError."""
+
+    def both() -> None:
+        disk.DISK.sync(path)
+        disk.DISK.sync_folder(path.parent)
+
+    _attempt("write", path, both)
+
+
+def make_folder(folder: Path, *, durable: bool = True) -> None:
+    """Make a folder, and those above it, where they are missing. Raises StoreError."""
+    _attempt("make", folder, lambda: _make_folders(folder, durable=durable))
+
+
+def remove(path: Path, *, durable: bool = True) -> None:
+    """Remove a file, if it is there. Raises StoreError."""
+
+    def gone() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            disk.DISK.remove(path)
+            if durable:
+                disk.DISK.sync_folder(path.parent)
+
+    _attempt("remove", path, gone)
+
+
+def remove_tree(path: Path, *, durable: bool = True) -> None:
+    """Remove a folder with all that is in it, or a file. A link is removed, what it leads to stays.
+
+    Raises:
+        StoreError: something could not be removed, and is still there.
+    """
+    if path.is_dir() and not path.is_symlink():
+        for one in sorted(_listed(path)):
+            remove_tree(one, durable=False)
+        _attempt("remove", path, lambda: disk.DISK.remove_folder(path))
+        disk.DISK.lasting.discard(path.absolute())
+    else:
+        remove(path, durable=False)
+    if durable and path.parent.is_dir():
+        _attempt("remove", path, lambda: disk.DISK.sync_folder(path.parent))
+
+
+def _listed(folder: Path) -> list[Path]:
+    return _attempt("read", folder, lambda: list(folder.iterdir()))
+
+
+def _make_folders(folder: Path, *, durable: bool) -> None:
+    """A folder that was there may have been made by a process that was killed before its name was synced:
+    once a process, every folder on the way is synced.
+    """
+    folder = folder.absolute()
+    if folder.is_dir() and (not durable or folder in disk.DISK.lasting):
+        return
+    for path in reversed([folder, *folder.parents[:-1]]):
+        is_new = not path.is_dir()
+        if is_new:
+            _make(path)
+        if durable and (is_new or path not in disk.DISK.lasting):
+            with contextlib.suppress(*([] if is_new else [OSError])):  # what others made may stand anywhere
+                disk.DISK.sync_folder(path.parent)
+            disk.DISK.lasting.add(path)
+
+
+def _make(folder: Path) -> None:
+    try:
+        disk.DISK.make_folder(folder)
+    except FileExistsError:  # by another process, just now
+        if not folder.is_dir():
+            raise
+
+
+def _attempt(verb: str, path: Path, action: Callable[[], _T]) -> _T:
+    try:
+        return action()
+    except OSError as problem:
+        raise _store_error(verb, path, problem) from None
+
+
+def _store_error(verb: str, path: Path, problem: OSError) -> StoreError:
+    what = problem.filename if verb == "remove" and problem.filename else path
+    advice = "" if verb == "remove" else "; free some space or choose another folder"
+    return StoreError(f"cannot {verb} {what}: {problem.strerror}{advice}")

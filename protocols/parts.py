@@ -1,12 +1,11 @@
 """Where an incoming payload grows until it is complete."""
 
-import contextlib
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from protocols import files
 from protocols.errors import StoreError
 
 DIGEST_BYTES = 16
@@ -83,18 +82,11 @@ class PartFile:
         return self._size
 
     def append(self, data: bytes | memoryview) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(data)
-        except OSError as problem:
-            with contextlib.suppress(OSError):  # what was cut off midway is received again
-                os.truncate(self.path, self._size)
-            raise _store_error(self.path, problem) from None
+        files.append(self.path, data, at=self._size)
         self._size += len(data)
 
     def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
+        files.remove(self.path, durable=False)  # one that comes back is an old part like any other
         self._size = 0
 
     def digest(self) -> str:
@@ -108,17 +100,8 @@ class PartFile:
         return blake.hexdigest()
 
     def seal(self) -> None:
-        if not self._size:
-            return
-        try:
-            for path in (self.path, self.path.parent):
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-        except OSError as problem:
-            raise _store_error(self.path, problem) from None
+        if self._size:
+            files.seal(self.path)
 
     def payload(self) -> bytes:
         if not self._size:
@@ -137,9 +120,9 @@ def part_folder(folder: Path, keep: int = 4) -> Callable[[str], PartFile]:
     """
     left = sorted(folder.glob("*.part"), key=lambda path: path.stat().st_mtime)
     for path in left[: max(len(left) - keep, 0)]:
-        path.unlink()
+        files.remove(path, durable=False)
     return lambda transfer: PartFile(folder / f"{transfer}.part")
 
 
 def _store_error(path: Path, problem: OSError) -> StoreError:
-    return StoreError(f"{path}: {problem.strerror}; free space or permit it, the transfer then goes on")
+    return StoreError(f"cannot read {path}: {problem.strerror}; permit it, the transfer then goes on")

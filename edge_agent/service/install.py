@@ -3,7 +3,6 @@
 Installing twice changes nothing; installing with other options changes what these say and restarts it.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 
 from edge_agent.service import environment
 from protocols.errors import SettingError, StoreError
+from protocols.files import remove as remove_file
+from protocols.files import write_atomically
 
 UNIT = "fleetune-agent.service"
 UNIT_FILE = Path("etc/systemd/system") / UNIT
@@ -106,13 +107,9 @@ def removal(into: Path) -> list[Command]:
 def remove(into: Path, paths: list[Path]) -> Iterator[Path]:
     """Each of these files that was there. Raises StoreError."""
     for path in paths:
-        try:
-            (into / path).unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as problem:
-            raise StoreError(f"cannot remove {into / path}: {problem.strerror}") from None
-        yield path
+        if (into / path).exists():
+            remove_file(into / path)
+            yield path
 
 
 def settings(into: Path) -> dict[str, str]:
@@ -178,16 +175,7 @@ def _template(name: str) -> str:
 
 def _replace(path: Path, content: str, mode: int) -> None:
     """Never, not for a moment, readable for more than `mode` says."""
-    draft = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123 - a handle
-            os.fchmod(handle, mode)
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-        draft.replace(path)
-    except OSError as problem:
-        raise StoreError(f"cannot write {path}: {problem.strerror}; sudo may help") from None
+        write_atomically(path, content.encode(), mode=mode)
+    except StoreError as problem:
+        raise StoreError(f"{problem}; sudo may help") from None
