@@ -17,6 +17,7 @@ from coordinator.serve import Server
 from coordinator.summary import summary_of
 from coordinator.tables import device_table, fleet_table, prediction_table, run_table
 from coordinator.watch import Activity, Watch
+from protocols.settings import simulated_keys
 
 
 class Presenter:
@@ -41,6 +42,8 @@ class Presenter:
             self._watch.note(record)
         again = "goes on" if run.resumed else "begins"
         self.say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}")
+        if unheeded := simulated_keys(run.settings):
+            self.say(f"for simulations only, not heeded here: {', '.join(unheeded)}")
 
     def __enter__(self) -> Self:
         if self._live is not None:

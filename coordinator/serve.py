@@ -216,7 +216,8 @@ class Server:
         if online:
             self._send_all(peer, peer.outbox.reconnected(self.timer()))
             errand = Errand("enrolment", self.run_id)
-            self._send_all(peer, peer.outbox.post(errand, self.run.payload, self.timer()))
+            ratio = self.run.settings.fleet.dealt(peer.device)
+            self._send_all(peer, peer.outbox.post(errand, self.run.payload, self.timer(), ratio=ratio))
 
     def _give_bundle(self, peer: Peer, made: BundleMade | None) -> None:
         if made is None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import protocols.messages as wire
@@ -58,6 +59,7 @@ class Enrolling:
         self._jobs, self._measure_link, self._why_stop = jobs, measure_link, why_stop
         self._send, self._decline, self._clock = send, decline, clock
         self._trainers = Trainers(settings.trainer)
+        self._dealt: dict[str, float | None] = {}
         self._joining: str | None = None
         self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
         self.wake_at: float | None = None
@@ -68,6 +70,10 @@ class Enrolling:
             self._postpone(run, reason)
         elif self._joining != run:
             self._prepare(run)
+
+    def note_dealt(self, run: str, ratio: float | None) -> None:
+        """The run deals this device no larger ratio; None: it leaves the choice to the device."""
+        self._dealt[run] = ratio
 
     def do_without_bundle(self, run: str, reason: str) -> None:
         """The coordinator has no bundle of this run."""
@@ -100,6 +106,7 @@ class Enrolling:
             self._postponed = None
         if self._joining == run:
             self._joining = None
+        self._dealt.pop(run, None)
 
     def _prepare(self, run: str) -> None:
         """Join, or ask for the bundle; this comes again when it is here."""
@@ -114,7 +121,7 @@ class Enrolling:
         self._joining, self._postponed = run, None
         joining = partial(
             join,
-            self._settings,
+            replace(self._settings, policy=self._settings.policy.at_most(self._dealt.get(run))),
             self._store,
             run,
             self._store.enrolment(run).read() or b"",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from firmware_profiles import UNKNOWN, Board
 from protocols.conditions import Conditions
@@ -39,6 +40,11 @@ class Policy(Settings, frozen=True):
     max_memory_mb: Positive | None = None
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+    def at_most(self, ratio: float | None) -> "Policy":
+        """The policy in a run that deals the device a ratio; the owner's may be lower."""
+        wished = [one for one in (self.ratio, ratio) if one is not None]
+        return replace(self, ratio=min(wished, default=None))
 
 
 @dataclass(frozen=True)

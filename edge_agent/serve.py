@@ -201,6 +201,8 @@ class Agent:
     def _go_on(self, offer: Offer) -> None:
         """What this offer brings is on disk: do what it is for."""
         errand = offer.errand
+        if errand.kind == "enrolment":
+            self._enrolling.note_dealt(errand.run, offer.ratio)
         if errand.kind in ("enrolment", "bundle"):
             self._join(errand.run)
         elif self._is_in(errand.run):

@@ -97,9 +97,13 @@ class Outbox:
         sender = self._queue[0]
         return sender.acked_bytes / max(1, sender.offer.num_bytes)
 
-    def post(self, errand: Errand, payload: Payload, now: float) -> list[Outgoing]:
-        """Send `payload` after those before it; one that waits already is not sent twice."""
-        sender = Sender(self._device, errand, payload, window=self._window)
+    def post(
+        self, errand: Errand, payload: Payload, now: float, *, ratio: float | None = None
+    ) -> list[Outgoing]:
+        """Send `payload` after those before it; one that waits already is not sent twice. `ratio`: see
+        `Offer`.
+        """
+        sender = Sender(self._device, errand, payload, ratio=ratio, window=self._window)
         if any(other.offer.transfer == sender.offer.transfer for other in self._queue):
             return []
         self._queue.append(sender)

@@ -5,10 +5,10 @@ answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 b
 data.
 """
 
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from protocols.errors import PacketCorrupt, PacketTooLarge
 from protocols.footprint import Footprint
@@ -44,15 +44,17 @@ class Errand(Struct, frozen=True):
     rehearsal: bool = False
 
 
-class Offer(Message, frozen=True):
+class Offer(Message, frozen=True, omit_defaults=True):
     """Sender: I have a payload. `transfer` is 32 hex digits: the same payload for the same errand has
-    the same id, on every offer; `digest` is BLAKE2b-128 of the payload as 32 hex digits.
+    the same id, on every offer; `digest` is BLAKE2b-128 of the payload as 32 hex digits. `ratio` comes with
+    an enrolment: the run deals this device no larger one ([fleet] ratios).
     """
 
     transfer: str
     digest: str
     num_bytes: int
     errand: Errand
+    ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
 class Resume(Message, frozen=True):

@@ -24,11 +24,17 @@ class Sender:
     """
 
     def __init__(
-        self, device: str, errand: Errand, payload: Payload, *, window: Window | None = None
+        self,
+        device: str,
+        errand: Errand,
+        payload: Payload,
+        *,
+        ratio: float | None = None,
+        window: Window | None = None,
     ) -> None:
         self._payload = memoryview(payload).cast("B")
         digest = digest_of(self._payload)
-        self.offer = Offer(transfer_id(errand, device, digest), digest, len(self._payload), errand)
+        self.offer = Offer(transfer_id(errand, device, digest), digest, len(self._payload), errand, ratio)
         self._window = window or Window()
         self.done = False
         self.refused: str | None = None

@@ -7,6 +7,7 @@ device needs travel to it in its enrolment.
 import difflib
 import re
 import tomllib
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -131,7 +132,8 @@ class RoundSection(Settings, frozen=True):
             only when too few others are there for `participants` (without it for `quorum`).
         min_battery: charge, 0..1, see `prefer`.
         quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
-        start_with: devices to wait for before round 1.
+        start_with: devices to wait for before round 1; a simulation whose devices are always there waits for
+            all that take part.
         mode: `synchronous`; or semi-asynchronous, where an aggregation counts as a round and `participants`
             is how many devices work at a time: `window` aggregates what arrived every `window_s`, `buffer`
             as soon as `buffer` updates are in.
@@ -202,7 +204,7 @@ class WirelessSection(Settings, frozen=True):
 
 
 class FleetSection(Settings, frozen=True):
-    """[fleet] the simulated fleet (and the demo's).
+    """[fleet] the simulated fleet (and the demo's). `serve` heeds `ratios` of it, and names what else is set.
 
     Attributes:
         devices: how many.
@@ -213,8 +215,9 @@ class FleetSection(Settings, frozen=True):
             without it.
         wireless: `true`, or a section `[fleet.wireless]`: devices that `links` leaves out share a radio
             cell with the coordinator.
-        ratios: dealt to devices in turn instead of what each would choose, e.g. [0.2, 0.4, 0.6, 0.8, 1.0];
-            a device that then takes too long is late.
+        ratios: dealt to devices in turn, see `dealt`, instead of what each would choose, e.g. [0.2, 0.4, 0.6,
+            0.8, 1.0]; a simulated device that then takes too long is late. `serve` deals them too: a real
+            device runs at its own or, where its owner or its limits say so, at a smaller one.
         spread: of devices' true speeds about their boards' profiles: standard deviation of the logarithm.
         batteries: charge of those that have one when the run begins, drawn uniformly between the two, 0..1;
             they drain, and nobody charges them. Without it all are on the mains.
@@ -233,6 +236,18 @@ class FleetSection(Settings, frozen=True):
     batteries: tuple[Share, Share] | None = None
     policy: dict[str, Any] = {}
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+    def dealt(self, device: str) -> float | None:
+        """The ratio of a device, by its name alone: a restart, or who comes first, changes nothing.
+
+        A name that ends in a number has its turn by that number: `device-07` is the eighth. Any other name
+        has one by its checksum. None: no ratios are dealt.
+        """
+        if not self.ratios:
+            return None
+        number = re.search(r"[0-9]+$", device)
+        turn = int(number.group()) if number else zlib.crc32(device.encode())
+        return self.ratios[turn % len(self.ratios)]
 
 
 class PaperSection(Settings, frozen=True):
@@ -311,6 +326,16 @@ def parse_run(content: dict[str, Any]) -> RunSettings:
     if not isinstance(settings.method.get("name"), str):
         raise SettingError('method.name is missing, e.g. [method] name = "fedspu"')
     return settings
+
+
+def simulated_keys(settings: RunSettings) -> list[str]:
+    """What a run.toml says about a simulated world, and a real fleet brings itself: `serve` names these keys,
+    and nothing else in the file but [compare] and [paper] means less to it than to a simulation.
+    """
+    fleet, plain = settings.fleet, FleetSection()
+    keys = [key for key in fleet.__struct_fields__ if key != "ratios"]
+    said = [f"fleet.{key}" for key in keys if getattr(fleet, key) != getattr(plain, key)]
+    return said + ["data.partition"] * (settings.data.partition != Partition())
 
 
 def _change(content: dict[str, Any], change: str) -> None:

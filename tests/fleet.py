@@ -218,9 +218,9 @@ class Fleet:
     ):
         """Torch is what a simulation trains with, to the last bit; `environment` may name a `python`."""
         place = list(self.shares).index(device) if device in self.shares else None
-        board, ratio = ("generic", 1.0) if place is None else (BOARDS[place], RATIOS[place])
+        board = "generic" if place is None else BOARDS[place]
         command = ["edge_agent.cli", "run", "--fleet", self.name, "--device", device, "--board", board]
-        command += ["--ratio", str(ratio), "--trainer", trainer]
+        command += ["--trainer", trainer]
         command += ["--broker", self.address(port or self.broker.port), "--state", str(self.folder / "state")]
         command += ["--data", data or f"npz:{self.shares[device]}", *options]
         self.agents[device] = self._start(device, command, prefix, **environment)

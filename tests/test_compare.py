@@ -377,6 +377,19 @@ def shown(comparison):
     return console.file.getvalue()
 
 
+def test_contenders_that_trained_alike_are_named_with_the_reason(tmp_path):
+    _, said = play(tmp_path / "whole", ["local-only", "fedavg", "fedspu"], seeds=1, run={"rounds": 2})
+    said = " ".join(said.split())
+    assert "fedavg and fedspu trained alike, to the last bit: every device ran at ratio 1" in said
+    assert "--set fleet.ratios=[" in said
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "fedavg and fedspu trained alike" in page
+    _, said = play(
+        tmp_path / "parts", ["fedavg", "fedspu"], seeds=1, fleet={"devices": 4, "ratios": [0.2, 0.6]}
+    )
+    assert "alike" not in said
+
+
 def test_nine_in_ten_devices_reach_the_worst_decile():
     for num_devices, worst in ((3, 0), (10, 0), (11, 1), (20, 1), (21, 2)):
         own = tuple(index / 100 for index in range(num_devices))

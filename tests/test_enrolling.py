@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from edge_agent import enrolling, trainers
 from edge_agent.enrolling import AGAIN_S, Enrolling
 from edge_agent.intake import Intake
 from edge_agent.joining import DeviceSettings
+from edge_agent.policy import Policy
 from edge_agent.store import AgentStore
 from edge_agent.trainers import Trainers, check_room
 from protocols import codec
@@ -191,6 +193,19 @@ def test_what_the_owner_forbids_is_postponed_and_tried_again(device):
     assert device.sent == []
     device.enrolling.tick(device.now)
     assert device.sent == [Fetch(RUN)]
+
+
+@pytest.mark.parametrize(("dealt", "wanted"), [(0.4, 0.4), (0.8, 0.6), (None, 0.6)])
+def test_a_dealt_ratio_is_the_most_that_the_policy_of_the_run_allows(device, monkeypatch, dealt, wanted):
+    policies = []
+    monkeypatch.setattr(enrolling, "join", lambda settings, *_, **__: policies.append(settings.policy))
+    device.enrolling._settings = replace(device.enrolling._settings, policy=Policy(ratio=0.6))
+    device.enrolling.note_dealt(RUN, dealt)
+    device.enrolling.note_dealt("another", 0.1)
+    receive(device.intake, BUNDLE)
+    device.enrolling.begin(RUN)
+    device.jobs[0][1]()
+    assert [policy.ratio for policy in policies] == [wanted]
 
 
 def test_the_trainer_that_was_chosen_is_the_one_that_joins(device, monkeypatch):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator import readable
+from coordinator.outcome import Summary
 from tools.comparison import Comparison, Contender, Figures, Spread
 
 NOT_REACHED = "not reached"
@@ -89,6 +90,31 @@ def unequal(comparison: Comparison) -> bool:
     return len({found.mean for found in counts if found}) > 1
 
 
+def alike(comparison: Comparison) -> list[str]:
+    """A line for all contenders whose runs came to the same accuracies, to the last bit."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for one in comparison.shown:
+        found = [run for run in comparison.figures if run.contender == one.label]
+        course = tuple((run.seed, run.personal_mean, run.before_mean, run.best_after) for run in found)
+        groups.setdefault(course, []).append(one.label)
+    return [_same(comparison, labels) for labels in groups.values() if len(labels) > 1]
+
+
+def _same(comparison: Comparison, labels: Sequence[str]) -> str:
+    line = f"{' and '.join(map(readable.printable, labels))} trained alike, to the last bit"
+    used = {p for label in labels for run in comparison.of(label) for p in _ratios(run.summary)}
+    if used != {1.0}:
+        return line
+    return (
+        f"{line}: every device ran at ratio 1, where a method of submodels, as FedSPU is, is FedAvg. "
+        "Deal smaller ones: --set fleet.ratios=[0.2,0.4,0.6,0.8,1.0]"
+    )
+
+
+def _ratios(summary: Summary) -> set[float]:
+    return {ratio for used in summary.get("ratios", {}).values() for ratio in used}
+
+
 def tables(comparison: Comparison) -> Group:
     """Accuracies, costs and what the target cost, at most 100 columns wide; the best of a column bold."""
     parts: list[RenderableType] = [
@@ -100,6 +126,7 @@ def tables(comparison: Comparison) -> Group:
         Text(),
         _table("cost", comparison, COSTS),
         *([_note(NOT_ALL)] if unequal(comparison) else []),
+        *(_note(line) for line in alike(comparison)),
     ]
     if comparison.target:
         at = readable.percent(comparison.target.accuracy)

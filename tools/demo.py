@@ -56,8 +56,6 @@ def _agents(devices: list[SimulatedDevice], broker: str) -> Iterator[None]:
         command = [sys.executable, "-m", "edge_agent.cli", "run", "--fleet", "demo", "--broker", broker]
         command += ["--device", device.name, "--board", device.board.name]
         command += ["--data", f"npz:{FOLDER / 'shares' / device.name}.npz", "--state", str(FOLDER / "state")]
-        if device.ratio is not None:
-            command += ["--ratio", str(device.ratio)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         processes.append(process)

@@ -78,8 +78,7 @@ def _device(
         charge = float(draws.uniform(*fleet.batteries))
     up, down = fleet.uplink_mbps, fleet.downlink_mbps
     own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
-    ratio = fleet.ratios[index % len(fleet.ratios)] if fleet.ratios else None
-    return SimulatedDevice(name, index, board, link or own, ratio, speed, charge)
+    return SimulatedDevice(name, index, board, link or own, fleet.dealt(name), speed, charge)
 
 
 class Shares:
