@@ -5,7 +5,7 @@
     ├── DataError           a data source is missing, damaged or does not fit the model
     ├── ModelError          a model cannot be built, described, or is not the fleet's model
     ├── StoreError          state on disk is missing, damaged, or the disk is full
-    │   └── StoreVersion        state on disk is from a newer version of the program; nothing is wrong with it
+    │   └── StoreVersion        state on disk is from another version of the program; nothing is wrong with it
     ├── TransportError      the broker cannot be reached or refuses us
     ├── TrainingStopped     local training was asked to stop; nothing was changed
     └── PacketError         the peer sent something we refuse (never our own mistake)
@@ -19,6 +19,8 @@
 The message of each is one line: what is wrong, where, and what to do. A command prints it and exits
 with 2; a running coordinator or agent logs it, counts it by class name and goes on.
 """
+
+from typing import Self
 
 
 class FleetuneError(Exception):
@@ -42,16 +44,12 @@ class StoreError(FleetuneError):
 
 
 class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is stored
-    """State on disk is from another version of the program than can be read here.
+    """State on disk is from another version of the program; nothing is wrong with it."""
 
-    Args:
-        what: that is stored, with its place.
-        version: of its layout.
-        reads_up_to: the newest that this program reads.
-    """
-
-    def __init__(self, what: object, version: int, reads_up_to: int) -> None:
-        super().__init__(
+    @classmethod
+    def of(cls, what: object, version: int, reads_up_to: int) -> Self:
+        """The line that says so: `what` is stored, the version of its layout, and the newest one read here."""
+        return cls(
             f"{what} is from another version ({version}; this program reads up to {reads_up_to}): upgrade"
             " fleetune here, or go on with the version that wrote it"
         )
