@@ -1,7 +1,5 @@
 """How long a round may take: what its devices expect of it, and what became of such expectations before."""
 
-from dataclasses import replace
-
 from coordinator.engine_state import EngineState, Member
 from coordinator.participants import target
 from protocols.settings import RoundSection
@@ -13,7 +11,7 @@ def proposed_s(state: EngineState, settings: RoundSection) -> float:
     """Seconds that the turn which opens is given.
 
     With `deadline = "predicted"`: when enough of those asked should have replied, by their own words as far
-    as these are trusted (see `learned`), times the slack. A second attempt gets the whole `deadline_s`: the
+    as these are trusted (see `learn`), times the slack. A second attempt gets the whole `deadline_s`: the
     first one's expectations were not worth much. So does the rehearsal, which is to hear everybody.
     """
     if settings.deadline == "fixed" or state.stage != "training" or state.attempt > 1:
@@ -23,23 +21,23 @@ def proposed_s(state: EngineState, settings: RoundSection) -> float:
     return min(settings.deadline_s, max(SHORTEST_S, settings.deadline_slack * enough_s))
 
 
-def learned(state: EngineState, settings: RoundSection) -> EngineState:
-    """The state as it knows its devices now that its turn, whose deadline was proposed, is over.
+def learn(state: EngineState, settings: RoundSection) -> None:
+    """Let the state know its devices better now that its turn, whose deadline was proposed, is over.
 
     Whoever was there and still at work when time was up counts as twice as slow from now on; with each update
     that was in time that eases by a tenth. So devices that keep underestimating a round miss one at times
     instead of all.
     """
     if settings.deadline == "fixed" or state.attempt > 1:
-        return state
-    members, replied = dict(state.members), state.replied
-    for device in state.awaited if len(replied) < target(state, settings) else ():
-        member = members[device]
-        if member.ready and _expected_s(member, settings) < settings.deadline_s:
-            members[device] = replace(member, stretch=2 * member.stretch)
+        return
+    replied = state.replied
+    for device in tuple(state.groups.at_work) if len(replied) < target(state, settings) else ():
+        member = state.members[device]
+        if _expected_s(member, settings) < settings.deadline_s:
+            state.put(device, stretch=2 * member.stretch)
     for device in replied:
-        members[device] = replace(members[device], stretch=max(1.0, 0.9 * members[device].stretch))
-    return replace(state, members=members)
+        if state.members[device].stretch > 1.0:
+            state.put(device, stretch=max(1.0, 0.9 * state.members[device].stretch))
 
 
 def _expected_s(member: Member, settings: RoundSection) -> float:

@@ -31,10 +31,9 @@ alone and whether a reply counts in `EngineState.objection` alone. `coordinator.
 way, semi-asynchronously.
 """
 
-from dataclasses import replace
 from typing import Self
 
-from coordinator.deadlines import learned, proposed_s
+from coordinator.deadlines import learn, proposed_s
 from coordinator.engine_state import EngineState, Member, Turn
 from coordinator.events import (
     AbandonRound,
@@ -54,7 +53,7 @@ from coordinator.events import (
     Tick,
     UpdateArrived,
 )
-from coordinator.participants import draw, eligible, needed, pool, rehearsers, target
+from coordinator.participants import draw, needed, pool, rehearsers, target
 from protocols.method import DeviceId, DeviceReport, Round
 from protocols.settings import RoundSection, RunSection
 
@@ -76,11 +75,13 @@ class RoundEngine:
         Nobody counts as there until it reports again; open deadlines start afresh, as long as they were. An
         open round is started again, marked `resumed`; its participants get their tasks as they come back.
         """
-        members = {name: replace(member, ready=False) for name, member in state.members.items()}
-        engine = cls(run, round_, replace(state, members=members, seen_at=now))
+        engine = cls(run, round_, state.copy())
+        engine.state.change(seen_at=now)
+        for name in [name for name, member in state.members.items() if member.ready]:
+            engine.state.put(name, ready=False)
         if state.until is not None:
             span_s = (state.span_s if state.running else None) or round_.deadline_s
-            engine.state = replace(engine.state, until=now + min(span_s, round_.deadline_s))
+            engine.state.change(until=now + min(span_s, round_.deadline_s))
         restart: list[Action] = [engine._start_action(resumed=True)] if state.running else []
         return engine, restart + engine._advance(now)
 
@@ -102,7 +103,7 @@ class RoundEngine:
         """Take one event in at `now` (seconds); what is to be done, in this order."""
         if self.finished:
             if isinstance(event, UpdateArrived | Declined):
-                self.state = self.state.counted("late")
+                self.state.count("late")
             return []
         self._see(now)
         return self._take(event) + self._advance(now)
@@ -111,7 +112,7 @@ class RoundEngine:
         until, back_s = self.state.until, self.state.seen_at - now
         if until is not None and back_s > 0:
             until = min(until - back_s, now + self._round.deadline_s)
-        self.state = replace(self.state, until=until, seen_at=now)
+        self.state.change(until=until, seen_at=now)
 
     def _take(self, event: Event) -> list[Action]:
         match event:
@@ -130,53 +131,48 @@ class RoundEngine:
         return []
 
     def _take_ready(self, report: DeviceReport) -> list[Action]:
-        member = self.state.members.get(report.device, Member())
+        state = self.state
+        member = state.members.get(report.device, Member())
         admitted = member.admitted and member.report == report
-        self.state = self.state.with_member(
-            report.device, report=report, admitted=admitted, ready=True, refusal=None
-        )
+        state.put(report.device, report=report, admitted=admitted, ready=True, refusal=None)
         if member.refusal is not None:  # it rested and is back: whatever it declined before, it would do now
-            self.state = self.state.with_member(report.device, declined_round=0)
-        if self.state.awaits(report.device):
-            return [SendTask(report.device, *self.state.members[report.device].asked)]
+            state.put(report.device, declined_round=0)
+        if state.awaits(report.device):
+            return [SendTask(report.device, *state.members[report.device].asked)]
         return []
 
     def _take_gone(self, device: DeviceId) -> None:
         if device not in self.state.members:
-            self.state = self.state.counted("foreign")
+            self.state.count("foreign")
         elif self.state.members[device].ready:
-            self.state = self.state.with_member(device, ready=False).counted("gone")
+            self.state.put(device, ready=False)
+            self.state.count("gone")
 
     def _take_update(self, event: UpdateArrived) -> list[Action]:
         objection = self.state.objection(event.device, Turn(event.round, event.attempt))
         if event.leaving and objection not in ("foreign", "unknown"):
-            self.state = self.state.with_member(event.device, left=True)
+            self.state.put(event.device, left=True)
         if objection:
-            self.state = self.state.counted(objection)
+            self.state.count(objection)
             return [RejectUpdate(event.device, event.round, event.attempt, objection)]
-        self.state = self.state.with_member(event.device, answer="update")
+        self.state.put(event.device, answer="update")
         return [AcceptUpdate(event.device, event.round, event.attempt)]
 
     def _take_decline(self, event: Declined) -> None:
         objection = self.state.objection(event.device, Turn(event.round, event.attempt))
-        if objection:
-            self.state = self.state.counted(objection)
-        else:
+        if not objection:
             self._mark_declined(event)
-            self.state = self.state.counted("declined")
+        self.state.count(objection or "declined")
 
     def _take_refusal(self, event: Declined) -> None:
         if self.state.awaits(event.device):
             self._mark_declined(event)
-        self.state = self.state.with_member(event.device, refusal=event.reason).counted("refused")
+        self.state.put(event.device, refusal=event.reason)
+        self.state.count("refused")
 
     def _mark_declined(self, event: Declined) -> None:
-        self.state = self.state.with_member(
-            event.device,
-            answer="declined",
-            declined_round=self.state.turn.number,
-            declined_reason=event.reason,
-        )
+        number = self.state.turn.number
+        self.state.put(event.device, answer="declined", declined_round=number, declined_reason=event.reason)
 
     def _advance(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -189,10 +185,10 @@ class RoundEngine:
     def _close_if_due(self, now: float) -> list[Action]:
         state = self.state
         overdue = state.until is not None and now >= state.until
-        settled = next(state.awaited, None) is None
+        settled = not state.groups.awaited
         if state.stage == "rehearsing":
             return self._close_rehearsal() if overdue or settled else []
-        enough, replies = target(state, self._round), len(state.replied)
+        enough, replies = target(state, self._round), len(state.groups.replied)
         if replies >= enough or ((overdue or settled) and replies >= self._round.quorum):
             return self._close()
         if overdue:
@@ -203,24 +199,16 @@ class RoundEngine:
 
     def _close(self) -> list[Action]:
         action = CloseRound(*self.state.turn, self.state.replied)
-        self.state = replace(
-            learned(self.state, self._round),
-            stage="waiting",
-            rounds_done=self.state.rounds_done + 1,
-            attempt=1,
-            participants=(),
-            until=None,
-        )
+        learn(self.state, self._round)
+        rounds_done = self.state.rounds_done + 1
+        self.state.change(stage="waiting", rounds_done=rounds_done, attempt=1, participants=(), until=None)
         return [action]
 
     def _abandon(self, action: AbandonRound, pause_until: float | None) -> list[Action]:
-        self.state = replace(
-            learned(self.state, self._round).counted("abandoned"),
-            stage="waiting",
-            attempt=self.state.attempt + 1,
-            participants=(),
-            until=pause_until,
-        )
+        learn(self.state, self._round)
+        self.state.count("abandoned")
+        attempt = self.state.attempt + 1
+        self.state.change(stage="waiting", attempt=attempt, participants=(), until=pause_until)
         return [action]
 
     def _start_if_possible(self, now: float) -> list[Action]:
@@ -228,14 +216,16 @@ class RoundEngine:
             return self._end("all rounds are done", now)
         overdue = self.state.until is not None and now >= self.state.until
         if overdue:
-            self.state = replace(self.state, until=None)
-        if not eligible(self.state):
+            self.state.change(until=None)
+        if not self.state.groups.eligible:
             return self._without_devices(overdue, now)
+        if len(self.state.groups.eligible) < needed(self.state, self._round):
+            return []
         candidates = pool(self.state, self._round)
         if len(candidates) < needed(self.state, self._round):
             return []
         participants = draw(candidates, self.state, self._round, self._run.seed)
-        self.state = replace(self.state, stage="training", participants=participants)
+        self.state.change(stage="training", participants=participants)
         return self._open(participants, now)
 
     def _without_devices(self, overdue: bool, now: float) -> list[Action]:
@@ -243,36 +233,31 @@ class RoundEngine:
 
         Devices that are only gone get one deadline to come back, from when all others have left.
         """
-        members = self.state.members.values()
-        others_left = any(member.left and member.ready for member in members)
-        nobody_stays = not any(member.stays for member in members)
-        if (overdue and others_left) or (nobody_stays and any(member.left for member in members)):
+        groups = self.state.groups
+        if (overdue and groups.left_there) or (groups.left and not groups.staying):
             return self._end("every device has left", now)
-        if others_left and self.state.until is None:
-            self.state = replace(self.state, until=now + self._round.deadline_s)
+        if groups.left_there and self.state.until is None:
+            self.state.change(until=now + self._round.deadline_s)
         return []
 
     def _end(self, reason: str, now: float) -> list[Action]:
         participants = rehearsers(self.state)
-        self.state = replace(self.state, reason=reason, participants=participants)
+        self.state.change(reason=reason, participants=participants)
         if not (self._run.rehearsal and participants):
             return self._finish()
-        self.state = replace(self.state, stage="rehearsing")
+        self.state.change(stage="rehearsing")
         return self._open(participants, now)
 
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
         """Start what stage and participants say; those `asked` get a task."""
         span_s = self._span_s
-        self.state = replace(self.state, until=now + span_s, span_s=span_s, extended=0)
+        self.state.change(until=now + span_s, span_s=span_s, extended=0)
         return self._ask(asked, resumed=False)
 
     def _ask(self, devices: tuple[DeviceId, ...], *, resumed: bool) -> list[Action]:
         admits = self._admit_all()
-        asked = {
-            device: replace(self.state.members[device], asked=self.state.turn, answer=None)
-            for device in devices
-        }
-        self.state = replace(self.state, members={**self.state.members, **asked})
+        for device in devices:
+            self.state.put(device, asked=self.state.turn, answer=None)
         tasks = [SendTask(device, *self.state.turn) for device in devices]
         return [*admits, self._start_action(resumed=resumed), *tasks]
 
@@ -283,17 +268,17 @@ class RoundEngine:
 
     def _admit_all(self) -> list[Admit]:
         """Let the method know of every report it has not seen, in ascending order of devices."""
-        admits, admitted = [], {}
-        for device, member in sorted(self.state.members.items()):
-            if member.report is not None and member.refusal is None and not member.admitted:
-                admits.append(Admit(member.report))
-                admitted[device] = replace(member, admitted=True)
-        self.state = replace(self.state, members={**self.state.members, **admitted})
+        admits = []
+        for device in sorted(self.state.groups.unseen):
+            report = self.state.members[device].report
+            assert report is not None, "unseen are reports that were given"
+            admits.append(Admit(report))
+            self.state.put(device, admitted=True)
         return admits
 
     def _close_rehearsal(self) -> list[Action]:
         return [CloseRehearsal(*self.state.turn, self.state.replied), *self._finish()]
 
     def _finish(self) -> list[Action]:
-        self.state = replace(self.state, stage="finished", participants=(), until=None)
+        self.state.change(stage="finished", participants=(), until=None)
         return [FinishRun(self.state.reason)]

@@ -1,4 +1,4 @@
-"""Everything the round engine remembers, as one immutable value that msgspec can carry."""
+"""Everything the round engine remembers, as one record that msgspec can carry."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from coordinator.events import Reason
+from coordinator.groups import Groups
 from protocols.method import DeviceId, DeviceReport
 
 Stage = Literal["waiting", "training", "rehearsing", "finished"]
@@ -55,10 +56,22 @@ class Member:
         """Whether it is, or would be if it came back, part of the training."""
         return not self.left and self.refusal is None
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the method has yet to see its report."""
+        return self.report is not None and self.refusal is None and not self.admitted
 
-@dataclass(frozen=True)
+
+_STRANGER = Member()
+_PARTS = {"stage", "rounds_done", "participants"}  # what decides on a device's part, besides its member
+
+
+@dataclass
 class EngineState:
     """The run so far.
+
+    The engine changes it, by `change`, `put` and `count` alone, so that an event costs what it changed and
+    not what there is; others read it, and `copy` it to keep it. Members are values: they are replaced.
 
     Attributes:
         stage: waiting for devices, training a round, rehearsing, or finished.
@@ -87,6 +100,17 @@ class EngineState:
     counters: dict[str, int] = field(default_factory=dict)
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        self._groups: Groups | None = None
+        self._changed: set[DeviceId] = set()
+
+    @property
+    def groups(self) -> Groups:
+        """Who could train, who is awaited and the like."""
+        if self._groups is None:
+            self._groups = Groups(self.members, self)
+        return self._groups
+
     @property
     def turn(self) -> Turn:
         """The asking that runs or comes next."""
@@ -100,17 +124,21 @@ class EngineState:
     @property
     def replied(self) -> tuple[DeviceId, ...]:
         """Participants whose update was accepted, ascending."""
-        return tuple(device for device in self.participants if self.members[device].answer == "update")
+        return tuple(sorted(self.groups.replied))
 
     @property
     def awaited(self) -> Iterator[DeviceId]:
         """Participants that may still answer, there or not, ascending."""
-        return filter(self.awaits, self.participants)
+        return iter(sorted(self.groups.awaited))
+
+    def is_listed(self, device: DeviceId) -> bool:
+        """Whether this device is among `participants`."""
+        index = bisect_left(self.participants, device)
+        return index < len(self.participants) and self.participants[index] == device
 
     def takes_part(self, device: DeviceId) -> bool:
         """Whether this device is one of the open round's participants."""
-        index = bisect_left(self.participants, device)
-        return self.running and self.participants[index : index + 1] == (device,)
+        return self.running and self.is_listed(device)
 
     def awaits(self, device: DeviceId) -> bool:
         """Whether the open round still waits for this device's answer."""
@@ -121,7 +149,7 @@ class EngineState:
 
     def objection(self, device: DeviceId, turn: Turn) -> Reason | None:
         """Why a reply of `device` to `turn` does not count; None: it counts (see `RejectUpdate`)."""
-        member = self.members.get(device, Member())
+        member = self.members.get(device, _STRANGER)
         if min(turn) < 1 or turn > self.turn or (turn == self.turn and not self.running):
             return "unknown"
         if turn > member.asked:
@@ -134,11 +162,32 @@ class EngineState:
             return "late" if turn.number <= self.rounds_done else "stale"
         return "duplicate" if member.answer is not None else None
 
-    def with_member(self, device: DeviceId, **changes: Any) -> Self:
-        """The state in which these fields of one device are changed; it may be new."""
-        changed = replace(self.members.get(device, Member()), **changes)
-        return replace(self, members={**self.members, device: changed})
+    def put(self, device: DeviceId, **changes: Any) -> None:
+        """Change these fields of one device; it may be new."""
+        self.members[device] = replace(self.members.get(device, _STRANGER), **changes)
+        self._changed.add(device)
+        if self._groups is not None:
+            self._groups.place((device,), self)
 
-    def counted(self, name: str) -> Self:
-        """The state with one more of `name`."""
-        return replace(self, counters={**self.counters, name: self.counters.get(name, 0) + 1})
+    def change(self, **fields: Any) -> None:
+        """Change fields of the run itself."""
+        moved: set[DeviceId] = set()
+        if self._groups is not None and not _PARTS.isdisjoint(fields):
+            moved.update(self.participants, fields.get("participants", ()), self._groups.declined)
+        for name, value in fields.items():
+            setattr(self, name, value)
+        if self._groups is not None:
+            self._groups.place(moved, self)
+
+    def count(self, name: str) -> None:
+        """One more of `name`."""
+        self.counters[name] = self.counters.get(name, 0) + 1
+
+    def take_changed(self) -> set[DeviceId]:
+        """The devices that `put` changed since this was asked last."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def copy(self) -> Self:
+        """The state as it is now, for good."""
+        return replace(self, members=dict(self.members), counters=dict(self.counters))

@@ -10,7 +10,7 @@ from protocols.settings import RoundSection
 
 def eligible(state: EngineState) -> tuple[DeviceId, ...]:
     """Devices that could train now: there, not left, not refusing; ascending."""
-    return tuple(sorted(name for name, member in state.members.items() if member.ready and member.stays))
+    return tuple(sorted(state.groups.eligible))
 
 
 def rehearsers(state: EngineState) -> tuple[DeviceId, ...]:
@@ -37,7 +37,7 @@ def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
     pause is over, so that a fleet that declines at once is asked once a deadline.
     """
     candidates = eligible(state)
-    others = tuple(d for d in candidates if state.members[d].declined_round != state.turn.number)
+    others = tuple(d for d in candidates if d not in state.groups.declined)
     if len(others) >= needed(state, settings) or state.until is not None:
         return others
     return candidates
@@ -103,10 +103,9 @@ def able(report: DeviceReport | None, settings: RoundSection) -> bool:
 
 
 def _quorum(state: EngineState, settings: RoundSection) -> int:
-    members = state.members.values()
-    if not any(member.left for member in members):
+    if not state.groups.left:
         return settings.quorum
-    return max(1, min(settings.quorum, sum(member.stays for member in members)))
+    return max(1, min(settings.quorum, len(state.groups.staying)))
 
 
 def _sample(devices: tuple[DeviceId, ...], count: int, key: Key) -> tuple[DeviceId, ...]:

@@ -18,13 +18,12 @@ others at work. Their updates count in later windows, `max_staleness` aggregatio
 takes longer starts afresh. Devices that are away keep their task but not their place.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from coordinator.engine import RoundEngine
 from coordinator.engine_state import EngineState
 from coordinator.events import AbandonRound, Action
-from coordinator.participants import choose, eligible, target
+from coordinator.participants import choose, target
 from protocols.errors import SettingError
 from protocols.method import DeviceId, Method
 from protocols.randomness import Key
@@ -45,21 +44,19 @@ def engine_type(settings: RoundSection) -> type[RoundEngine]:
 
 def idle(state: EngineState) -> tuple[DeviceId, ...]:
     """Devices that are there and have had no part in the open window, ascending."""
-    return tuple(
-        device
-        for device in eligible(state)
-        if not state.takes_part(device) and state.members[device].declined_round != state.turn.number
-    )
+    return tuple(sorted(state.groups.idle))
 
 
 def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[DeviceId, ...]:
     """Idle devices for the places that are free, ascending; the draw depends on state and seed alone."""
-    candidates = idle(state)
-    at_work = sum(state.members[device].ready for device in state.awaited)
+    candidates, groups = idle(state), state.groups
+    if not candidates:
+        return ()
+    at_work = len(groups.at_work)
     key = Key.of("fleetune", seed).child("window", *state.turn, len(state.participants))
     if settings.participants is None:
         enough = target(state, settings) if settings.mode == "buffer" else quorum(state, settings)
-        count, least = len(candidates), enough - at_work - len(state.replied)
+        count, least = len(candidates), enough - at_work - len(groups.replied)
     else:
         count = least = settings.participants - at_work
     return choose(candidates, state, settings, key, count=count, least=least)
@@ -67,12 +64,11 @@ def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[De
 
 def quorum(state: EngineState, settings: RoundSection) -> int:
     """Updates that a window must have. Devices that left for good lower it to what can still come in."""
-    members = state.members
-    if not any(member.left for member in members.values()):
+    groups = state.groups
+    if not groups.left:
         return settings.quorum
-    staying = sum(member.stays for member in members.values())
-    left = sum(not members[device].stays for device in state.replied)
-    return max(1, min(settings.quorum, staying + left))
+    left = sum(not state.members[device].stays for device in groups.replied)
+    return max(1, min(settings.quorum, len(groups.staying) + left))
 
 
 class WindowEngine(RoundEngine):
@@ -99,16 +95,16 @@ class WindowEngine(RoundEngine):
         devices = draw_idle(self.state, self._round, self._run.seed)
         if not devices:
             return []
-        self.state = replace(self.state, participants=tuple(sorted({*self.state.participants, *devices})))
+        self.state.change(participants=tuple(sorted({*self.state.participants, *devices})))
         return self._ask(devices, resumed=True)
 
     def _close_if_due(self, now: float) -> list[Action]:
         state = self.state
         if state.stage == "rehearsing":
             return super()._close_if_due(now)
-        replies = len(state.replied)
+        replies = len(state.groups.replied)
         due = state.until is not None and now >= state.until
-        settled = next(state.awaited, None) is None and not draw_idle(state, self._round, self._run.seed)
+        settled = not state.groups.awaited and not draw_idle(state, self._round, self._run.seed)
         full = self._round.mode == "buffer" and replies >= target(state, self._round)
         if full or ((due or settled) and replies >= quorum(state, self._round)):
             return self._close()
@@ -122,21 +118,22 @@ class WindowEngine(RoundEngine):
         state = self.state
         if (state.extended + 2) * self._span_s > self._round.deadline_s:
             return self._abandon(AbandonRound(*state.turn, "deadline"), pause_until=None)
-        self.state = replace(state, until=now + self._span_s, extended=state.extended + 1)
+        state.change(until=now + self._span_s, extended=state.extended + 1)
         return []
 
     def _close(self) -> list[Action]:
         at_work = tuple(self.state.awaited)
         actions = super()._close()
         carried = [device for device in at_work if not self._expire(device)]
-        self.state = replace(self.state, participants=tuple(carried))
+        self.state.change(participants=tuple(carried))
         return actions
 
     def _expire(self, device: DeviceId) -> bool:
         """Give a task up that would be too stale in the coming window."""
         staleness = self.state.turn.number - self.state.members[device].asked.number
         if staleness > self._round.max_staleness:
-            self.state = self.state.with_member(device, answer="expired").counted("expired")
+            self.state.put(device, answer="expired")
+            self.state.count("expired")
             return True
         return False
 
@@ -144,7 +141,7 @@ class WindowEngine(RoundEngine):
         carried = self.state.participants
         if not carried or self.state.rounds_done >= self._run.rounds:
             return super()._start_if_possible(now)
-        self.state = replace(self.state, stage="training")
+        self.state.change(stage="training")
         devices = draw_idle(self.state, self._round, self._run.seed)
-        self.state = replace(self.state, participants=tuple(sorted({*carried, *devices})))
+        self.state.change(participants=tuple(sorted({*carried, *devices})))
         return self._open(devices, now)

@@ -80,6 +80,14 @@ def asked(actions):
     return tuple(task.device for task in of(SendTask, actions))
 
 
+def check_kept(before: EngineState, state: EngineState) -> None:
+    """What the state keeps so that an event costs what it changed agrees with what can be looked up."""
+    fresh = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=EngineState)
+    assert vars(state.groups) == vars(fresh.groups), "groups are those of the members"
+    changed = {name for name, member in state.members.items() if before.members.get(name) != member}
+    assert changed <= state.take_changed(), "a driver that writes the changed rows writes all"
+
+
 def test_a_whole_run_in_the_order_of_its_actions():
     script = Script(rounds=2, rehearsal=True, start_with=2)
     assert script.ready("b") == []
@@ -522,11 +530,69 @@ def test_an_event_lost_in_a_crash_leads_to_the_same_actions_when_it_is_offered_a
     script = Script(start_with=2)
     script.ready("a", "b")
     script.update("a")
-    stored = script.state
+    stored = script.state.copy()
     lost = script.update("b")
     script.engine, _ = RoundEngine.resume(script.run, script.round, stored, 0.0)
     script.ready("a", "b")
     assert script.update("b") == lost
+
+
+class Counted(dict):
+    """Members that count how often they are looked up, and do not let anybody go through them all."""
+
+    looked_up = 0
+
+    def __getitem__(self, name):
+        self.looked_up += 1
+        return super().__getitem__(name)
+
+    def get(self, name, default=None):
+        self.looked_up += 1
+        return super().get(name, default)
+
+    def _all(self, *_):
+        raise AssertionError("an event goes through all members")
+
+    __iter__ = items = values = keys = copy = _all
+
+
+@pytest.mark.parametrize("mode", [{}, {"participants": 20, "deadline": "predicted"}])
+def test_an_event_in_an_open_round_costs_the_same_in_a_small_and_a_large_fleet(mode):
+    lookups = {}
+    for size in (50, 500):
+        names = [f"d{i:03}" for i in range(size)]
+        script = Script(start_with=size, quorum=2, **mode)
+        script.ready(*names)
+        drawn = script.state.participants
+        script.update(drawn[0])  # the groups are there
+        script.state.take_changed()
+        script.state.members = members = Counted(script.state.members)
+        rows = []
+        for act, who in (
+            (script.update, drawn[-1]),
+            (script.update, drawn[-1]),
+            (script.decline, drawn[-2]),
+            (script.gone, drawn[-3]),
+            (script.ready, drawn[-3]),
+            (script.ready, "new"),
+            (script.tick, 0.1),
+        ):
+            act(who)
+            rows.append(sorted(script.state.take_changed()))
+        lookups[size] = members.looked_up
+        assert rows == [[drawn[-1]], [], [drawn[-2]], [drawn[-3]], [drawn[-3]], ["new"], []]
+    assert lookups[50] == lookups[500]
+
+
+def test_a_device_that_comes_while_the_run_waits_costs_the_same_in_a_small_and_a_large_fleet():
+    lookups = {}
+    for size in (50, 500):
+        script = Script(start_with=size + 10)
+        script.ready(*[f"d{i:03}" for i in range(size)])
+        script.state.members = members = Counted(script.state.members)
+        script.ready("new")
+        lookups[size] = members.looked_up
+    assert lookups[50] == lookups[500]
 
 
 def test_the_view_tells_what_every_device_does():

@@ -29,6 +29,7 @@ from coordinator.progress import view_devices, view_round
 from protocols.conditions import UNKNOWN, Conditions
 from protocols.method import DeviceReport
 from protocols.settings import RoundSection, RunSection
+from tests.test_engine import check_kept
 
 NAMES = ["a", "b", "c", "d", "e"]
 devices = st.sampled_from(NAMES)
@@ -154,10 +155,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.ledger = Ledger(run, round_)
 
     def do(self, event):
-        before = self.engine.state
+        before = self.engine.state.copy()
         frozen = msgspec.msgpack.encode(before)
+        self.engine.state.take_changed()
         actions = self.engine.handle(event, self.now)
-        assert msgspec.msgpack.encode(before) == frozen, "states are values"
+        assert msgspec.msgpack.encode(before) == frozen, "a copy is a value"
+        check_kept(before, self.engine.state)
         twin = RoundEngine(self.run, self.round_, msgspec.msgpack.decode(frozen, type=EngineState))
         assert twin.handle(event, self.now) == actions, "same state and event, same actions"
         assert twin.state == self.engine.state
@@ -243,7 +246,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _wake(self):
         """Handling a tick when it is due gets on: the open turn is over, or no longer waited for."""
-        before = self.engine.state
+        before = self.engine.state.copy()
         self.now = self.engine.wake_at
         self.do(Tick())
         after = self.engine.state

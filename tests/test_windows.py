@@ -30,7 +30,7 @@ from protocols.conditions import UNKNOWN, Conditions
 from protocols.errors import SettingError
 from protocols.method import DeviceReport, Round
 from protocols.settings import RoundSection, RunSection, parse_run
-from tests.test_engine import DEADLINE_S, Script, asked, of
+from tests.test_engine import DEADLINE_S, Script, asked, check_kept, of
 
 WINDOW_S = 4.0
 
@@ -353,8 +353,11 @@ class AnyOrder(RuleBasedStateMachine):
         return self.engine.state
 
     def do(self, event):
-        frozen = msgspec.msgpack.encode(self.state)
+        before = self.state.copy()
+        frozen = msgspec.msgpack.encode(before)
+        self.state.take_changed()
         actions = self.engine.handle(event, self.now)
+        check_kept(before, self.state)
         twin = WindowEngine(self.run, self.round_, msgspec.msgpack.decode(frozen, type=EngineState))
         assert twin.handle(event, self.now) == actions, "same state and event, same actions"
         assert twin.state == self.state
@@ -440,7 +443,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _wake(self):
         """Handling a tick when it is due gets on."""
-        before = self.state
+        before = self.state.copy()
         self.now = self.engine.wake_at
         self.do(Tick())
         assert (self.state.turn, self.state.stage, self.state.until) != (
