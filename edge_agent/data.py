@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edge_agent.datasets.dataset import Dataset
 from edge_agent.datasets.npz import write_npz
 from edge_agent.datasets.sources import load
+from edge_agent.roles import below, draws
 from edge_agent.trainer import InputArray, LabelArray
 from protocols.errors import DataError
 from protocols.method import Part
@@ -70,42 +71,53 @@ class DeviceData:
         return inputs, y[rows]
 
 
-def split(dataset: Dataset, test_fraction: float, validation_fraction: float, key: Key) -> DeviceData:
-    """A real device's own samples, each class shared out as evenly as its number allows.
+def split(dataset: Dataset, test_fraction: float, validation_fraction: float) -> DeviceData:
+    """A real device's own samples.
 
-    Samples that the source itself marks as test or validation keep that role. Where it marks none, the
-    fractions decide: `test_fraction` of all, then `validation_fraction` of those left to train on.
+    Samples that the source itself marks as test or validation keep that role. Where it marks none, each
+    sample's own content decides, for ever (see `edge_agent.roles`): about `test_fraction` of all are tested
+    on, about `validation_fraction` of the others validated on.
 
     Raises:
         DataError: not at least one training and one test sample.
     """
-    test, validation = dataset.test, dataset.validation
-    validation_rows = np.flatnonzero(validation) if validation is not None else np.arange(0)
-    others = np.setdiff1d(np.arange(len(dataset.y)), validation_rows, assume_unique=True)
-    is_test = (
-        stratified(dataset.y[others], test_fraction, key.child("test")) if test is None else test[others]
-    )
-    train, test_rows = others[~is_test], others[is_test]
-    if not train.size or not test_rows.size:
-        raise DataError(
-            f"{dataset.source}: {train.size} training and {test_rows.size} test samples; both need one"
-        )
+    for_test, for_validation = draws(dataset.x, dataset.y)
+    validation = dataset.validation
+    left = np.ones(len(dataset.y), np.bool_) if validation is None else ~validation
+    test = _side(left, for_test, test_fraction) if dataset.test is None else dataset.test & left
     if validation is None:
-        return take(dataset, train, test_rows, validation_fraction, key)
-    return _parts(dataset, train, validation_rows, test_rows)
+        validation = _side(~test, for_validation, validation_fraction)
+    train = ~test & ~validation
+    if not train.any() or not test.any():
+        raise DataError(
+            f"{dataset.source}: {train.sum()} training and {test.sum()} test samples; both need one, and"
+            " copies of a sample count as one"
+        )
+    return _parts(dataset, *map(np.flatnonzero, (train, validation, test)))
+
+
+def _side(among: NDArray[np.bool_], numbers: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
+    """Which of the samples `among` have a number below the fraction, see `roles.below`."""
+    picked = np.zeros_like(among)
+    picked[among] = below(numbers[among], fraction)
+    return picked
 
 
 def take(dataset: Dataset, train: Rows, test: Rows, validation_fraction: float, key: Key) -> DeviceData:
     """One device's share of a simulation's samples: copies of these rows.
 
     Args:
-        dataset: everybody's samples; its own test and validation marks are ignored.
-        train: the device's training rows.
+        dataset: everybody's samples.
+        train: the device's training rows; what the user marked as validation is held out of them.
         test: its test rows.
-        validation_fraction: of the training rows, by class, held out as validation.
+        validation_fraction: where the user marked none: of the training rows, by class, held out as
+            validation.
         key: decides which.
     """
-    held_out = stratified(dataset.y[train], validation_fraction, key.child("validation"))
+    if dataset.validation is None or dataset.benchmark:
+        held_out = stratified(dataset.y[train], validation_fraction, key.child("validation"))
+    else:
+        held_out = dataset.validation[train]
     return _parts(dataset, train[~held_out], train[held_out], test)
 
 

@@ -31,7 +31,7 @@ from protocols.conditions import Conditions
 from protocols.errors import PacketCorrupt, PacketError, PacketForeign, SettingError, StoreError
 from protocols.method import DeviceReport, Method
 from protocols.methods import from_section
-from protocols.payloads import Enrolment, run_key
+from protocols.payloads import Enrolment
 
 CALIBRATION_S = 0.5
 
@@ -146,8 +146,7 @@ def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model:
 
 
 def _own_data(settings: DeviceSettings, enrolment: Enrolment) -> DeviceData:
-    key = run_key(enrolment.seed).child("split", settings.device)
-    own = split(load(settings.data, None), settings.test_fraction, enrolment.validation_fraction, key)
+    own = split(load(settings.data, None), settings.test_fraction, enrolment.validation_fraction)
     return replace(check_fits(own, enrolment.spec), mean=enrolment.mean, std=enrolment.std)
 
 

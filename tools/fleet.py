@@ -19,7 +19,8 @@ from protocols.payloads import Enrolment, run_key
 from protocols.settings import FleetSection, RunSettings
 from tools.links.deal import links_of
 from tools.links.link import Constant, Link
-from tools.partition import partition
+from tools.marks import splits_of
+from tools.partition import Split
 
 # What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
 # (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and
@@ -89,17 +90,16 @@ class Shares:
         self._settings = settings
 
     @cached_property
-    def _rows(self) -> list[tuple[object, object]]:
+    def _rows(self) -> list[Split]:
         settings, key = self._settings, run_key(self._settings.run.seed).child("partition")
-        data = self.dataset
-        return partition(data.y, data.group, settings.data.partition, settings.fleet.devices, key)  # type: ignore[return-value]
+        return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key)
 
     def of(self, index: int, spec: ModelSpec) -> DeviceData:
         """The samples of device `index`, in the model's shape."""
         train, test = self._rows[index]
         settings = self._settings
         key = run_key(settings.run.seed).child("validation", index)
-        data = take(self.dataset, train, test, settings.data.validation_fraction, key)  # type: ignore[arg-type]
+        data = take(self.dataset, train, test, settings.data.validation_fraction, key)
         return replace(check_fits(data, spec), mean=settings.data.mean, std=settings.data.std)
 
 

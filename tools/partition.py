@@ -1,8 +1,9 @@
 """Dealing one data set to simulated devices, the ways the papers do.
 
 Common to all kinds: each share is split by class into training and test rows; no device has fewer than
-two samples (rows move over from the largest share; groups stay whole, so there it is an error); the data
-set's own test marks are ignored, since a personalised model is tested on its device's own mix.
+two samples (rows move over from the largest share; groups stay whole, so there it is an error). The test
+samples of a published benchmark are dealt and split like all others, since a personalised model is tested on
+its device's own mix; what users mark in their own data keeps its role (see `tools.marks`).
 """
 
 import numpy as np
@@ -23,7 +24,15 @@ _DISJOINT_KINDS = ("iid", "dirichlet", "alpha-rho")
 def partition(
     y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
 ) -> list[Split]:
-    """Each device's training and test rows.
+    """Each device's training and test rows, where nothing is marked: see `deal` and `parted`."""
+    dealt = deal(y, group, settings, num_devices, key)
+    return [parted(rows, y, settings, device, key) for device, rows in enumerate(dealt)]
+
+
+def deal(
+    y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
+) -> list[Rows]:
+    """Each device's rows.
 
     Shares are disjoint, but for `mix` and `primary`, whose devices share samples of a class that has run
     out. Within a device no row stands twice. `samples` is the size of every share of `iid`, `mix` and
@@ -43,14 +52,19 @@ def partition(
     classes = np.unique(y[pool], return_inverse=True)[1]
     groups = None if group is None else group[pool]
     shares = _shares(classes, groups, settings, num_devices, key.child("shares").generator())
-    splits = []
+    dealt = []
     for device, share in enumerate(shares):
         rows = np.sort(pool[share])
         if settings.samples and rows.size > settings.samples:
             rows = rows[stratified(y[rows], settings.samples / rows.size, key.child("cap", device))]
-        test = stratified(y[rows], settings.test_fraction, key.child("test", device))
-        splits.append((rows[~test], rows[test]))
-    return splits
+        dealt.append(rows)
+    return dealt
+
+
+def parted(rows: Rows, y: NDArray[np.int64], settings: Partition, device: int, key: Key) -> Split:
+    """A device's rows as training and test rows, by class."""
+    test = stratified(y[rows], settings.test_fraction, key.child("test", device))
+    return rows[~test], rows[test]
 
 
 def _pool(num_samples: int, fraction: float, key: Key) -> Rows:

@@ -33,7 +33,13 @@ def load_cifar(source: str, folder: Path) -> Dataset:
             parts = [_read_bin(path) if suffix else _read_pickle(path) for path in files]
             x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
             num_test = len(parts[-1][1])
-            return dataset(source, x.reshape(-1, 3, 32, 32), y, test=np.arange(len(y)) >= len(y) - num_test)
+            return dataset(
+                source,
+                x.reshape(-1, 3, 32, 32),
+                y,
+                test=np.arange(len(y)) >= len(y) - num_test,
+                benchmark=True,
+            )
     raise DataError(
         f"{source}: neither test_batch[.bin] (CIFAR-10) nor test[.bin] (CIFAR-100) is in {folder}"
     )

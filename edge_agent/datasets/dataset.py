@@ -20,6 +20,8 @@ class Dataset:
         test: True at the source's own test samples, shape (n,); None: it names none.
         validation: True at the source's own validation samples, shape (n,); None: it names none.
         source: as the user wrote it, for messages.
+        benchmark: the test samples are those of a published benchmark. Simulations deal all of its samples
+            to their devices, as the papers do; what users mark in their own data stays what it is.
     """
 
     x: NDArray[np.generic]
@@ -28,6 +30,7 @@ class Dataset:
     test: NDArray[np.bool_] | None = None
     validation: NDArray[np.bool_] | None = None
     source: str = "data"
+    benchmark: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -48,6 +51,7 @@ def dataset(
     group: ArrayLike | None = None,
     test: ArrayLike | None = None,
     validation: ArrayLike | None = None,
+    benchmark: bool = False,
 ) -> Dataset:
     """Checked and in the types above. Inputs stay uint8 or become float32; inputs are not copied otherwise.
 
@@ -60,13 +64,17 @@ def dataset(
     for name, column in columns.items():
         if column is not None and np.shape(column) != (len(inputs),):
             raise DataError(f"{source}: {name} has shape {np.shape(column)} for {len(inputs)} samples in x")
+    tested, validated = _mask(source, "test", test), _mask(source, "validation", validation)
+    if tested is not None and validated is not None and (tested & validated).any():
+        raise DataError(f"{source}: a sample is marked both as test and as validation")
     return Dataset(
         inputs,
         labels,
         None if group is None else np.asarray(group),
-        _mask(source, "test", test),
-        _mask(source, "validation", validation),
+        tested,
+        validated,
         source,
+        benchmark,
     )
 
 

@@ -26,7 +26,7 @@ def load_har(source: str, path: Path) -> Dataset:
     parts = [_part(source, path / part, part) for part in _PARTS]
     x, y, person = (np.concatenate(column) for column in zip(*parts, strict=True))
     test = np.repeat([False, True], [len(part[1]) for part in parts])
-    return dataset(source, x, y - 1, group=person, test=test)
+    return dataset(source, x, y - 1, group=person, test=test, benchmark=True)
 
 
 def _part(

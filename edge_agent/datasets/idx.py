@@ -35,7 +35,7 @@ def load_idx(source: str, path: Path) -> Dataset:
             f"{source}: training images are {train[0].shape[1:]}, test images {test[0].shape[1:]}"
         )
     x, y = np.concatenate([train[0], test[0]]), np.concatenate([train[1], test[1]])
-    return dataset(source, x[:, None], y, test=np.arange(len(y)) >= len(train[1]))
+    return dataset(source, x[:, None], y, test=np.arange(len(y)) >= len(train[1]), benchmark=True)
 
 
 def _pair(

@@ -15,7 +15,7 @@ from protocols.errors import DataError
 from protocols.files import write_atomically
 
 _PARTS = ("train", "validation", "test")
-_WHOLE = {"x", "y", "group", "test"}
+_WHOLE = {"x", "y", "group", "test", "validation"}
 _SPLIT = {f"{axis}_{part}" for part in _PARTS for axis in "xy"}
 
 
@@ -50,7 +50,7 @@ def _read(file: Any) -> dict[str, NDArray[Any]]:
 
 
 def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
-    """Either `x`, `y` and perhaps `group` and `test` (a mask), or `x_train`, `y_train`, perhaps
+    """Either `x`, `y` and perhaps `group`, `test` and `validation` (masks), or `x_train`, `y_train`, perhaps
     `x_validation`, `y_validation`, and `x_test`, `y_test`.
 
     Raises:
@@ -58,7 +58,8 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
     """
     if {"x", "y"} <= set(arrays):
         x, y = arrays["x"], arrays["y"]
-        return dataset(source, x, y, group=arrays.get("group"), test=arrays.get("test"))
+        group, test, validation = (arrays.get(name) for name in ("group", "test", "validation"))
+        return dataset(source, x, y, group=group, test=test, validation=validation)
     parts = [part for part in _PARTS if f"x_{part}" in arrays]
     missing = [
         name for part in {"train", *parts} for name in (f"x_{part}", f"y_{part}") if name not in arrays

@@ -101,7 +101,7 @@ def _data(patient: Patient) -> Iterator[Finding]:
         return
     store = _store(patient)
     enrolment = None if store is None else keeping.latest_enrolment(store)
-    yield from training.data(patient.data, patient.device, patient.test_fraction, enrolment)
+    yield from training.data(patient.data, patient.test_fraction, enrolment)
 
 
 def _broker(patient: Patient) -> Iterator[Finding]:

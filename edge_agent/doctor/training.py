@@ -22,7 +22,7 @@ from edge_agent.trainers import AUTO, IMPORT_BYTES, KINDS, Kind, installed
 from firmware_profiles import Board
 from protocols.conditions import Conditions
 from protocols.errors import DataError
-from protocols.payloads import Enrolment, run_key
+from protocols.payloads import Enrolment
 
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "onnx": ("onnxruntime", "onnxruntime-gpu"),
@@ -59,7 +59,7 @@ class Tried:
     problem: str = ""
 
 
-def data(source: str, device: str, test_fraction: float, enrolment: Enrolment | None) -> Iterator[Finding]:
+def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iterator[Finding]:
     """The samples load, there are enough, and they fit the run joined last.
 
     Raises:
@@ -72,8 +72,7 @@ def data(source: str, device: str, test_fraction: float, enrolment: Enrolment | 
         f"{len(found.y)} samples of {shape} in {len(classes)} classes ({counts.min()} to {counts.max()} each)"
     )
     if enrolment is not None:
-        key = run_key(enrolment.seed).child("split", device)
-        check_fits(split(found, test_fraction, enrolment.validation_fraction, key), enrolment.spec)
+        check_fits(split(found, test_fraction, enrolment.validation_fraction), enrolment.spec)
         text += f"; they fit {enrolment.spec.name} of run {enrolment.run}"
     if len(found.y) < 2:
         raise DataError(f"{source}: {text}; at least one to train and one to test on are needed")

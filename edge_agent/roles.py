@@ -1,0 +1,53 @@
+"""Which samples a device tests, validates and trains on: decided for ever, by each sample's own content.
+
+A sample's digest is BLAKE2b (16 bytes, personalised as `fleetune-sample`) over its label as 8 bytes and its
+input as stored (uint8, or float32), row by row, all little endian. The upper 53 bits of the digest's first
+half, as a number in [0, 1), decide about the test split, those of its second half about validation: below
+the fraction it belongs there. Neither seeds, names, order nor the other samples have a say. So when a device
+keeps the last thousand samples of a stream, nothing that it once trained on is ever tested on, and the other
+way round; copies of a sample stay together; and a larger fraction takes samples over without giving any back.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+Draws = NDArray[np.float64]
+
+_PERSON = b"fleetune-sample"
+
+
+def draws(x: NDArray[np.generic], y: NDArray[np.int64]) -> tuple[Draws, Draws]:
+    """Each sample's two numbers in [0, 1), for test and for validation, shape (n,) each.
+
+    Args:
+        x: inputs as a `Dataset` holds them, shape (n, ...).
+        y: labels, shape (n,).
+    """
+    digests = b"".join(_digest(sample, label) for sample, label in zip(x, y, strict=True))
+    halves = np.frombuffer(digests, "<u8").reshape(-1, 2) >> np.uint64(11)
+    numbers = halves.astype(np.float64) * 2.0**-53
+    return numbers[:, 0], numbers[:, 1]
+
+
+def _digest(sample: NDArray[np.generic], label: np.int64) -> bytes:
+    digest = hashlib.blake2b(int(label).to_bytes(8, "little", signed=True), digest_size=16, person=_PERSON)
+    digest.update(sample.astype(sample.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.digest()
+
+
+def below(numbers: Draws, fraction: float) -> NDArray[np.bool_]:
+    """Whose number is below `fraction`, shape (n,).
+
+    Where that is nobody, or everybody, those with the number nearest to the fraction change sides, so that
+    there is one on each; copies of a sample have the same number and go together. They change back as soon
+    as there is another. If all are alike, or the `fraction` is 0, nobody is.
+    """
+    if not fraction or np.unique(numbers).size < 2:
+        return np.zeros(numbers.shape, np.bool_)
+    found: NDArray[np.bool_] = numbers < fraction
+    if found.any() != found.all():
+        return found
+    nearest: NDArray[np.bool_] = numbers == (numbers.max() if found.any() else numbers.min())
+    return found ^ nearest
