@@ -32,7 +32,7 @@ from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.store import RunStore
 from coordinator.windows import engine_type
 from protocols import codec
-from protocols.errors import PacketForeign
+from protocols.errors import PacketForeign, StoreError
 from protocols.footprint import Footprint
 from protocols.messages import Errand
 from protocols.method import Choice, DeviceId, DeviceReport, Method
@@ -126,7 +126,13 @@ class Conductor:
         self.engine = self._engine_type(settings.run, settings.round)
 
     def recall(self) -> bool:
-        """Take over what the store holds, without going on; False for a new run."""
+        """Take over what the store holds, without going on; False for a new run. Raises StoreError."""
+        try:
+            return self._recall()
+        except msgspec.MsgspecError as problem:
+            raise StoreError(f"{self._store.path} is damaged: {problem}") from None
+
+    def _recall(self) -> bool:
         ledger, kept = self._store.get("ledger"), self._store.get("engine")
         if ledger is not None:
             self.ledger = msgspec.json.decode(ledger, type=Ledger)

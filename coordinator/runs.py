@@ -12,10 +12,11 @@ import msgspec
 from coordinator.conductor import Conductor
 from coordinator.enrol import enrolment_of
 from coordinator.models import find_model
+from coordinator.run_settings import difference_words, differences, stored_settings
 from coordinator.store import RunStore
 from coordinator.windows import check_method
 from protocols import codec
-from protocols.errors import SettingError
+from protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
 from protocols.files import write_atomically
 from protocols.method import Method
 from protocols.methods import from_section
@@ -75,15 +76,17 @@ def open_run(
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
     store = RunStore.open(folder / STATE, durable=durable)
-    kept = store.get("enrolment")
-    if kept is None:
-        payload = _begin(settings, store, enrolment)
-    else:
-        _check_same(settings, store, folder)
-        payload = kept
-    whole = codec.decode(payload, Enrolment, None, finite=False)
-    method = method_of(whole)
-    conductor = Conductor(settings, whole, method, store)
+    try:
+        kept = store.get("enrolment")
+        payload = _begin(settings, store, enrolment) if kept is None else kept
+        whole = _read_enrolment(payload, folder)
+        if kept is not None:
+            _check_same(settings, store, whole, folder)
+        method = method_of(whole)
+        conductor = Conductor(settings, whole, method, store)
+    except BaseException:
+        store.close()
+        raise
     return Run(folder, settings, whole, payload, method, store, conductor, resumed=kept is not None)
 
 
@@ -102,8 +105,8 @@ def look_at(folder: Path) -> Iterator[Run]:
         kept, enrolled = store.get("settings"), store.get("enrolment")
         if kept is None or enrolled is None:
             raise SettingError(f"{folder} holds no run that began")
-        settings = msgspec.json.decode(kept, type=RunSettings)
-        enrolment = codec.decode(enrolled, Enrolment, None, finite=False)
+        settings = stored_settings(kept, folder)
+        enrolment = _read_enrolment(enrolled, folder)
         method = method_of(enrolment)
         conductor = Conductor(settings, enrolment, method, store)
         conductor.recall()
@@ -155,15 +158,24 @@ def _begin(settings: RunSettings, store: RunStore, enrolment: Enrolment | None) 
     return payload
 
 
-def _check_same(settings: RunSettings, store: RunStore, folder: Path) -> None:
-    before = store.get("settings")
-    if before != msgspec.json.encode(settings):
-        store.close()
+def _read_enrolment(payload: bytes, folder: Path) -> Enrolment:
+    try:
+        return codec.decode(payload, Enrolment, None, finite=False)
+    except PacketVersion as problem:
+        raise StoreVersion(f"{folder}: its enrolment is from another version ({problem})") from None
+    except PacketError as problem:
+        raise StoreError(f"{folder}: its enrolment is damaged ({problem})") from None
+
+
+def _check_same(settings: RunSettings, store: RunStore, enrolment: Enrolment, folder: Path) -> None:
+    before = stored_settings(store.get("settings") or b"null", folder)
+    found = differences(before, settings, enrolment.spec)
+    if found:
         raise SettingError(
-            f"{folder} holds a run with other settings: give --fresh to replace it, or another run.name"
+            f"{folder} holds a run with other settings: {difference_words(found)}; put that back to go on "
+            "with it, or take another run.name (--fresh deletes the run)"
         )
     if store.get("finished") is not None:
-        store.close()
         raise SettingError(
-            f"{folder} holds a finished run: give --fresh to run it again, or another run.name"
+            f"{folder} holds a finished run: take another run.name to keep it (--fresh deletes it)"
         )

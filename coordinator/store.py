@@ -9,19 +9,10 @@ from typing import Any, Self
 import msgspec
 
 from coordinator.records import RoundRecord
+from coordinator.store_versions import bring_up, version_of
 from protocols import disk
 from protocols.errors import StoreError
 from protocols.files import make_folder
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS value (name TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS reply (device TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS task (
-    device TEXT PRIMARY KEY, number INTEGER NOT NULL, attempt INTEGER NOT NULL, data BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS array (name BLOB PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS round (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
-"""
 
 
 class RunStore:
@@ -42,22 +33,21 @@ class RunStore:
             durable: survive a power cut too; simulations do without.
 
         Raises:
+            StoreVersion: a newer coordinator wrote it.
             StoreError: it cannot be opened, is no run's state, or another coordinator has it open.
         """
         make_folder(path.parent, durable=durable)
         try:
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1)
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-            connection.execute(
-                "PRAGMA secure_delete = FAST"
-            )  # Debian zeroes all that is deleted: twice the writes
-            connection.executescript(_SCHEMA)
-            if durable:
-                disk.DISK.sync_folder(path.parent)
-        except (OSError, sqlite3.Error) as problem:
-            raise StoreError(f"cannot open {path}: {problem}; is another coordinator running it?") from None
+            try:
+                _set_up(connection, path, durable=durable)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as problem:
+            raise StoreError(f"cannot open {path}: {problem.strerror}") from None
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot open {path}: {problem}; {_advice(problem)}") from None
         return cls(connection, path)
 
     @contextmanager
@@ -151,3 +141,22 @@ class RunStore:
             return self._connection.execute(query, key).fetchall()
         except sqlite3.Error as problem:
             raise StoreError(f"cannot read {self.path}: {problem}") from None
+
+
+def _set_up(connection: sqlite3.Connection, path: Path, *, durable: bool) -> None:
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    version_of(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+    connection.execute("PRAGMA secure_delete = FAST")  # Debian zeroes all that is deleted: twice the writes
+    bring_up(connection, path)
+    if durable:
+        disk.DISK.sync_folder(path.parent)
+
+
+def _advice(problem: sqlite3.Error) -> str:
+    if problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return "is another coordinator running it?"
+    if problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return "it is damaged, or no run's state"
+    return "may this folder be written, and is there room?"
