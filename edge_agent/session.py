@@ -7,8 +7,11 @@ one write: the same assignment, asked again after any crash, gets the same reply
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from protocols import codec
-from protocols.errors import PacketForeign
+from protocols.errors import ModelError, PacketForeign
+from protocols.finite import not_finite
 from protocols.method import Budget, Fit, FitPlan, Method, Part, Trainer
 from protocols.model import FlatArray, ModelSpec
 from protocols.payloads import Assignment, Enrolment, Measures, Reply, work_key
@@ -109,6 +112,7 @@ class Session:
         Raises:
             PacketError: the assignment is damaged, or not for this device.
             TrainingStopped: the agent stops; nothing was changed.
+            ModelError: training diverged, or the method's numbers are not finite; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
         assignment = self._read(data)
@@ -152,7 +156,9 @@ class Session:
     def _do(self, assignment: Assignment[Any], budget: Budget) -> tuple[Any, Any, Measures]:
         observed = _Observed(self._trainer)
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
-        state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
+            state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
+        self._check_finite(state, update)
         measures = Measures(
             num_samples=self._trainer.num_samples,
             num_test=self._trainer.num_test,
@@ -161,6 +167,14 @@ class Session:
             after=self._trainer.accuracy(self._method.personal_model(state)),
         )
         return state, update, measures
+
+    def _check_finite(self, state: Any, update: Any) -> None:
+        found = not_finite(update, "update") or not_finite(state, "state")
+        if found:
+            name = self._enrolment.method["name"]
+            raise ModelError(
+                f"method {name}: {found} is not finite after local training: lower training.learning_rate"
+            )
 
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self._method.task_type]  # type: ignore[name-defined]

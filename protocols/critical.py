@@ -20,10 +20,16 @@ _SLACK = 1e-12  # of the threshold: an overlap that equals it in exact arithmeti
 
 
 def perturbation(weights: Floats, gradient: Floats, *, second_order: bool = False) -> Floats:
-    """How much the loss changes if an entry becomes 0: |g * w|, or |-g * w + (g * w)^2 / 2| (eq. 7)."""
-    product = gradient * weights
-    scores: Floats = np.abs(product**2 / 2 - product if second_order else product)
-    return scores
+    """How much the loss changes if an entry becomes 0: |g * w|, or |-g * w + (g * w)^2 / 2| (eq. 7).
+
+    Products that float32 does not hold are taken in float64.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = gradient * weights
+        scores: Floats = np.abs(product**2 / 2 - product if second_order else product)
+    if scores.dtype == np.float64 or np.isfinite(scores).all():
+        return scores
+    return perturbation(weights.astype(np.float64), gradient.astype(np.float64), second_order=second_order)
 
 
 def critical_mask(scores: Floats, tau: float, *, keep_all_zero: bool = True) -> MaskArray:

@@ -31,7 +31,8 @@ def radius(smoothed: ArrayLike, window: int) -> Curve:
         bend = np.diff(slope)
         bends_up = bend > 0
         curvature = np.where(bends_up, bend, 1.0)
-        found = np.where(bends_up, (1 + slope[1:] ** 2) ** 1.5 / curvature, np.inf)
+        with np.errstate(over="ignore"):
+            found = np.where(bends_up, (1 + slope[1:] ** 2) ** 1.5 / curvature, np.inf)
         radii[first:] = found[first - 2 :]
     return radii
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from protocols.codec import estimate_bytes
 from protocols.exchange import PersonalDevice, PersonalModel, Update
+from protocols.finite import check_finite
 from protocols.method import (
     Budget,
     Choice,
@@ -172,7 +173,9 @@ class SubModels(PartExchange[PersonalModel], PersonalDevice[Coordinator, Task, U
     ) -> tuple[PersonalModel, Update]:
         received, part = task.patch.apply(state.weights, self.spec), task.patch.selection
         if isinstance(part, Everything) and task.ratio < 1:
-            part = strongest(self.importance(received, trainer, key.child("importance")), task.ratio)
+            scores = self.importance(received, trainer, key.child("importance"))
+            check_finite(np.concatenate(scores), f"{type(self).__name__}: the neurons' importance")
+            part = strongest(scores, task.ratio)
         mask = part.mask(self.spec)
         fit = trainer.fit(cut(received, mask, self.spec), FitPlan(trainable=mask), key)
         sent = Patch.of(fit.weights, part, self.spec)

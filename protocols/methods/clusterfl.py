@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from protocols.errors import SettingError
 from protocols.method import DeviceId, Pull
-from protocols.model import FlatArray
+from protocols.model import FlatArray, ModelSpec
 from protocols.targets import TargetExchange, Update
 
 Labels = NDArray[np.int64]
@@ -77,6 +77,16 @@ def k_means(products: NDArray[np.float64], count: int) -> Labels:
         member = np.eye(labels.max() + 1)[labels]
         centres = member / member.sum(axis=0)
     return labels
+
+
+def _products(models: list[FlatArray], initial: FlatArray, spec: ModelSpec) -> NDArray[np.float64]:
+    """The inner products of the models' moves away from `initial`, shape (N, N)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        moves = np.stack([(model - initial)[: spec.num_parameters] for model in models])
+        products = (moves @ moves.T).astype(np.float64)
+    if np.isfinite(products).all():
+        return products
+    return _products([model.astype(np.float64) for model in models], initial, spec)
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,5 @@ class ClusterFL(TargetExchange[Coordinator]):
 
     def _group(self, initial: FlatArray, models: dict[DeviceId, FlatArray]) -> dict[DeviceId, int]:
         names = sorted(models)
-        moves = np.stack([(models[name] - initial)[: self.spec.num_parameters] for name in names])
-        labels = k_means((moves @ moves.T).astype(np.float64), self.num_groups)
+        labels = k_means(_products([models[name] for name in names], initial, self.spec), self.num_groups)
         return dict(zip(names, labels.tolist(), strict=True))

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.codec import estimate_bytes
+from protocols.errors import ModelError
 from protocols.method import (
     EVALUATION_EPOCHS,
     Budget,
@@ -48,7 +49,7 @@ from protocols.method import (
     Trainer,
     lazily,
 )
-from protocols.methods.dcpfl_course import Coordinator, Course, Update
+from protocols.methods.dcpfl_course import LARGEST_LOSS, Coordinator, Course, Update
 from protocols.methods.dcpfl_grouping import Group, Grouping
 from protocols.model import FlatArray
 from protocols.patch import Patch
@@ -90,6 +91,13 @@ class Task:
     upload: Everything | Layers
     trial: Patch | None = None
     adopt: bool = False
+
+
+def _told(loss: float, what: str) -> float:
+    """A loss that the coordinator may be told. Raises ModelError: it would refuse it."""
+    if not 0 <= loss <= LARGEST_LOSS:
+        raise ModelError(f"dc-pfl: the training loss {what} is {loss:g}: lower training.learning_rate")
+    return loss
 
 
 @dataclass(frozen=True)
@@ -143,12 +151,15 @@ class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
         if state.round < task.since:
             lost = Update(_NOTHING, trainer.num_samples, lost=True)
             return Device(fit.weights, task.round), lost
-        loss = trainer.loss(start)
+        loss = _told(trainer.loss(start), "before training")
         if task.trial is None:
             sent = Patch.of(fit.weights, task.upload, self.spec)
             return Device(fit.weights, task.round), Update(sent, trainer.num_samples, loss)
         rival = trainer.fit(task.trial.apply(own, self.spec), FitPlan(), key)
-        losses = trainer.loss(fit.weights), trainer.loss(rival.weights)
+        losses = (
+            _told(trainer.loss(fit.weights), "of the old group's model"),
+            _told(trainer.loss(rival.weights), "of the new group's model"),
+        )
         update = Update(_NOTHING, trainer.num_samples, loss, losses)
         return Device(fit.weights, task.round, rival.weights), update
 

@@ -23,7 +23,8 @@ from protocols.methods.dcpfl_groups import (
 )
 from protocols.model import ModelSpec
 
-Loss = Annotated[float, Meta(ge=0, le=1e30)]  # the bounds also refuse NaN, see msgspec
+LARGEST_LOSS = 1e30
+Loss = Annotated[float, Meta(ge=0, le=LARGEST_LOSS)]  # the bounds also refuse NaN, see msgspec
 Phase = Literal["watch", "gather", "trial", "settle"]
 Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tree with their groups
 

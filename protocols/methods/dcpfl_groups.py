@@ -20,7 +20,11 @@ def scale(w: FloatArray) -> FloatArray:
     low, high = w.min(), w.max()
     if not high > low:
         return np.zeros_like(w)
-    scaled: FloatArray = (w - low) / (high - low)
+    with np.errstate(over="ignore"):
+        width = high - low
+    if not np.isfinite(width):
+        return scale(w / 2)
+    scaled: FloatArray = (w - low) / width
     return scaled
 
 

@@ -12,6 +12,7 @@ for shares that do not exceed 1: where the others' sum does, it is scaled down t
 paper lets it fall with the rounds.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -20,6 +21,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from protocols.errors import SettingError
 from protocols.method import DeviceId, Pull
 from protocols.model import FlatArray
 from protocols.targets import TargetExchange, Update
@@ -37,17 +39,36 @@ class Coordinator:
 
 def attention(own: FlatArray, others: Sequence[FlatArray], alpha: float, sigma: float) -> Shares:
     """xi_ij = alpha / sigma * exp(-||w_i - w_j||^2 / sigma) of each other, shape (len(others),)."""
-    squared = [np.sum(np.square(own - other, dtype=np.float64)) for other in others]
+    squared = [_squared_distance(own, other) for other in others]
     shares: Shares = alpha / sigma * np.exp(-np.array(squared) / sigma)
     return shares / max(1.0, float(shares.sum()))
 
 
 def cosine_attention(own: FlatArray, others: Sequence[FlatArray], self_share: float, sigma: float) -> Shares:
     """xi_ij = (1 - xi_ii) * softmax_j(sigma * cos(w_i, w_j)), shape (len(others),)."""
-    norms = [float(np.linalg.norm(own) * np.linalg.norm(other)) for other in others]
-    cosines = [float(own @ other) / norm if norm else 0.0 for other, norm in zip(others, norms, strict=True)]
+    cosines = [_cosine(own, other) for other in others]
     scores: Shares = np.exp(sigma * (np.array(cosines) - max(cosines, default=0.0)))
     return (1 - self_share) * scores / max(1.0, float(scores.sum()))
+
+
+def _squared_distance(own: FlatArray, other: FlatArray) -> float:
+    with np.errstate(over="ignore"):
+        squared = float(np.sum(np.square(own - other, dtype=np.float64)))
+    return squared if math.isfinite(squared) else _squared_distance(_wide(own), _wide(other))
+
+
+def _cosine(own: FlatArray, other: FlatArray) -> float:
+    """0 where either is all zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm, product = float(np.linalg.norm(own) * np.linalg.norm(other)), float(own @ other)
+    if math.isfinite(norm) and math.isfinite(product):
+        return product / norm if norm else 0.0
+    return _cosine(_wide(own), _wide(other))
+
+
+def _wide(weights: FlatArray) -> FlatArray:
+    """In float64, where squares of any float32 numbers are finite."""
+    return weights.astype(np.float64)
 
 
 def message(own: FlatArray, others: Sequence[FlatArray], shares: Shares) -> FlatArray:
@@ -77,6 +98,14 @@ class FedAMP(TargetExchange[Coordinator]):
     self_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
     state_type = Coordinator
+
+    def __post_init__(self) -> None:
+        """Raises SettingError: a share or the pull leaves the range of numbers."""
+        if not math.isfinite(self.alpha / self.sigma) or not math.isfinite(self.pull / (2 * self.alpha)):
+            raise SettingError(
+                f"method.alpha: {self.alpha:g} with method.sigma {self.sigma:g} and method.pull {self.pull:g}"
+                " makes alpha / sigma or pull / (2 alpha) infinite"
+            )
 
     def init_coordinator(self, weights: FlatArray) -> Coordinator:
         return Coordinator(weights)

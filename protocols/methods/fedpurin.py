@@ -28,6 +28,7 @@ from msgspec import Meta
 
 from protocols.codec import estimate_bytes
 from protocols.critical import Floats, collaborated_models, critical_entries, masked_mean, perturbation
+from protocols.finite import check_finite
 from protocols.method import (
     Budget,
     Choice,
@@ -156,6 +157,7 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
         if gradient is None:  # no data, no step
             gradient = np.zeros_like(start)
         scores = perturbation(fit.weights, gradient, second_order=self.second_order)
+        check_finite(scores, "fedpurin: the score |gradient * weight|")
         tau = min(self.tau, task.ratio, budget.ratio)
         critical = critical_entries(scores, tau, self.spec, SHARED, keep_all_zero=self.all_zero == "keep")
         update = Update(self._patch(fit.weights, critical), trainer.num_samples)

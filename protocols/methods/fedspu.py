@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from protocols.codec import estimate_bytes
 from protocols.exchange import Task, Update, covered_average
+from protocols.finite import check_finite
 from protocols.method import (
     EVALUATION_EPOCHS,
     Budget,
@@ -152,4 +153,5 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
             return Device(weights)
         train, validation = trainer.loss(weights, "train"), trainer.loss(weights, "validation")
         loss = stopping_loss(train, validation, self.loss_weight)
+        check_finite(loss, "fedspu: the loss that early stopping goes by")
         return Device(weights, loss, rose(loss, state.loss))

@@ -62,7 +62,8 @@ def criterion(
 
     L * d * M~(O) / (O * c * 2^(L-O)) * prod_{l<=O} B~^l / prod_{l<=L} B^l < M(L): sending O layers bounds
     the generalisation error, per layer, below that of sending all. Computed in logarithms; the sides
-    are infinite where they leave the range of numbers. Not satisfied where a layer is all zero.
+    are infinite where they leave the range of numbers, and where a layer that they divide by is all zero:
+    the inequality is then not satisfied.
 
     Args:
         uploaded: the paper's Omega, O above.
@@ -84,7 +85,8 @@ def criterion(
             - norms.sum()
         )
         log_right = _log_sum(num_layers, norms, np.log(full[1]), inputs)
-        return float(np.exp(log_left)), float(np.exp(log_right)), bool(log_left < log_right)
+        left, right = (math.inf if np.isnan(side) else float(np.exp(side)) for side in (log_left, log_right))
+        return left, right, bool(np.isfinite(norms).all() and log_left < log_right)
 
 
 def search(

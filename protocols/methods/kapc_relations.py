@@ -62,20 +62,34 @@ def descend(
 
 
 def normalise(cube: Cube) -> Cube:
-    """Clip at 0 and divide each row by its sum; a row without anything left becomes uniform."""
+    """Clip at 0 and divide each row by its sum; what is not finite counts as 0, and a row without anything
+    left, or whose sum leaves the range of numbers, becomes uniform.
+    """
     clipped = np.maximum(cube, 0)
-    sums = clipped.sum(axis=-1, keepdims=True)
+    with np.errstate(over="ignore"):
+        sums = clipped.sum(axis=-1, keepdims=True)
+        if not np.isfinite(sums).all():
+            clipped = _without_infinities(clipped)
+            sums = clipped.sum(axis=-1, keepdims=True)
     uniform = np.full_like(clipped, 1 / cube.shape[-1])
-    shares: Cube = np.divide(clipped, sums, out=uniform, where=sums > 0)
+    shares: Cube = np.divide(clipped, sums, out=uniform, where=(sums > 0) & np.isfinite(sums))
     return shares
 
 
 def project_simplex(cube: Cube) -> Cube:
-    """The nearest rows that are not negative and sum to 1: each row loses one number, then is clipped."""
-    descending = -np.sort(-cube, axis=-1)
+    """The nearest rows that are not negative and sum to 1: each row loses one number, then is clipped.
+
+    Rows are taken relative to their largest share, because 1 vanishes beside large numbers; whoever is 1 or
+    more below it gets nothing. What is not finite counts as 0.
+    """
+    with np.errstate(over="ignore"):
+        known = _without_infinities(cube)
+        relative = np.maximum(known - known.max(axis=-1, keepdims=True), -1)
+    descending = -np.sort(-relative, axis=-1)
     excess = (np.cumsum(descending, axis=-1) - 1) / np.arange(1, cube.shape[-1] + 1)
     last = np.count_nonzero(descending > excess, axis=-1, keepdims=True) - 1
-    return np.maximum(cube - np.take_along_axis(excess, last, axis=-1), 0)
+    shares: Cube = np.maximum(relative - np.take_along_axis(excess, last, axis=-1), 0)
+    return shares
 
 
 def slice_participants(cube: Cube, places: Sequence[int]) -> Cube:
@@ -119,6 +133,11 @@ def _combine(shares: NDArray[np.float64], vectors: Sequence[Vector]) -> NDArray[
         if share:
             total += np.multiply(vector, share, dtype=np.float64)
     return total
+
+
+def _without_infinities(cube: Cube) -> Cube:
+    known: Cube = np.where(np.isfinite(cube), cube, 0.0)
+    return known
 
 
 def _among(cube: Cube, places: Sequence[int]) -> tuple[NDArray[np.intp], ...]:

@@ -12,9 +12,10 @@ largest are left to the device; they are not sent down. Of equals, the later lay
 The paper names fully connected layers; their sizes and start are not known to us. An unofficial
 reproduction (github.com/KarhouTam/pFedLA) has 3 hidden ones of 100 with ReLU and an embedding of 100; from
 that are number and activation. Ours: a softmax over the devices; last layers that start at 0, which is
-weights all equal; plain gradient steps. The paper has all devices from the start. Here j runs over the
-devices heard from so far, each as last heard; who is new is mixed from them, and a device newly heard from
-enters with score 0. Running statistics and what the coordinator has never heard of stay the device's.
+weights all equal; plain gradient steps, of which one that leaves the range of numbers is not taken. The paper
+has all devices from the start. Here j runs over the devices heard from so far, each as last heard; who is new
+is mixed from them, and a device newly heard from enters with score 0. Running statistics and what the
+coordinator has never heard of stay the device's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,6 +97,12 @@ class Hypernetwork:
             hidden[at] = self.hidden[at] - rate * np.outer(back, _with_one(inputs[at]))
             back = back @ self.hidden[at][:, :-1]
         return Hypernetwork(self.embedding - rate * back, tuple(hidden), heads)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether its numbers are, and what comes of them."""
+        held = [*self.hidden, self.heads, self.embedding]
+        return all(np.isfinite(one).all() for one in held) and bool(np.isfinite(self.shares()).all())
 
     def _activations(self) -> list[Floats]:
         """The embedding and what each hidden layer makes of it."""
@@ -238,11 +245,18 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
     def _learned(self, state: Coordinator, device: DeviceId, weights: FlatArray) -> Hypernetwork:
         """The device's hypernetwork after its step; `state` is that of the plan, `weights` what came back."""
         shares = self._shares(state, device)
+        with np.errstate(over="ignore", invalid="ignore"):
+            gradient = self._gradient(state, shares, weights)
+            gradient[self._kept(state, device, shares)] = 0
+            network = state.networks[device].knowing(len(state.devices))
+            stepped = network.stepped(gradient, self.rate)
+            return stepped if stepped.is_finite else network
+
+    def _gradient(self, state: Coordinator, shares: Floats, weights: FlatArray) -> Floats:
+        """Of the loss by `shares`, same shape; what training did to the mixture stands for its negative."""
         moved = (weights - self._mixed(state, shares)).astype(np.float64)
         products = [
             [state.latest[other][where] @ moved[where] for other in state.devices]
             for where in self.spec.layers.values()
         ]
-        gradient = -np.reshape(products, shares.shape)
-        gradient[self._kept(state, device, shares)] = 0
-        return state.networks[device].knowing(len(state.devices)).stepped(gradient, self.rate)
+        return -np.reshape(products, shares.shape)

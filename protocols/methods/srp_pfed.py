@@ -20,6 +20,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from protocols.codec import estimate_bytes
+from protocols.finite import check_finite
 from protocols.method import (
     EVALUATION_EPOCHS,
     Budget,
@@ -243,7 +244,9 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
         best = choose(losses)
         mask = self._mask(own, rates[best or 0])
         if best is None:
-            return mask, own, trainer.loss(own)
+            loss = trainer.loss(own)
+            check_finite(loss, "srp-pfed: the training loss of the device's own model")
+            return mask, own, loss
         return mask, fuse(mask, shared, own), losses[best]
 
     def _mask(self, weights: FlatArray, rate: float) -> MaskArray:

@@ -1,0 +1,36 @@
+"""Numbers that are NaN or infinite: found where they arise and named, never sent or kept.
+
+Local training checks its own loss and weights; here is what methods compute beside it. On the coordinator no
+step makes such numbers from finite updates; on a device a step that does ends in a ModelError, by which the
+device declines the round and stays as it was.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from protocols.errors import ModelError
+
+
+def check_finite(values: ArrayLike, what: str) -> None:
+    """`what` names the method and the step. Raises ModelError: some of `values` are NaN or infinite."""
+    if not np.isfinite(values).all():
+        raise ModelError(f"{what} is not finite: lower training.learning_rate")
+
+
+def not_finite(value: object, name: str) -> str | None:
+    """The first number in a state, task or update that is NaN or infinite, as `name.field.field`; or None."""
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.kind != "f" or np.isfinite(value).all() else name
+    if isinstance(value, float):
+        return None if math.isfinite(value) else name
+    inner: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        inner = [(f"{name}[{key}]", one) for key, one in value.items()]
+    elif isinstance(value, tuple | list):
+        inner = [(f"{name}[{place}]", one) for place, one in enumerate(value)]
+    elif dataclasses.is_dataclass(value):
+        inner = [(f"{name}.{part.name}", getattr(value, part.name)) for part in dataclasses.fields(value)]
+    return next((found for place, one in inner if (found := not_finite(one, place))), None)
