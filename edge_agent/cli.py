@@ -63,7 +63,11 @@ def run(
         typer.Option(envvar="FLEETUNE_BROKER", help="host:port or mqtt[s]://user:password@host:port"),
     ],
     data: Annotated[
-        str, typer.Option(help="digits, {idx,cifar,har}:FOLDER, npz:FILE or package.module:function")
+        str,
+        typer.Option(
+            help="npz:FILE with arrays x and y (and perhaps test, or x_train, y_train, x_test, y_test),"
+            " digits, {idx,cifar,har}:FOLDER or package.module:function; see docs/data.md"
+        ),
     ],
     device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
     state: StateFolder = Path("agent-state"),
@@ -106,8 +110,10 @@ def run(
     leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False,
 ) -> None:
     """Join a fleet and stay with it, through restarts and lost links."""
+    from edge_agent.data import check_source
     from edge_agent.gauges import Gauges
     from edge_agent.joining import DeviceSettings
+    from edge_agent.leftovers import give_back
     from edge_agent.policy import read_policy
     from edge_agent.probes.compute import board_name
     from edge_agent.probes.link import measure_link
@@ -147,6 +153,8 @@ def run(
                 },
             ),
         )
+        check_source(data, test_fraction)
+        give_back()
         if settings.policy.nice and hasattr(os, "nice"):
             os.nice(settings.policy.nice)
 

@@ -17,7 +17,7 @@ from protocols.method import Part
 from protocols.model import ModelSpec
 from protocols.randomness import Key
 
-__all__ = ["Dataset", "DeviceData", "check_fits", "load", "save_npz", "split", "take"]
+__all__ = ["Dataset", "DeviceData", "check_fits", "check_source", "load", "save_npz", "split", "take"]
 
 Rows = NDArray[np.intp]
 Inputs = NDArray[np.generic]
@@ -81,10 +81,30 @@ def split(dataset: Dataset, test_fraction: float, validation_fraction: float) ->
     Raises:
         DataError: not at least one training and one test sample.
     """
+    return _parts(dataset, *_roles(dataset, test_fraction, validation_fraction))
+
+
+def check_source(source: str, test_fraction: float) -> Dataset:
+    """All that can be said of a device's samples before any run and its model are known.
+
+    Raises:
+        DataError: they cannot be read; there is not at least one to train on and one to test on; a label is
+            negative; or an input is NaN or infinite.
+    """
+    found = load(source)
+    _roles(found, test_fraction, 0.0)
+    if found.y.min() < 0:
+        raise DataError(f"{source}: label {found.y.min()}; labels count from 0")
+    _check_finite(source, found.x, "")
+    return found
+
+
+def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -> tuple[Rows, Rows, Rows]:
+    """Training, validation and test rows, each ascending. Raises DataError, as `split`."""
     for_test, for_validation = draws(dataset.x, dataset.y)
     validation = dataset.validation
     left = np.ones(len(dataset.y), np.bool_) if validation is None else ~validation
-    test = _side(left, for_test, test_fraction) if dataset.test is None else dataset.test & left
+    test = _side(left, for_test, test_fraction) if dataset.test is None else dataset.test
     if validation is None:
         validation = _side(~test, for_validation, validation_fraction)
     train = ~test & ~validation
@@ -93,7 +113,7 @@ def split(dataset: Dataset, test_fraction: float, validation_fraction: float) ->
             f"{dataset.source}: {train.sum()} training and {test.sum()} test samples; both need one, and"
             " copies of a sample count as one"
         )
-    return _parts(dataset, *map(np.flatnonzero, (train, validation, test)))
+    return np.flatnonzero(train), np.flatnonzero(validation), np.flatnonzero(test)
 
 
 def _side(among: NDArray[np.bool_], numbers: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
@@ -183,8 +203,12 @@ def _check_part(data: DeviceData, part: Part, num_classes: int) -> None:
         raise DataError(
             f"{data.source}: label {wrong[0]} in the {part} samples; the model has 0..{num_classes - 1}"
         )
+    _check_finite(data.source, x, f" in the {part} samples")
+
+
+def _check_finite(source: str, x: Inputs, where: str) -> None:
     if x.dtype != np.uint8 and x.size and not np.isfinite([x.min(), x.max()]).all():
-        raise DataError(f"{data.source}: NaN or infinite inputs in the {part} samples; clean or drop them")
+        raise DataError(f"{source}: NaN or infinite inputs{where}; clean or drop them")
 
 
 def _shaped(x: Inputs, wanted: tuple[int, ...], source: str) -> Inputs:

@@ -619,7 +619,7 @@ def test_samples_that_do_not_fit_the_run(tmp_path, spec, weights):
     x, y = np.ones((30, 5), np.float32), np.arange(30) % 3
     np.savez(tmp_path / "five.npz", x=x, y=y)
     np.savez(tmp_path / "four.npz", x=x[:, :4], y=y)
-    np.savez(tmp_path / "alike.npz", x=x, y=y * 0)
+    np.savez(tmp_path / "alike.npz", x=x * y[:, None], y=y * 0)
     (good,) = training.data(f"npz:{tmp_path}/four.npz", 0.3, enrolment)
     assert good.found == "30 samples of 4 in 3 classes (10 to 10 each); they fit tiny of run r1"
     with pytest.raises(DataError, match=r"samples have shape \(5,\)"):

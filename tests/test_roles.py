@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from edge_agent.cli import app
 from edge_agent.data import Dataset, split
 from edge_agent.datasets.npz import from_arrays
 from edge_agent.roles import below, draws
@@ -72,6 +74,34 @@ def test_few_samples_have_both_sides_and_copies_together(n, fraction, seed):
 def test_a_sample_has_one_role():
     with pytest.raises(DataError, match="marked both as test and as validation"):
         from_arrays("mine", {"x": np.eye(3), "y": [0, 1, 2], "test": [1, 0, 0], "validation": [1, 1, 0]})
+
+
+# when an agent starts
+
+
+@pytest.mark.parametrize(
+    ("arrays", "line"),
+    [
+        (None, "npz:d.npz: there is no d.npz in "),
+        (
+            {"x": np.full((9, 2), np.nan), "y": np.arange(9)},
+            "npz:d.npz: NaN or infinite inputs; clean or drop",
+        ),
+        ({"x": np.eye(9), "y": np.arange(9) - 1}, "npz:d.npz: label -1; labels count from 0"),
+        ({"x": np.ones((9, 2)), "y": np.zeros(9, int)}, "9 training and 0 test samples; both need one"),
+        ({"images": np.eye(9)}, "no x and y, nor x_train and y_train"),
+    ],
+)
+def test_data_that_cannot_be_used_stop_an_agent_before_it_joins(tmp_path, monkeypatch, arrays, line):
+    monkeypatch.chdir(tmp_path)
+    if arrays is not None:
+        np.savez("d.npz", **arrays)
+    monkeypatch.setattr("edge_agent.serve.Agent", lambda *_, **__: pytest.fail("the agent starts"))
+    start = ["run", "--fleet", "f", "--device", "d", "--broker", "127.0.0.1:1", "--data", "npz:d.npz"]
+    result = CliRunner().invoke(app, start)
+    assert result.exit_code == 2
+    assert line in result.output
+    assert len(result.output.strip().splitlines()) == 1
 
 
 # in a simulation

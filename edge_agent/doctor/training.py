@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from edge_agent.allowance import remembered
-from edge_agent.data import check_fits, load, split
+from edge_agent.data import check_fits, check_source, split
 from edge_agent.doctor.finding import Finding
 from edge_agent.onnx_sessions import OLDEST
 from edge_agent.policy import Policy, limits_of
@@ -21,7 +21,6 @@ from edge_agent.store import AgentStore
 from edge_agent.trainers import AUTO, IMPORT_BYTES, KINDS, Kind, installed
 from firmware_profiles import Board
 from protocols.conditions import Conditions
-from protocols.errors import DataError
 from protocols.payloads import Enrolment
 
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
@@ -65,7 +64,7 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
     Raises:
         DataError: they do not.
     """
-    found = load(source, None)
+    found = check_source(source, test_fraction)
     classes, counts = np.unique(found.y, return_counts=True)
     shape = " x ".join(map(str, found.input_shape))
     text = (
@@ -74,8 +73,6 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
     if enrolment is not None:
         check_fits(split(found, test_fraction, enrolment.validation_fraction), enrolment.spec)
         text += f"; they fit {enrolment.spec.name} of run {enrolment.run}"
-    if len(found.y) < 2:
-        raise DataError(f"{source}: {text}; at least one to train and one to test on are needed")
     if len(classes) < 2:
         mend = "nothing, if this device sees one class only; a model trained on it learns to say that class"
         yield Finding("warn", "data", text, mend)
