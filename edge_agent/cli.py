@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent import model_cli
+from edge_agent import model_cli, wipe_cli
 from edge_agent.doctor.options import same_options
 from edge_agent.journal import set_up_logging
 from edge_agent.service.cli import app as service
@@ -318,18 +318,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def wipe(
-    state: StateFolder = Path("agent-state"),
-    yes: Annotated[bool, typer.Option(help="do not ask")] = False,
-) -> None:
-    """Remove everything this agent keeps, its personal models too."""
-    from edge_agent.store import AgentStore
-
-    if yes or typer.confirm(f"remove {state} with all personal models in it?"):
-        AgentStore(state).wipe()
-
-
+app.command()(wipe_cli.wipe)
 app.command()(model_cli.export)
 app.command()(model_cli.predict)
 

@@ -9,21 +9,22 @@ It holds:
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
+    fleetune-agent              says that an agent made all this; nothing else is ever removed
+
+Each file begins with the version of its layout (edge_agent/layouts.py). A new name here must be one that
+`edge_agent/state_folder.py` knows as ours, or it outlives a wipe.
 """
 
 import re
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from edge_agent import layouts, state_folder
+from edge_agent.layouts import Layout
 from protocols.errors import PacketForeign, StoreError
-from protocols.files import make_folder, remove, write_atomically
+from protocols.files import remove, write_atomically
 from protocols.transfer import digest_of
-
-if sys.platform != "win32":
-    import fcntl
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
@@ -31,15 +32,23 @@ _TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
 
 @dataclass(frozen=True)
 class FileMemory:
-    """One value in one file, replaced whole."""
+    """One value in one file, replaced whole.
+
+    Attributes:
+        path: of the file.
+        layout: in which it is written; older ones are read.
+        durable: what was written survives a power cut; simulations do without.
+    """
 
     path: Path
+    layout: Layout = layouts.FIRST
     durable: bool = True
 
     def read(self) -> bytes | None:
-        """None when nothing was written yet. Raises StoreError."""
+        """None when nothing was written yet. Raises StoreError, StoreVersion."""
         try:
-            return self.path.read_bytes()
+            with self.path.open("rb") as file:
+                return self.layout.read(file)
         except FileNotFoundError:
             return None
         except OSError as problem:
@@ -47,7 +56,7 @@ class FileMemory:
 
     def write(self, data: bytes) -> None:
         """Raises StoreError."""
-        write_atomically(self.path, data, durable=self.durable)
+        write_atomically(self.path, data, head=self.layout.head, durable=self.durable)
 
 
 @dataclass(frozen=True)
@@ -64,35 +73,22 @@ class AgentStore:
         """Hold the folder until the returned file is closed, or this process ends in whatever way.
 
         Raises:
-            StoreError: another agent holds it, or it cannot be written.
+            StoreError: another agent holds it, or it cannot be written; StoreVersion: a newer one made it.
         """
-        try:
-            make_folder(self.folder)
-            lock = (self.folder / "lock").open("ab")
-        except OSError as problem:
-            raise StoreError(f"cannot use {self.folder}: {problem.strerror}") from None
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise StoreError(
-                f"another agent uses {self.folder}: stop it, or give this one another --device or --state"
-            ) from None
-        return lock
+        return state_folder.claim(self.folder)
 
     def enrolment(self, run: str) -> FileMemory:
         """Raises PacketForeign when `run` is no name of a run (it becomes a folder)."""
-        return FileMemory(self._run(run) / "enrolment")
+        return FileMemory(self._run(run) / "enrolment", layouts.ENROLMENT)
 
     def session(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
-        return FileMemory(self._run(run) / "session")
+        return FileMemory(self._run(run) / "session", layouts.SESSION)
 
     def keep_bundle(self, run: str, payload: bytes) -> None:
         """Store a run's bundle under its digest. Raises PacketForeign, as above, and StoreError."""
         digest = digest_of(payload)
-        FileMemory(self.folder / "bundles" / digest).write(payload)
+        FileMemory(self.folder / "bundles" / digest, layouts.BUNDLE).write(payload)
         FileMemory(self._run(run) / "bundle").write(digest.encode())
 
     def adopt_bundle(self, run: str, digest: str) -> bool:
@@ -112,18 +108,18 @@ class AgentStore:
     def _bundle(self, digest: str) -> bytes | None:
         if not _TRANSFER.fullmatch(digest):
             return None
-        payload = FileMemory(self.folder / "bundles" / digest).read()
+        payload = FileMemory(self.folder / "bundles" / digest, layouts.BUNDLE).read()
         return payload if payload is not None and digest_of(payload) == digest else None
 
     def allowance(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
-        return FileMemory(self._run(run) / "allowance")
+        return FileMemory(self._run(run) / "allowance", layouts.ALLOWANCE)
 
     def task(self, run: str, transfer: str) -> FileMemory:
         """Raises PacketForeign, as above, also for a `transfer` that is no transfer id."""
         if not _TRANSFER.fullmatch(transfer):
             raise PacketForeign(f"{transfer!r} is no transfer id")
-        return FileMemory(self._run(run) / f"task-{transfer}")
+        return FileMemory(self._run(run) / f"task-{transfer}", layouts.TASK)
 
     def keep_task(self, run: str, transfer: str, payload: bytes) -> None:
         """Store the task at hand in place of the one before. Raises StoreError."""
@@ -141,19 +137,6 @@ class AgentStore:
         """Runs with something stored, latest first."""
         found = [path for path in (self.folder / "runs").glob("*") if path.is_dir()]
         return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
-
-    def wipe(self) -> None:
-        """Remove everything, personal models too.
-
-        Raises:
-            StoreError: something could not be removed, and is still there.
-        """
-        try:
-            shutil.rmtree(self.folder)
-        except FileNotFoundError:
-            return
-        except OSError as problem:
-            raise StoreError(f"cannot remove {problem.filename}: {problem.strerror}") from None
 
     def _run(self, run: str) -> Path:
         if not _RUN.fullmatch(run):

@@ -41,7 +41,7 @@ VERSION = 1
 ZSTD_LEVEL = 3
 MODELS_PER_PAYLOAD = 4
 
-_MAGIC = b"FLTN"
+MAGIC = b"FLTN"
 _HEADER = struct.Struct("<4sB3x8sQ8s")
 _DTYPES = {"?": np.dtype(bool), "f4": np.dtype("<f4"), "f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -83,7 +83,7 @@ def encode(
     """
     body = msgspec.msgpack.Encoder(enc_hook=partial(_pack, keep), order="deterministic").encode(message)
     packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
-    return _HEADER.pack(_MAGIC, VERSION, bytes.fromhex(spec.hash), len(body), _checksum(packed)) + packed
+    return _HEADER.pack(MAGIC, VERSION, bytes.fromhex(spec.hash), len(body), _checksum(packed)) + packed
 
 
 def decode(
@@ -141,7 +141,7 @@ def _open(data: bytes, spec: ModelSpec | None, limit: int | None) -> bytes:
     if len(data) < _HEADER.size:
         raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
     magic, version, _, num_bytes, checksum = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != VERSION:
+    if magic != MAGIC or version != VERSION:
         raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {VERSION}")
     if spec is not None:
         check_model(data, spec)

@@ -48,7 +48,7 @@ class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is 
 
     @classmethod
     def of(cls, what: object, version: int, reads_up_to: int) -> Self:
-        """The line that says so: `what` is stored, the version of its layout, and the newest one read here."""
+        """The line that says so, of `what` is stored, in a layout of this `version`."""
         return cls(
             f"{what} is from another version ({version}; this program reads up to {reads_up_to}): upgrade"
             " fleetune here, or go on with the version that wrote it"

@@ -13,12 +13,15 @@ from protocols.errors import StoreError
 _T = TypeVar("_T")
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int | None = None) -> None:
+def write_atomically(
+    path: Path, data: bytes, *, head: bytes = b"", durable: bool = True, mode: int | None = None
+) -> None:
     """Replace `path`, making its folder where needed.
 
     Args:
         path: the file.
         data: its new content.
+        head: what stands before it.
         durable: also survive a power cut; simulations do without.
         mode: its permissions; None: as the process makes files.
 
@@ -28,7 +31,9 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int
     draft = path.with_name(path.name + ".new")
     try:
         _make_folders(path.parent, durable=durable)
-        _draft(draft, data, mode)
+        _draft(draft, head or data, mode)
+        if head:
+            disk.DISK.append(draft, data)  # no copy of both is made: a model may be large
         if durable:
             disk.DISK.sync(draft)
         disk.DISK.rename(draft, path)
@@ -106,6 +111,12 @@ def remove_tree(path: Path, *, durable: bool = True) -> None:
         remove(path, durable=False)
     if durable and path.parent.is_dir():
         _attempt("remove", path, lambda: disk.DISK.sync_folder(path.parent))
+
+
+def remove_empty(folder: Path, *, durable: bool = True) -> None:
+    """Remove a folder, if there is one and nothing is in it. Raises StoreError."""
+    if folder.is_dir() and not _listed(folder):
+        remove_tree(folder, durable=durable)
 
 
 def _listed(folder: Path) -> list[Path]:

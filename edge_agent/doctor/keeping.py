@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edge_agent import state_folder
 from edge_agent.doctor.finding import Finding
 from edge_agent.session import Kept
 from edge_agent.store import AgentStore
@@ -38,11 +39,11 @@ def folder(store: AgentStore) -> Iterator[Finding]:
 
 def in_use(store: AgentStore) -> Iterator[Finding]:
     """Only a lock that is there is tried: a new one would belong to whoever asks."""
-    if not (store.folder / "lock").exists():
+    if not (store.folder / state_folder.LOCK).exists():
         yield Finding("ok", "other agent", "none has used this state folder yet")
         return
     try:
-        store.claim().close()
+        state_folder.lock(store.folder).close()
     except StoreError as problem:
         if "another agent" not in str(problem):
             raise
