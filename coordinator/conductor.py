@@ -5,7 +5,7 @@ the clock. Each `handle` is one transaction: a coordinator killed at any point g
 and devices offer again whatever was not acknowledged.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from coordinator.events import (
     UpdateArrived,
 )
 from coordinator.method_state import read_state, write_state
+from coordinator.orders import Closed, Finished, Order, Reject, Send
 from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.store import RunStore
 from coordinator.windows import engine_type
@@ -39,40 +40,6 @@ from protocols.method import Choice, DeviceId, DeviceReport, Method
 from protocols.payloads import Assignment, Enrolment, Reply, run_key
 from protocols.settings import RunSettings
 from protocols.staleness import staleness_factor
-
-
-@dataclass(frozen=True)
-class Send:
-    """Give the device the payload that `make` returns (made when it is sent, not before)."""
-
-    device: DeviceId
-    errand: Errand
-    make: Callable[[], bytes]
-
-
-@dataclass(frozen=True)
-class Reject:
-    """Tell the device that its update does not count."""
-
-    device: DeviceId
-    reason: str
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A round is aggregated and written down."""
-
-    record: RoundRecord
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The run is over."""
-
-    reason: str
-
-
-Order = Send | Reject | Closed | Finished
 
 
 @dataclass(frozen=True)
@@ -112,18 +79,22 @@ class Conductor:
         self._enrolment = enrolment
         self._method = method
         self._store = store
+        self._engine_type = engine_type(settings.round)
+        self.ledger = Ledger()
+        self._begin()
+
+    def _begin(self) -> None:
+        """As before anything happened."""
         self._tasks: Mapping[DeviceId, Any] = {}
         self._arriving: _Arriving | None = None
         self._arrived: dict[DeviceId, DeviceRound] = {}
         self._sent_bytes: dict[DeviceId, int] = {}
         self._opened_at = 0.0
-        self.ledger = Ledger()
         # before the plan of the open round: planning again on it after a restart gives the same tasks
-        self.state: Any = method.init_coordinator(enrolment.weights)
+        self.state: Any = self._method.init_coordinator(self._enrolment.weights)
         self._planned = self.state
         self._written: Any = None
-        self._engine_type = engine_type(settings.round)
-        self.engine = self._engine_type(settings.run, settings.round)
+        self.engine = self._engine_type(self._settings.run, self._settings.round)
 
     def recall(self) -> bool:
         """Take over what the store holds, without going on; False for a new run. Raises StoreError."""
@@ -152,13 +123,13 @@ class Conductor:
             return []
         run, round_ = self._settings.run, self._settings.round
         self.engine, actions = self._engine_type.resume(run, round_, self.engine.state, now)
-        return self._carry_out(actions, now)
+        return self._carry_out(lambda: actions, now)
 
     def handle(self, event: Event, now: float) -> list[Order]:
         """Tell the engine what happened; what is left to do outside."""
         if self.ledger.began_at is None:
             self.ledger.began_at = now
-        return self._carry_out(self.engine.handle(event, now), now)
+        return self._carry_out(lambda: self.engine.handle(event, now), now)
 
     def receive(
         self,
@@ -224,11 +195,26 @@ class Conductor:
     def _rehearsing(self) -> bool:
         return self.engine.state.stage == "rehearsing"
 
-    def _carry_out(self, actions: list[Action], now: float) -> list[Order]:
-        with self._store.step():
-            orders = [order for action in actions for order in self._do(action, now)]
-            self._write_down()
+    def _carry_out(self, decide: Callable[[], list[Action]], now: float) -> list[Order]:
+        try:
+            with self._store.step():
+                orders = [order for action in decide() for order in self._do(action, now)]
+                self._write_down()
+        except StoreError:
+            raise  # the run ends here, and goes on from the last step
+        except Exception:
+            self._go_back()
+            raise
         return orders
+
+    def _go_back(self) -> None:
+        """To what the store holds, as after a restart: a step that failed has changed nothing."""
+        refusals = self.ledger.refusals
+        self._begin()
+        self.recall()
+        self.ledger.refusals = refusals
+        if self.engine.state.running:
+            self._start(self.engine.reopening(), self._opened_at)
 
     def _do(self, action: Action, now: float) -> Iterator[Order]:
         match action:

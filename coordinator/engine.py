@@ -261,6 +261,10 @@ class RoundEngine:
         tasks = [SendTask(device, *self.state.turn) for device in devices]
         return [*admits, self._start_action(resumed=resumed), *tasks]
 
+    def reopening(self) -> StartRound:
+        """The start of the open round, once more: planned again, it gives the same tasks."""
+        return self._start_action(resumed=True)
+
     def _start_action(self, *, resumed: bool) -> StartRound:
         rehearsal = self.state.stage == "rehearsing"
         round_ = Round(self.state.turn.number, self.state.participants, rehearsal)

@@ -13,18 +13,19 @@ from typing import Any
 
 import protocols.messages as wire
 from coordinator.bundles import BundleDesk, BundleMade
-from coordinator.conductor import Closed, Finished, Order, Reject, Send
 from coordinator.engine_state import Turn
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick, UpdateArrived
 from coordinator.goodbye import Goodbye
+from coordinator.orders import Closed, Finished, Order, Reject, Send
 from coordinator.peer import Peer
 from coordinator.records import RoundRecord
 from coordinator.runs import Run
 from coordinator.spool import spooled
 from protocols import codec, topics
-from protocols.errors import PacketCorrupt, PacketError, PacketForeign
+from protocols.errors import PacketCorrupt, PacketError, PacketForeign, StoreError, TransportError
 from protocols.mailbox import Arrived, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
+from protocols.one_line import unexpected
 from protocols.transfer import Chunk
 from protocols.transport import Connected, Disconnected, Received, Transport
 
@@ -159,19 +160,32 @@ class Server:
 
     def _receive(self, address: topics.Address, data: bytes) -> None:
         """Raises PacketError, naming the device."""
-        device, channel = address.device, address.channel
+        try:
+            self._read(address.device, address.channel, data)
+        except PacketError as problem:
+            raise type(problem)(f"{address.device}: {problem}") from None
+        except (StoreError, TransportError):
+            raise
+        except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
+            self._blame(address.device, fault)
+
+    def _read(self, device: str, channel: str, data: bytes) -> None:
         if channel == "state" and not data:
             return  # a retained presence was cleared
-        try:
-            if channel == "update":
-                self._take_chunk(device, data)
-                return
-            message = wire.read_from_device(data)
-            if isinstance(message, wire.Presence) != (channel == "state"):
-                raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
-            self._hear(self.peers.get(device) or self._meet(device), message)
-        except PacketError as problem:
-            raise type(problem)(f"{device}: {problem}") from None
+        if channel == "update":
+            self._take_chunk(device, data)
+            return
+        message = wire.read_from_device(data)
+        if isinstance(message, wire.Presence) != (channel == "state"):
+            raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
+        self._hear(self.peers.get(device) or self._meet(device), message)
+
+    def _blame(self, device: str, fault: Exception) -> str:
+        """What a device sent led to a fault that nobody foresaw, and is refused. What to tell it."""
+        self.run.conductor.ledger.refuse(type(fault).__name__)
+        log.error("%s: %s; what it sent is refused", device, unexpected(fault))
+        log.debug("%s", device, exc_info=fault)
+        return f"unexpected {type(fault).__name__}; the coordinator's log has more"
 
     def _take_chunk(self, device: str, data: bytes) -> None:
         if device not in self.peers:
@@ -347,6 +361,11 @@ class Server:
         except PacketError as problem:
             self._refuse(type(problem)(f"{peer.device}: reply to round {turn.number}: {problem}"))
             answer = Refuse(offer.transfer, wire.readable(f"{type(problem).__name__}: {problem}"))
+        except StoreError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - as in `_receive`; nothing was kept
+            answer = Refuse(offer.transfer, self._blame(peer.device, fault))
+        if isinstance(answer, Refuse):
             orders = conductor.handle(Declined(peer.device, *turn, answer.reason), self.clock())
         peer.inbox.settle(offer.transfer, answer.reason if isinstance(answer, Refuse) else None)
         peer.offered_at = None

@@ -10,9 +10,10 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from firmware_profiles import UNKNOWN, Board
+from protocols.bounds import Positive
 from protocols.conditions import Conditions
 from protocols.errors import SettingError
-from protocols.settings import Positive, Settings, convert
+from protocols.settings import Settings, convert
 
 COOL_BY = 5.0  # degrees below the limit, before training goes on after heat has stopped it
 MEMORY_SHARE = 0.9  # of what the system lets a process have: one that takes all of it is killed

@@ -30,6 +30,7 @@ from protocols import topics
 from protocols.errors import FleetuneError, PacketError, PacketForeign, StoreError, TrainingStopped
 from protocols.mailbox import Arrived, Outbox, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
+from protocols.one_line import unexpected
 from protocols.transfer import Chunk
 from protocols.transport import Connected, Disconnected, Received, Transport
 
@@ -145,7 +146,7 @@ class Agent:
                 case Disconnected(reason):
                     log.warning("not connected: %s", reason)
                 case Received(topic, data):
-                    self._receive(topics.parse(topic).channel, data, now)
+                    self._hear(topics.parse(topic).channel, data, now)
                 case Progress(fraction):
                     self._tell_progress(fraction)
                 case Joined():
@@ -163,6 +164,15 @@ class Agent:
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
         self._manager.ready()
         self._send_all(self._outbox.reconnected(now))
+
+    def _hear(self, channel: str, data: bytes, now: float) -> None:
+        try:
+            self._receive(channel, data, now)
+        except (PacketError, StoreError):
+            raise
+        except Exception as fault:
+            log.error("what came on %r is refused: %s", channel, unexpected(fault))  # noqa: TRY400 - one line
+            log.debug("", exc_info=fault)
 
     def _receive(self, channel: str, data: bytes, now: float) -> None:
         if channel == "task":

@@ -13,18 +13,21 @@ Graphs (see `protocols.graph`), all with an input for each tensor of the spec, b
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from protocols import codec
+from protocols.bounds import Amount, Finite, Label, Positive, Share
 from protocols.errors import PacketCorrupt, PacketForeign
 from protocols.graph import Graph
-from protocols.model import FlatArray, ModelSpec
+from protocols.model import MAX_TENSORS, FlatArray, ModelSpec, Shape
 from protocols.randomness import Key
 
 MAX_BYTES = 2**28  # also when unpacked
+MAX_GRAPHS, MAX_NOISES, MAX_CLASSES = 16, 1000, 100_000
 
 TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
 DISTILLATION, CONTRAST = "train+distillation", "train+contrast"
@@ -40,8 +43,8 @@ class Noise:
         p: chance of 0.
     """
 
-    shape: tuple[int, ...]
-    p: float
+    shape: Shape
+    p: Share
 
     def draw(self, key: Key, index: int, num_samples: int) -> NDArray[np.float32]:
         """Factors of the model's dropout number `index`, shape (num_samples, *shape); the same on every
@@ -57,8 +60,8 @@ class Noise:
 class Uniform:
     """A tensor drawn from [-bound, bound)."""
 
-    tensor: str
-    bound: float
+    tensor: Label
+    bound: Finite
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Recipe:
         constants: what each of the other tensors is filled with.
     """
 
-    draws: tuple[Uniform, ...]
-    constants: dict[str, float]
+    draws: Annotated[tuple[Uniform, ...], Meta(max_length=MAX_TENSORS)]
+    constants: Annotated[dict[Label, Finite], Meta(max_length=MAX_TENSORS)]
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,17 @@ class Bundle:
     """
 
     spec: ModelSpec
-    graphs: dict[str, Graph]
-    noises: tuple[Noise, ...] = ()
+    graphs: Annotated[dict[Label, Graph], Meta(max_length=MAX_GRAPHS)]
+    noises: Annotated[tuple[Noise, ...], Meta(max_length=MAX_NOISES)] = ()
     input_type: Literal["f4", "i8"] = "f4"
-    mean: float = 0.0
-    std: float = 1.0
-    class_names: tuple[str, ...] = ()
-    flops_per_sample: float = 0.0
-    activation_bytes_per_sample: float = 0.0
+    mean: Finite = 0.0
+    std: Positive = 1.0
+    class_names: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
+    flops_per_sample: Amount = 0.0
+    activation_bytes_per_sample: Amount = 0.0
     recipe: Recipe | None = None
     weights: FlatArray | None = None
-    ort_training: dict[str, bytes] = field(default_factory=dict)
+    ort_training: Annotated[dict[Label, bytes], Meta(max_length=4)] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
         """Equal bundles give equal bytes."""

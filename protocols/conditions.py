@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from protocols.bounds import NumBytes, Share
+
 Power = Literal["mains", "charging", "battery"]
 
 
@@ -21,9 +23,9 @@ class Conditions(Struct, frozen=True, omit_defaults=True):
         metered: whether traffic costs money.
     """
 
-    memory_bytes: Annotated[int, Meta(ge=0, le=2**60)] | None = None
+    memory_bytes: NumBytes | None = None
     power: Power | None = None
-    battery: Annotated[float, Meta(ge=0, le=1)] | None = None
+    battery: Share | None = None
     watts: Annotated[float, Meta(ge=0, le=1e9)] | None = None
     celsius: Annotated[float, Meta(ge=-300, le=10_000)] | None = None
     throttled: bool | None = None

@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
+from protocols.bounds import NumSamples
 from protocols.codec import estimate_bytes
 from protocols.errors import SettingError
 from protocols.method import (
@@ -20,7 +21,6 @@ from protocols.method import (
     DeviceReport,
     FitPlan,
     Method,
-    NumSamples,
     Round,
     Trainer,
     lazily,

@@ -1,12 +1,8 @@
 """What a round takes of a device, predicted or measured."""
 
-from typing import Annotated
+from msgspec import Struct
 
-from msgspec import Meta, Struct
-
-# upper bounds so that no peer's claim makes sums and quotients overflow
-_Amount = Annotated[float, Meta(ge=0, le=1e15)]
-_Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+from protocols.bounds import Amount, NumBytes
 
 
 class Footprint(Struct, frozen=True, omit_defaults=True):
@@ -19,13 +15,13 @@ class Footprint(Struct, frozen=True, omit_defaults=True):
         joules: drawn by the whole board meanwhile.
     """
 
-    bytes_down: _Bytes | None = None
-    bytes_up: _Bytes | None = None
-    download_s: _Amount | None = None
-    train_s: _Amount | None = None
-    upload_s: _Amount | None = None
-    memory_bytes: _Bytes | None = None
-    joules: _Amount | None = None
+    bytes_down: NumBytes | None = None
+    bytes_up: NumBytes | None = None
+    download_s: Amount | None = None
+    train_s: Amount | None = None
+    upload_s: Amount | None = None
+    memory_bytes: NumBytes | None = None
+    joules: Amount | None = None
 
     @property
     def known_s(self) -> float:

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from protocols.bounds import Finite, Int64, Label
 from protocols.errors import PacketCorrupt
+from protocols.model import MAX_AXES, MAX_TENSORS, Size
 
 BATCH = "n"  # the one open dimension
 OPSET = 17
@@ -19,9 +21,13 @@ MAX_NODES = 50_000
 MAX_CONSTANT_BYTES = 2**24
 
 Type = Literal["f4", "i8", "?"]  # float32, int64, bool
-Name = Annotated[str, Meta(max_length=300)]
-Dimension = Annotated[int, Meta(ge=0)] | Literal["n"]
-Attribute = int | float | str | tuple[int | float, ...]
+MAX_PORTS = 2 * MAX_TENSORS + 1000  # of a graph: tensors, their gradients or statistics, and a few more
+MAX_OUTPUTS = 1000  # of a node, and inputs
+Name = Label
+Dimension = Size | Literal["n"]
+Dimensions = Annotated[tuple[Dimension, ...], Meta(max_length=MAX_AXES)]
+Names = Annotated[tuple[Name, ...], Meta(max_length=MAX_OUTPUTS)]
+Attribute = Int64 | Finite | Name | Annotated[tuple[Int64 | Finite, ...], Meta(max_length=64)]
 
 OPERATORS = frozenset(
     """
@@ -42,7 +48,7 @@ class Port:
 
     name: Name
     type: Type
-    shape: tuple[Dimension, ...]
+    shape: Dimensions
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,9 @@ class Node:
     """One ONNX operator; an empty name is an optional input that is not given."""
 
     op: Name
-    inputs: tuple[Name, ...]
-    outputs: tuple[Name, ...]
-    attributes: dict[str, Attribute]
+    inputs: Names
+    outputs: Names
+    attributes: Annotated[dict[Name, Attribute], Meta(max_length=32)]
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,17 @@ class Constant:
     value: NDArray[Any]
 
 
+Ports = Annotated[tuple[Port, ...], Meta(max_length=MAX_PORTS)]
+
+
 @dataclass(frozen=True)
 class Graph:
     """Nodes in the order they are computed."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    nodes: tuple[Node, ...]
-    constants: tuple[Constant, ...]
+    inputs: Ports
+    outputs: Ports
+    nodes: Annotated[tuple[Node, ...], Meta(max_length=MAX_NODES)]
+    constants: Annotated[tuple[Constant, ...], Meta(max_length=MAX_NODES)]
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -10,12 +10,22 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from protocols.bounds import (
+    MAX_WORDS,
+    Digest,
+    ModelHash,
+    Nonce,
+    Number,
+    NumBytes,
+    RunId,
+    Share,
+    Words,
+)
 from protocols.errors import PacketCorrupt, PacketTooLarge
 from protocols.footprint import Footprint
 from protocols.method import DeviceReport
 
 MAX_CONTROL_BYTES = 16_384
-MAX_WORDS = 500  # characters of a reason
 M = TypeVar("M")
 
 
@@ -27,8 +37,8 @@ class Presence(Message, frozen=True):
     """Retained on `state`: whether the agent is there. `instance` is new at every start of the agent."""
 
     online: bool
-    instance: str = ""
-    agent: str = ""
+    instance: Nonce = ""
+    agent: Words = ""
 
 
 class Errand(Struct, frozen=True):
@@ -38,9 +48,9 @@ class Errand(Struct, frozen=True):
     """
 
     kind: Literal["enrolment", "bundle", "task", "update"]
-    run: str
-    round: int = 0
-    attempt: int = 0
+    run: RunId
+    round: Number = 0
+    attempt: Number = 0
     rehearsal: bool = False
 
 
@@ -50,9 +60,9 @@ class Offer(Message, frozen=True, omit_defaults=True):
     an enrolment: the run deals this device no larger one ([fleet] ratios).
     """
 
-    transfer: str
-    digest: str
-    num_bytes: int
+    transfer: Digest
+    digest: Digest
+    num_bytes: NumBytes
     errand: Errand
     ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
 
@@ -60,60 +70,60 @@ class Offer(Message, frozen=True, omit_defaults=True):
 class Resume(Message, frozen=True):
     """Receiver: send from this offset on (all of it: I have it, and it is on disk)."""
 
-    transfer: str
-    offset: int
+    transfer: Digest
+    offset: NumBytes
 
 
 class Ack(Message, frozen=True):
     """Receiver: I have everything before this offset; at the end: complete, verified and on disk."""
 
-    transfer: str
-    offset: int
+    transfer: Digest
+    offset: NumBytes
 
 
 class Refuse(Message, frozen=True):
     """Receiver: I do not take this payload."""
 
-    transfer: str
-    reason: str
+    transfer: Digest
+    reason: Words
 
 
 class Fetch(Message, frozen=True):
     """Device: I train without torch, send me the run's bundle. Answered by its offer, or by `Lacking`."""
 
-    run: str
+    run: RunId
 
 
 class Lacking(Message, frozen=True):
     """Coordinator: this run has no bundle."""
 
-    run: str
-    reason: str
+    run: RunId
+    reason: Words
 
 
 class Ready(Message, frozen=True):
     """Device: enrolled in this run."""
 
-    run: str
-    model_hash: str
+    run: RunId
+    model_hash: ModelHash
     report: DeviceReport
 
 
 class Working(Message, frozen=True):
     """Device, now and then: what it is doing, for the live view. `progress` is 0..1."""
 
-    run: str
-    round: int
+    run: RunId
+    round: Number
     stage: Literal["training", "evaluating"]
-    progress: float = 0.0
+    progress: Share = 0.0
 
 
 class Measured(Message, frozen=True):
     """Device, before it offers its reply: what its work took, and what it had expected of the round."""
 
-    run: str
-    round: int
-    attempt: int
+    run: RunId
+    round: Number
+    attempt: Number
     actual: Footprint
     predicted: Footprint = Footprint()
 
@@ -121,33 +131,33 @@ class Measured(Message, frozen=True):
 class Decline(Message, frozen=True):
     """Device: I will not do this round (round 0: I will not join this run)."""
 
-    run: str
-    round: int
-    attempt: int
-    reason: str
+    run: RunId
+    round: Number
+    attempt: Number
+    reason: Words
 
 
 class Finish(Message, frozen=True):
     """Coordinator: this run is over; stay for the next one. Answered by `Left`."""
 
-    run: str
-    reason: str
+    run: RunId
+    reason: Words
 
 
 class Left(Message, frozen=True):
     """Device: I know that this run is over."""
 
-    run: str
+    run: RunId
 
 
 class Ping(Message, frozen=True):
     """Coordinator: are you there?"""
 
-    nonce: str
+    nonce: Nonce
 
 
 class Pong(Message, frozen=True):
-    nonce: str
+    nonce: Nonce
 
 
 FromDevice = (
@@ -184,5 +194,5 @@ def _read(decoder: msgspec.json.Decoder[M], data: bytes) -> M:
         raise PacketTooLarge(f"control message of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except (msgspec.DecodeError, ValueError, RecursionError) as problem:
         raise PacketCorrupt(f"control message: {problem}") from None

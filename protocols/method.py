@@ -6,10 +6,9 @@ I/O, no clock, no global randomness. Engine, wire, store and simulator never ask
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
-from msgspec import Meta
-
+from protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
 from protocols.conditions import UNKNOWN, Conditions
 from protocols.guide import Guide
 from protocols.model import FlatArray, MaskArray, ModelSpec
@@ -18,7 +17,6 @@ from protocols.randomness import Key
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
 
 DeviceId = str
-NumSamples = Annotated[int, Meta(ge=0, le=2**40)]  # a weight in averages: never negative
 Part = Literal["train", "validation", "test"]
 
 
@@ -55,16 +53,16 @@ class DeviceReport:
         conditions: how its board was when it reported.
     """
 
-    device: DeviceId
-    board: str = "generic"
+    device: FleetName
+    board: Words = "generic"
     num_samples: NumSamples = 0
-    ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    reason: str = ""
-    samples_per_s: float | None = None
-    uplink_bps: float | None = None
-    downlink_bps: float | None = None
-    memory_bytes: int | None = None
-    round_s: float | None = None
+    ratio: Ratio = 1.0
+    reason: Words = ""
+    samples_per_s: Amount | None = None
+    uplink_bps: Amount | None = None
+    downlink_bps: Amount | None = None
+    memory_bytes: NumBytes | None = None
+    round_s: Amount | None = None
     conditions: Conditions = UNKNOWN
 
 

@@ -17,11 +17,19 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from protocols.bounds import MAX_NUMBER, Label
+
 FlatArray = NDArray[np.float32]
 MaskArray = NDArray[np.bool_]
 Kind = Literal["weight", "bias", "norm", "stat"]
 
 ALWAYS_ACTIVE = -1
+MAX_AXES = 8
+MAX_TENSORS = 20_000
+MAX_GROUPS = 20_000
+MAX_SPANS = 20_000  # of one axis
+Size = Annotated[int, Meta(ge=0, le=2**40)]
+Shape = Annotated[tuple[Size, ...], Meta(max_length=MAX_AXES)]
 _IDENTITY = ("name", "shape", "kind", "layer", "axes")  # of a tensor
 
 
@@ -33,13 +41,15 @@ class Span:
     consecutive columns. `group` is ALWAYS_ACTIVE for positions of no group (inputs, outputs).
     """
 
-    group: int
-    start: int
-    count: int
-    repeat: int = 1
+    group: Annotated[int, Meta(ge=ALWAYS_ACTIVE, le=MAX_NUMBER)]
+    start: Size
+    count: Size
+    repeat: Size = 1
 
 
-Axis = tuple[Span, ...]  # in the order of positions; empty: the whole axis is always active
+Axis = Annotated[
+    tuple[Span, ...], Meta(max_length=MAX_SPANS)
+]  # in the order of positions; empty: the whole axis is always active
 
 
 @dataclass(frozen=True)
@@ -58,12 +68,12 @@ class TensorSpec:
             known. It says what training costs (see `protocols.effort`), nothing about what is computed.
     """
 
-    name: str
-    shape: tuple[int, ...]
+    name: Label
+    shape: Shape
     kind: Kind
-    layer: str
-    axes: tuple[Axis, ...]
-    uses: Annotated[int, Meta(ge=0)] = 0
+    layer: Label
+    axes: Annotated[tuple[Axis, ...], Meta(max_length=MAX_AXES)]
+    uses: Annotated[int, Meta(ge=0, le=2**60)] = 0
 
     @property
     def size(self) -> int:
@@ -82,11 +92,11 @@ class ModelSpec:
         num_classes: number of labels, 0..num_classes-1.
     """
 
-    name: str
-    tensors: tuple[TensorSpec, ...]
-    groups: tuple[int, ...]
-    input_shape: tuple[int, ...]
-    num_classes: int
+    name: Label
+    tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MAX_TENSORS)]
+    groups: Annotated[tuple[Size, ...], Meta(max_length=MAX_GROUPS)]
+    input_shape: Shape
+    num_classes: Size
 
     @cached_property
     def size(self) -> int:

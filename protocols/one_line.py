@@ -1,10 +1,16 @@
-"""A user's mistake is one line on stderr and exit code 2, in every program."""
+"""A user's mistake is one line on stderr and exit code 2, in every program; a fault one line in a log."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protocols.errors import FleetuneError
+
+
+def unexpected(fault: BaseException) -> str:
+    """What went wrong that nobody foresaw, in one line for a log; its traceback is for the debug log."""
+    words = " ".join(str(fault).split())[:300]
+    return f"unexpected {type(fault).__name__}" + (f" ({words})" if words else "")
 
 
 @contextmanager

@@ -9,12 +9,24 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import Meta
 
-from protocols.method import NumSamples
+from protocols.bounds import (
+    Amount,
+    Finite,
+    FleetName,
+    Int64,
+    Label,
+    Loss,
+    Number,
+    NumSamples,
+    Positive,
+    RunId,
+    Share,
+)
 from protocols.model import FlatArray, ModelSpec
 from protocols.randomness import Key
-from protocols.settings import TrainingSection
+from protocols.settings import Fraction, TrainingSection
 
-Accuracy = Annotated[float, Meta(ge=0, le=1)]  # the bounds also refuse NaN, see msgspec
+Accuracy = Share
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -38,28 +50,28 @@ class Enrolment:
             starts from it; None: all start from `weights`.
     """
 
-    run: str
-    seed: int
+    run: RunId
+    seed: Int64
     spec: ModelSpec
-    method: dict[str, Any]
+    method: Annotated[dict[Label, Any], Meta(max_length=100)]
     training: TrainingSection
-    mean: float
-    std: float
-    validation_fraction: float
-    deadline_s: float
-    flops_per_sample: float
-    activation_bytes_per_sample: float
+    mean: Finite
+    std: Positive
+    validation_fraction: Fraction
+    deadline_s: Positive
+    flops_per_sample: Amount
+    activation_bytes_per_sample: Amount
     weights: FlatArray
-    continues: Annotated[str, Meta(max_length=96)] | None = None
+    continues: RunId | None = None
 
 
 @dataclass(frozen=True)
 class Assignment(Generic[T]):
     """A task for one device in one attempt at a round."""
 
-    device: str
-    round: int
-    attempt: int
+    device: FleetName
+    round: Number
+    attempt: Number
     rehearsal: bool
     task: T
 
@@ -78,7 +90,7 @@ class Measures:
 
     num_samples: NumSamples
     num_test: NumSamples
-    train_loss: Annotated[float, Meta(ge=0)] | None = None
+    train_loss: Loss | None = None
     before: Accuracy | None = None
     after: Accuracy | None = None
     personal: Accuracy | None = None
@@ -88,9 +100,9 @@ class Measures:
 class Reply(Generic[U]):
     """A device's answer to an assignment; `update` is None in a rehearsal."""
 
-    device: str
-    round: int
-    attempt: int
+    device: FleetName
+    round: Number
+    attempt: Number
     leaving: bool
     measures: Measures
     update: U | None

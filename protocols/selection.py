@@ -6,13 +6,17 @@ as small on the wire as it can be. Running statistics are never selected.
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from protocols.bounds import Bits64, Label, Ratio
 from protocols.errors import PacketCorrupt, SettingError
 from protocols.model import ALWAYS_ACTIVE, Axis, MaskArray, ModelSpec, TensorSpec
 from protocols.randomness import Key
+
+MAX_LAYERS = 4096
 
 
 class Everything(Struct, frozen=True, tag=True):
@@ -28,7 +32,7 @@ class Everything(Struct, frozen=True, tag=True):
 class Layers(Struct, frozen=True, tag=True):
     """All parameters of some layers, by name."""
 
-    names: tuple[str, ...]
+    names: Annotated[tuple[Label, ...], Meta(max_length=MAX_LAYERS)]
 
     def mask(self, spec: ModelSpec) -> MaskArray:
         """Raises PacketCorrupt when a layer is not in the model."""
@@ -48,8 +52,8 @@ class Neurons(Struct, frozen=True, tag=True):
     An entry is selected if all neurons its axes belong to are.
     """
 
-    ratio: float
-    key: int
+    ratio: Ratio
+    key: Bits64
 
     def mask(self, spec: ModelSpec) -> MaskArray:
         """Raises PacketCorrupt when the ratio is outside (0, 1] or the key is no 64-bit number."""

@@ -15,15 +15,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 from msgspec import Meta, Struct
 
+from protocols.bounds import MAX_NUMBER, FleetName, Int64, NonNegative, Positive, Share
 from protocols.errors import SettingError
 
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 Section = TypeVar("Section", bound=Struct)
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Name = FleetName
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +40,7 @@ class RunSection(Settings, frozen=True):
     """
 
     name: Name
-    seed: int = 0
+    seed: Int64 = 0
     rounds: Count = 10
     rehearsal: bool = True
 

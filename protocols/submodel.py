@@ -14,12 +14,12 @@ and chooses (anew). The task names the part, so a device that lost its state goe
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
+from protocols.bounds import Ratio
 from protocols.codec import estimate_bytes
 from protocols.exchange import PersonalDevice, PersonalModel, Update
 from protocols.finite import check_finite
@@ -61,7 +61,7 @@ class Task:
     """The device's part of the model, or all of it for the device to choose `ratio` of the neurons from."""
 
     patch: Patch
-    ratio: Annotated[float, Meta(gt=0, le=1)]
+    ratio: Ratio
 
 
 def norms(values: FlatArray, spec: ModelSpec, order: int) -> list[Scores]:

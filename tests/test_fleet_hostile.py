@@ -126,8 +126,8 @@ def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_
             (wire.Ready(run, model, replace(report, num_samples=-1)), "PacketCorrupt"),
             (offer_of("mallory", update), "unknown"),
             (offer_of("mallory", update, num_bytes=2**60), "unknown"),
-            (offer_of("mallory", update, transfer="../../x"), "unknown"),
-            (offer_of("mallory", replace_run(update, "other\nrun")), "PacketForeign"),
+            (offer_of("mallory", update, transfer="../../x"), "PacketCorrupt"),
+            (offer_of("mallory", replace_run(update, "other\nrun")), "PacketCorrupt"),
             (offer_of("mallory", Errand("enrolment", run)), "unknown"),
         ]
         others = [

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from conftest import tiny_spec
 
-from coordinator.conductor import Closed, Send
 from coordinator.enrol import prepare
 from coordinator.events import DeviceReady, Tick
+from coordinator.orders import Closed, Send
 from coordinator.runs import open_run
 from coordinator.store import RunStore
 from protocols import codec

@@ -13,8 +13,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from coordinator.conductor import Closed, Conductor, Finished, Order, Send
+from coordinator.conductor import Conductor
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick
+from coordinator.orders import Closed, Finished, Order, Send
 from coordinator.records import RoundRecord
 from protocols.errors import SettingError
 from protocols.footprint import Footprint

@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.bounds import Number
 from protocols.codec import estimate_bytes
 from protocols.errors import ModelError
 from protocols.method import (
@@ -85,8 +86,8 @@ class Task:
         adopt: the last trial was won: go on from the rival.
     """
 
-    round: int
-    since: int
+    round: Number
+    since: Number
     patch: Patch
     upload: Everything | Layers
     trial: Patch | None = None

@@ -9,6 +9,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from protocols import exchange
+from protocols.bounds import Loss
 from protocols.loss_curve import radius, rapid_decrease_end, smooth
 from protocols.method import DeviceId
 from protocols.methods.dcpfl_grouping import Averaging, Group, Grouping
@@ -23,8 +24,6 @@ from protocols.methods.dcpfl_groups import (
 )
 from protocols.model import ModelSpec
 
-LARGEST_LOSS = 1e30
-Loss = Annotated[float, Meta(ge=0, le=LARGEST_LOSS)]  # the bounds also refuse NaN, see msgspec
 Phase = Literal["watch", "gather", "trial", "settle"]
 Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tree with their groups
 

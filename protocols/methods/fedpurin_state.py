@@ -1,11 +1,9 @@
 """What FedPURIN's two sides know between rounds, and what travels between them."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from msgspec import Meta
-
-from protocols.method import DeviceId, NumSamples
+from protocols.bounds import Number, NumSamples, Ratio
+from protocols.method import DeviceId
 from protocols.model import FlatArray, MaskArray
 from protocols.patch import Patch
 
@@ -71,9 +69,9 @@ class Task:
         patch: the entries of its next model that it cannot know.
     """
 
-    number: Annotated[int, Meta(ge=1)]
-    holds: int
-    ratio: Annotated[float, Meta(gt=0, le=1)]
+    number: Number
+    holds: Number
+    ratio: Ratio
     patch: Patch
 
 

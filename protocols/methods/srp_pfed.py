@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from protocols.bounds import Loss, NumSamples, Ratio
 from protocols.codec import estimate_bytes
 from protocols.finite import check_finite
 from protocols.method import (
@@ -30,7 +31,6 @@ from protocols.method import (
     DeviceReport,
     FitPlan,
     Method,
-    NumSamples,
     Round,
     Trainer,
     lazily,
@@ -43,7 +43,7 @@ from protocols.selection import Entries, Everything
 from protocols.staleness import drawn_towards
 
 Aggregation = Literal["covered", "delta", "literal"]
-Rate = Annotated[float, Meta(gt=0, le=1)]
+MAX_RATES = 1000
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Task:
     """The whole w_g, and the rates to try in this order."""
 
     patch: Patch
-    rates: Annotated[tuple[Rate, ...], Meta(min_length=1)]
+    rates: Annotated[tuple[Ratio, ...], Meta(min_length=1, max_length=MAX_RATES)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Update:
 
     patch: Patch
     num_samples: NumSamples
-    loss: Annotated[float, Meta(ge=0)]
+    loss: Loss
 
 
 def num_shared(rate: float, size: int) -> int:
@@ -140,8 +140,8 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
     """
 
     spec: ModelSpec
-    num_rates: Annotated[int, Meta(ge=1, le=1000)] = 10
-    draws: Annotated[int, Meta(ge=1, le=1000)] = 2
+    num_rates: Annotated[int, Meta(ge=1, le=MAX_RATES)] = 10
+    draws: Annotated[int, Meta(ge=1, le=MAX_RATES)] = 2
     decay: Annotated[float, Meta(gt=0, lt=1)] = 0.9
     aggregation: Aggregation = "covered"
     loss: Reduction = "mean"

@@ -1,0 +1,42 @@
+"""What the conductor leaves to whoever carries payloads: simulation or fleet."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.records import RoundRecord
+from protocols.messages import Errand
+from protocols.method import DeviceId
+
+
+@dataclass(frozen=True)
+class Send:
+    """Give the device the payload that `make` returns (made when it is sent, not before)."""
+
+    device: DeviceId
+    errand: Errand
+    make: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Tell the device that its update does not count."""
+
+    device: DeviceId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A round is aggregated and written down."""
+
+    record: RoundRecord
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is over."""
+
+    reason: str
+
+
+Order = Send | Reject | Closed | Finished
