@@ -5,7 +5,7 @@ the clock. Each `handle` is one transaction: a coordinator killed at any point g
 and devices offer again whatever was not acknowledged.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 

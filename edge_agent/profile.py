@@ -39,7 +39,7 @@ def report_of(
         device=device,
         board=board.name,
         num_samples=num_samples,
-        samples_per_s=board.training_gflops * 1e9 / flops_per_sample if known else None,
+        samples_per_s=board.training_gflops * 1e9 / flops_per_sample if known and flops_per_sample else None,
         uplink_bps=uplink_bps or (board.uplink_bps if known else None),
         downlink_bps=downlink_bps or (board.downlink_bps if known else None),
         memory_bytes=board.memory_bytes if known else None,

@@ -1,5 +1,6 @@
-"""A fault that nobody foresaw, brought about by what a peer sent: it costs that peer its message, is counted and
-logged, nothing is half done, and the loop goes on."""
+"""A fault that nobody foresaw, brought about by what a peer sent, costs that peer its message and nobody else
+anything: it is counted and logged, nothing is half done, and the loop goes on.
+"""
 
 import logging
 

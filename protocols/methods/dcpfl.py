@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.bounds import Number
+from protocols.bounds import LARGEST_LOSS, Number
 from protocols.codec import estimate_bytes
 from protocols.errors import ModelError
 from protocols.method import (
@@ -50,7 +50,7 @@ from protocols.method import (
     Trainer,
     lazily,
 )
-from protocols.methods.dcpfl_course import LARGEST_LOSS, Coordinator, Course, Update
+from protocols.methods.dcpfl_course import Coordinator, Course, Update
 from protocols.methods.dcpfl_grouping import Group, Grouping
 from protocols.model import FlatArray
 from protocols.patch import Patch
