@@ -225,7 +225,7 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
     }
     path = folder / "amqtt.yaml"
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")  # JSON is YAML
-    return [sys.executable, "-m", "amqtt.scripts.broker_script", "-c", str(path)]
+    return [sys.executable, "-P", "-m", "amqtt.scripts.broker_script", "-c", str(path)]
 
 
 def _last_words(log: Path) -> str:

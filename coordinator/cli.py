@@ -3,7 +3,6 @@
 import logging
 import queue
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from protocols import topics
 from protocols.one_line import one_line_errors
 from protocols.settings import read_run
+from protocols.version import show_version
 
 app = typer.Typer(
     help="Run a fleet's training at the edge: plan rounds, exchange sparse updates over MQTT, aggregate.",
@@ -28,9 +28,13 @@ RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
 
 
 @app.callback()
-def main(verbose: Annotated[bool, typer.Option(help="log every message's fate")] = False) -> None:
+def main(
+    verbose: Annotated[bool, typer.Option(help="log every message's fate")] = False,
+    version: Annotated[  # noqa: ARG001 - acted upon by its callback
+        bool, typer.Option("--version", help="print it and stop", is_eager=True, callback=show_version)
+    ] = False,
+) -> None:
     level = logging.DEBUG if verbose else logging.WARNING
-    sys.path.insert(0, "")  # a user's package.module:function stands in the current folder
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
 
 

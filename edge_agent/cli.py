@@ -5,7 +5,6 @@ import os
 import queue
 import signal
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ from edge_agent.journal import set_up_logging
 from edge_agent.service.cli import app as service
 from protocols.errors import FleetuneError
 from protocols.one_line import one_line_errors
+from protocols.version import show_version
 
 if TYPE_CHECKING:
     from protocols.transport.mqtt import Broker
@@ -50,8 +50,11 @@ def _broker_at(text: str, ca: str | None, cert: str | None, key: str | None) -> 
 
 
 @app.callback()
-def main() -> None:
-    sys.path.insert(0, "")  # a user's package.module:function stands in the current folder
+def main(
+    version: Annotated[  # noqa: ARG001 - acted upon by its callback
+        bool, typer.Option("--version", help="print it and stop", is_eager=True, callback=show_version)
+    ] = False,
+) -> None:
     set_up_logging()
 
 

@@ -33,11 +33,11 @@ from protocols.messages import Ack, Errand, Offer, Refuse, Resume
 from protocols.one_line import unexpected
 from protocols.transfer import Chunk
 from protocols.transport import Connected, Disconnected, Received, Transport
+from protocols.version import VERSION
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 10.0
-VERSION = "fleetune 0.1.0"
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Agent:
 
     def _greet(self, now: float) -> None:
         log.info("connected; fleet %s, device %s", self._settings.fleet, self._settings.device)
-        presence = wire.Presence(True, self._instance, VERSION)
+        presence = wire.Presence(True, self._instance, f"fleetune {VERSION}")
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
         self._manager.ready()
         self._send_all(self._outbox.reconnected(now))

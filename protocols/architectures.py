@@ -6,7 +6,6 @@ depend on the order is written pooling before ReLU, which is the same function a
 """
 
 import difflib
-import importlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from protocols.errors import ModelError
+from protocols.user_code import as_line, user_module
 
 Shape = tuple[int, ...]
 Build = Callable[[Shape, int], nn.Module]
@@ -68,7 +68,7 @@ def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
         module = function(input_shape, num_classes)
     except Exception as problem:  # a user's function may raise anything
         where = f"input {input_shape} and {num_classes} classes"
-        raise ModelError(f"model {name!r} cannot be built for {where}: {_line(problem)}") from problem
+        raise ModelError(f"model {name!r} cannot be built for {where}: {as_line(problem)}") from problem
     if not isinstance(module, nn.Module):
         raise ModelError(f"model {name!r} returned {type(module).__name__}; return a torch.nn.Module")
     try_out(name, module, input_shape, num_classes)
@@ -87,7 +87,7 @@ def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) 
     try:
         _, logits = _forward(module, input_shape)
     except Exception as problem:  # a user's module may raise anything
-        raise ModelError(f"model {name!r} cannot take input {input_shape}: {_line(problem)}") from problem
+        raise ModelError(f"model {name!r} cannot take input {input_shape}: {as_line(problem)}") from problem
     if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ModelError(f"model {name!r} gives {found} for two samples; make it (2, {num_classes})")
@@ -102,9 +102,11 @@ def _load(name: str) -> Build:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
         raise ModelError(f"model {name!r} is unknown; {hint} (your own: package.module:function)")
     try:
-        module = importlib.import_module(path)
+        module = user_module(path)
     except Exception as problem:  # a user's file may raise anything
-        raise ModelError(f"model {name!r}: module {path!r} cannot be imported: {_line(problem)}") from problem
+        raise ModelError(
+            f"model {name!r}: module {path!r} cannot be imported: {as_line(problem)}"
+        ) from problem
     found = getattr(module, function, None)
     if not callable(found):
         raise ModelError(f"model {name!r}: module {path!r} has no function {function!r}")
@@ -138,11 +140,6 @@ def _forward(module: nn.Module, input_shape: Shape) -> tuple[Tensor, Any]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-def _line(problem: Exception) -> str:
-    """An exception as one line."""
-    return " ".join(f"{type(problem).__name__}: {problem}".split())
 
 
 def _sequential(**layers: nn.Module) -> nn.Sequential:

@@ -213,7 +213,7 @@ def test_the_command_leaves_a_report_that_a_script_can_read(tmp_path):
 
     from tools.cli import app
 
-    file = Path(__file__).parents[1] / "examples" / "demo.toml"
+    file = Path(__file__).parents[1] / "tools" / "demo.toml"
     arguments = ["run", str(file), "--runs", str(tmp_path), "--workers", "0", "--set", "run.rounds=3"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -233,3 +233,16 @@ def test_shared_weights_are_finite_and_of_the_models_size(tmp_path):
     run, _, weights = play(tmp_path)
     assert weights.shape == (run.enrolment.spec.size,)
     assert np.isfinite(weights).all()
+
+
+def test_a_worker_that_dies_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "fragile.py").write_text(
+        "import multiprocessing, os\nfrom torch import nn\n"
+        "def net(input_shape, num_classes):\n"
+        "    if multiprocessing.parent_process():\n        os._exit(1)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    run = settings(model={"name": "fragile:net", "input_shape": [1, 8, 8], "num_classes": 10})
+    with pytest.raises(FleetuneError, match=r"a worker process died.*try fewer --workers"):
+        simulate(run, tmp_path / "run", workers=1, fresh=True)

@@ -89,7 +89,7 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     with log.open("wb") as output:
         process = subprocess.Popen(
-            network.command(namespace, sys.executable, "-m", *module), stdout=output, stderr=output
+            network.command(namespace, sys.executable, "-P", "-m", *module), stdout=output, stderr=output
         )
     stack.callback(_end, process)
     return process

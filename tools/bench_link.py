@@ -80,7 +80,7 @@ def measure(job: Job) -> LinkReport:
     """
     link = Constant(job.mbps * 1e6, job.mbps * 1e6)
     with Network([link]) as network, tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-m", "tools.bench_link", "--folder", folder]
+        program = [sys.executable, "-P", "-m", "tools.bench_link", "--folder", folder]
         program += ["--job", msgspec.json.encode(job).decode(), "--side"]
         with subprocess.Popen(
             network.command(network.agents[0], *program, "device"), stdout=subprocess.PIPE

@@ -127,7 +127,7 @@ def _joining_s(folder: Path) -> float:
 @contextmanager
 def _process(module: list[str], log: Path) -> "Iterator[subprocess.Popen[bytes]]":
     with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", *module], stdout=output, stderr=output)
+        process = subprocess.Popen([sys.executable, "-P", "-m", *module], stdout=output, stderr=output)
     try:
         yield process
     finally:
@@ -153,7 +153,9 @@ def _help_s(times: int = 5) -> float:
     seconds = []
     for _ in range(times):
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "edge_agent.cli", "--help"], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-P", "-m", "edge_agent.cli", "--help"], check=True, capture_output=True
+        )
         seconds.append(time.monotonic() - began)
     return median(seconds)
 

@@ -27,6 +27,7 @@ from protocols.errors import FleetuneError
 from protocols.files import write_atomically
 from protocols.settings import RunSettings
 from tools.comparison import Played
+from tools.worker import WORKER_DIED
 
 SETTINGS, SUMMARY, ROUNDS = "run.json", "summary.json", "rounds.jsonl"
 
@@ -135,9 +136,7 @@ def play_all(
             for one in done:
                 on_done(running.pop(one), _problem(one))
     except BrokenProcessPool:
-        raise FleetuneError(
-            "a worker process died, perhaps for lack of memory: try fewer --workers"
-        ) from None
+        raise FleetuneError(WORKER_DIED) from None
     except KeyboardInterrupt:
         on_stopping()
         raise

@@ -1,7 +1,6 @@
 """edge-sim: a fleet before any device is bought."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 
 from protocols.one_line import one_line_errors
 from protocols.settings import read_run
+from protocols.version import show_version
 from tools import link_cli
 
 app = typer.Typer(
@@ -29,9 +29,12 @@ ALL_CORES = os.cpu_count() or 1
 
 
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[  # noqa: ARG001 - acted upon by its callback
+        bool, typer.Option("--version", help="print it and stop", is_eager=True, callback=show_version)
+    ] = False,
+) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.path.insert(0, "")  # a user's package.module:function stands in the current folder
 
 
 @app.command()
@@ -111,7 +114,7 @@ def paper(
 ) -> None:
     """Run a cell of a paper's table and show the paper's number beside ours.
 
-    Both are of the same definition of accuracy. The files in examples/paper mark what the paper does not
+    Both are of the same definition of accuracy. The files in tools/papers mark what the paper does not
     give as our choice. With --set or fewer data a run is labelled as scaled, and nothing is claimed.
 
     Leaves result.json and result.md in RUNS/paper/CELL. The same command again goes on where it was stopped.

@@ -24,7 +24,7 @@ from protocols.settings import RunSettings, read_run
 from tools.fleet import SimulatedDevice, simulated_devices
 from tools.split import write_shares
 
-RUN_FILE = Path(__file__).parents[1] / "examples" / "demo.toml"
+RUN_FILE = Path(__file__).with_name("demo.toml")
 FOLDER = Path("runs") / "demo"
 RIVALS = ("local-only", "fedavg")
 
@@ -53,7 +53,7 @@ def _agents(devices: list[SimulatedDevice], broker: str) -> Iterator[None]:
     processes = []
     for device in devices:
         log = FOLDER / f"{device.name}.log"
-        command = [sys.executable, "-m", "edge_agent.cli", "run", "--fleet", "demo", "--broker", broker]
+        command = [sys.executable, "-P", "-m", "edge_agent.cli", "run", "--fleet", "demo", "--broker", broker]
         command += ["--device", device.name, "--board", device.board.name]
         command += ["--data", f"npz:{FOLDER / 'shares' / device.name}.npz", "--state", str(FOLDER / "state")]
         with log.open("wb") as output:
@@ -71,7 +71,7 @@ def _agents(devices: list[SimulatedDevice], broker: str) -> Iterator[None]:
 
 def _coordinate(method: str, broker: str) -> None:
     """Run the coordinator as a process; its live view goes to this terminal."""
-    command = [sys.executable, "-m", "coordinator.cli", "serve", str(RUN_FILE), "--fresh"]
+    command = [sys.executable, "-P", "-m", "coordinator.cli", "serve", str(RUN_FILE), "--fresh"]
     command += ["--broker", broker, "--fleet", "demo", "--runs", str(FOLDER)]
     command += ["--set", f"run.name={method}", "--set", f"method.name={method}"]
     environment = {**os.environ, "COLUMNS": str(console.width)}

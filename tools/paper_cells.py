@@ -1,4 +1,4 @@
-"""edge-sim paper: the cells of examples/paper as runs, kept seed by seed, and their tables."""
+"""edge-sim paper: the cells of tools/papers as runs, kept seed by seed, and their tables."""
 
 import difflib
 import re
@@ -23,7 +23,7 @@ from tools.cells import Cell, RoundDone, finished, forget, play_all
 from tools.paper import MEASURES, Label, Outcome, label_of, points
 from tools.show import progress_bar
 
-CELLS = Path(__file__).parents[1] / "examples" / "paper"
+CELLS = Path(__file__).with_name("papers")
 _FORMATS = ("idx", "cifar", "npz")
 
 
@@ -33,7 +33,7 @@ def read_cell(
     """A cell's settings as its file has them, and as asked for.
 
     Args:
-        name: of a cell of examples/paper, or a path to a file like these.
+        name: of a cell of tools/papers, or a path to a file like these.
         changes: section.key=value each.
         data: where the cell's files lie, or another source as in data.source.
 
@@ -65,7 +65,7 @@ def read_cell(
 
 
 def cell_names() -> list[str]:
-    """Of examples/paper."""
+    """Of tools/papers."""
     return sorted(file.stem for file in CELLS.glob("*.toml"))
 
 

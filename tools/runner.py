@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from coordinator.runs import Run, method_of, open_run
 from coordinator.summary import summary_of
 from coordinator.windows import check_method
 from edge_agent.policy import Policy
-from protocols.errors import SettingError
+from protocols.errors import FleetuneError, SettingError
 from protocols.payloads import Enrolment
 from protocols.settings import RunSettings, convert
 from tools import worker
@@ -117,5 +118,8 @@ def _executor(run: Run, workers: int) -> Iterator[Executor]:
         yield Inline()
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, worker.start, arguments) as pool:
-        yield pool
+    try:
+        with ProcessPoolExecutor(workers, context, worker.start, arguments) as pool:
+            yield pool
+    except BrokenProcessPool:
+        raise FleetuneError(worker.WORKER_DIED) from None

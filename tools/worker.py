@@ -16,6 +16,8 @@ from protocols.payloads import Enrolment
 from protocols.settings import RunSettings
 from tools.fleet import Shares
 
+WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
+
 
 @dataclass(frozen=True)
 class Stage:

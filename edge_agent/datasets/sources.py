@@ -1,6 +1,5 @@
 """From what a user writes as `data.source` to samples."""
 
-import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from edge_agent.datasets.har import load_har
 from edge_agent.datasets.idx import load_idx
 from edge_agent.datasets.npz import from_arrays, load_npz
 from protocols.errors import DataError
+from protocols.user_code import as_line, user_module
 
 _FORMATS = {"idx": load_idx, "cifar": load_cifar, "har": load_har, "npz": load_npz}
 _EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE or package.module:function"
@@ -66,13 +66,13 @@ def _digits() -> Dataset:
 
 def _call(source: str, module: str, function: str) -> Dataset:
     try:
-        make = getattr(importlib.import_module(module), function)
+        make = getattr(user_module(module), function)
     except Exception as problem:  # a user's file may raise anything
-        raise DataError(f"data.source `{source}`: {problem}; expected {_EXPECTED}") from problem
+        raise DataError(f"data.source `{source}`: {as_line(problem)}; expected {_EXPECTED}") from problem
     try:
         made = make()
     except Exception as problem:  # likewise
-        raise DataError(f"data.source `{source}` failed: {type(problem).__name__}: {problem}") from problem
+        raise DataError(f"data.source `{source}` failed: {as_line(problem)}") from problem
     if isinstance(made, Mapping):
         return from_arrays(source, made)
     if isinstance(made, tuple) and len(made) == 2:

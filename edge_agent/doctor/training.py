@@ -194,7 +194,7 @@ def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[Finding]:
 
 def try_import(module: str) -> Tried:
     """In a process of its own, so that neither its memory nor its death is ours."""
-    command = [sys.executable, "-c", _TRY, module]
+    command = [sys.executable, "-P", "-c", _TRY, module]
     try:
         done = subprocess.run(  # noqa: S603 - our own command line
             command,

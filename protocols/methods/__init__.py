@@ -6,7 +6,6 @@ user's own works the same way.
 
 import dataclasses
 import difflib
-import importlib
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
@@ -15,6 +14,7 @@ import msgspec
 from protocols.errors import SettingError
 from protocols.method import Method
 from protocols.model import ModelSpec
+from protocols.user_code import as_line, user_module
 
 REGISTRY = {
     "local-only": "protocols.methods.local_only:LocalOnly",
@@ -76,9 +76,9 @@ def _find(name: str) -> Any:
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(REGISTRY)}"
         raise SettingError(f"method.name: no method {name!r}; {hint}")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as problem:
-        raise SettingError(f"method.name: cannot load {name!r}: {problem}") from None
+        return getattr(user_module(module), attribute)
+    except Exception as problem:  # a user's file may raise anything
+        raise SettingError(f"method.name: cannot load {name!r}: {as_line(problem)}") from problem
 
 
 def _check(method: str, key: str, value: Any, known: list[str], hints: dict[str, Any]) -> Any:

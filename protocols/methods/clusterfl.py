@@ -96,7 +96,7 @@ class ClusterFL(TargetExchange[Coordinator]):
     Attributes:
         num_groups: K, at most. DC-PFL's paper does not give it.
         shrink: alpha, strength of the pull. The authors' code has 0.001, next to nothing without their
-            ADMM's multipliers: on the digits of examples/demo.toml, 89.8 % beside local-only's 89.9 %.
+            ADMM's multipliers: on the digits of tools/demo.toml, 89.8 % beside local-only's 89.9 %.
         attract: beta (in the authors' code, alpha / 2), at most alpha: with more, the objective has no
             minimum. With beta = alpha the terms are alpha times the K-means distance of the models.
     """

@@ -25,7 +25,7 @@ _NEW_MOUNT_NAMESPACE = 0x00020000  # CLONE_NEWNS
 def command(root: Path, *words: str, cpu: str = "max", folders: Sequence[Path] = ()) -> list[str]:
     """A command for the host, given in the checkout, that runs `words` in `root`; see `enter`."""
     shared = [word for folder in folders for word in ("--share", str(folder))]
-    return [sys.executable, "-m", "tools.arm64", "run", str(root), "--cpu", cpu, *shared, "--", *words]
+    return [sys.executable, "-P", "-m", "tools.arm64", "run", str(root), "--cpu", cpu, *shared, "--", *words]
 
 
 def enter(root: Path, words: Sequence[str], cpu: str, folders: Sequence[Path]) -> NoReturn:

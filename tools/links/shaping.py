@@ -70,7 +70,7 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, f
     (here, here_name), (there, there_name) = ends
     if kind == "relay":
         words = [here, here_name, there, there_name, str(delay_s), str(loss)]
-        run("ip", "netns", "exec", here, sys.executable, "-m", "tools.links.relay", str(file), *words)
+        run("ip", "netns", "exec", here, sys.executable, "-P", "-m", "tools.links.relay", str(file), *words)
     else:
         run(*f"ip link add {here_name} netns {here} type veth peer {there_name} netns {there}".split())
     if kind == "netem":  # else it would lose bundles of packets

@@ -43,7 +43,9 @@ def verify(name: str, seconds: float) -> Iterator[Verdict]:
     """
     plan = plan_of(name)
     network = Network(plan.links, name)
-    serving = network.command(network.hub, sys.executable, "-m", "tools.links.measure", "serve", HUB_ADDRESS)
+    serving = network.command(
+        network.hub, sys.executable, "-P", "-m", "tools.links.measure", "serve", HUB_ADDRESS
+    )
     with subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdin is not None
@@ -63,7 +65,7 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
     link = network.links[index]
     slowest_bps = min(link.uplink_bps, link.downlink_bps) if isinstance(link, Constant) else MANY_BITS
     seconds = max(seconds, min(MANY_BITS / slowest_bps, LONGEST_S))
-    asking = [sys.executable, "-m", "tools.links.measure", "ask", HUB_ADDRESS, port, str(seconds)]
+    asking = [sys.executable, "-P", "-m", "tools.links.measure", "ask", HUB_ADDRESS, port, str(seconds)]
     done = subprocess.run(
         network.command(network.agents[index], *asking), capture_output=True, text=True, check=False
     )

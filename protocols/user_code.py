@@ -1,0 +1,32 @@
+"""A user's own code, `package.module:function`, is looked for in the current folder too, and there last.
+
+No folder a user stands in may hide a package of ours or of the libraries: one named `tools` beside a run.toml
+is common.
+"""
+
+import sys
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+
+class _CurrentFolder(MetaPathFinder):
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        return PathFinder.find_spec(name, [str(Path.cwd())]) if path is None else None
+
+
+_finder = _CurrentFolder()
+
+
+def user_module(name: str) -> ModuleType:
+    """The module `name`, imported. Raises whatever its code raises, ImportError when there is none."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.append(_finder)
+    return import_module(name)
+
+
+def as_line(problem: Exception) -> str:
+    """An exception as one line."""
+    return " ".join(f"{type(problem).__name__}: {problem}".split())
