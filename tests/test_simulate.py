@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, sections, message):
 def test_a_folder_with_another_run_is_not_touched(tmp_path):
     play(tmp_path)
     before = (tmp_path / "a" / "state.sqlite").read_bytes()
-    with pytest.raises(SettingError, match="give --fresh"):
+    with pytest.raises(SettingError, match="holds a run with other settings"):
         simulate(replace(settings(), method={"name": "fedavg"}), tmp_path / "a", workers=0, fresh=False)
     assert (tmp_path / "a" / "state.sqlite").read_bytes() == before
 
