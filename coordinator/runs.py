@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator.claim import claim
 from coordinator.conductor import Conductor
 from coordinator.enrol import enrolment_of
 from coordinator.models import find_model
@@ -73,8 +74,9 @@ def open_run(
         SettingError: the folder holds a finished run, or one of other settings.
         ModelError, StoreError: see `prepare` and `RunStore`.
     """
-    if fresh:
-        shutil.rmtree(folder, ignore_errors=True)
+    if fresh and folder.is_dir():
+        with claim(folder):  # not under a coordinator that runs
+            shutil.rmtree(folder, ignore_errors=True)
     store = RunStore.open(folder / STATE, durable=durable)
     try:
         kept = store.get("enrolment")
@@ -92,15 +94,15 @@ def open_run(
 
 @contextmanager
 def look_at(folder: Path) -> Iterator[Run]:
-    """A run to look at; nothing goes on.
+    """A run to look at as it stands now, also while a coordinator is at it; nothing goes on.
 
     Raises:
         SettingError: the folder holds no run.
-        StoreError: a coordinator has it open, or it is damaged.
+        StoreError: it is damaged; StoreVersion: it is from another version.
     """
     if not (folder / STATE).exists():
         raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
-    store = RunStore.open(folder / STATE)
+    store = RunStore.read(folder / STATE)
     with closing(store):
         kept, enrolled = store.get("settings"), store.get("enrolment")
         if kept is None or enrolled is None:

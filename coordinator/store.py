@@ -1,15 +1,17 @@
 """A run's durable state: one SQLite file, each step of the run one transaction."""
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 
+from coordinator.claim import claim
 from coordinator.records import RoundRecord
-from coordinator.store_versions import bring_up, version_of
+from coordinator.store_versions import VERSION, bring_up, version_of
 from protocols import disk
 from protocols.errors import StoreError
 from protocols.files import make_folder
@@ -20,8 +22,9 @@ class RunStore:
     large arrays of the method's state (see `coordinator.method_state`).
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock: IO[bytes] | None = None) -> None:
         self._connection = connection
+        self._lock = lock
         self.path = path
 
     @classmethod
@@ -34,20 +37,33 @@ class RunStore:
 
         Raises:
             StoreVersion: a newer coordinator wrote it.
-            StoreError: it cannot be opened, is no run's state, or another coordinator has it open.
+            StoreError: it cannot be opened, is no run's state, or another coordinator holds its folder.
         """
         make_folder(path.parent, durable=durable)
-        try:
-            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1)
-            try:
-                _set_up(connection, path, durable=durable)
-            except BaseException:
-                connection.close()
-                raise
-        except OSError as problem:
-            raise StoreError(f"cannot open {path}: {problem.strerror}") from None
-        except sqlite3.Error as problem:
-            raise StoreError(f"cannot open {path}: {problem}; {_advice(problem)}") from None
+        with _opening(path) as opened:
+            lock = opened.enter_context(claim(path.parent))
+            connection = opened.enter_context(closing(_connect(path.absolute().as_uri())))
+            _set_up(connection, path, durable=durable)
+        return cls(connection, path, lock)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Open the file to look at it as it stands now, also while a coordinator writes it.
+
+        All is read in one transaction, so that it goes together; until `close` the writer's log grows.
+
+        Raises:
+            StoreVersion: a newer coordinator wrote it.
+            StoreError: it cannot be opened, or is no run's state.
+        """
+        with _opening(path) as opened:
+            connection = opened.enter_context(closing(_connect(_read_only(path))))
+            connection.execute("BEGIN")
+            is_old = version_of(connection, path) < VERSION
+        if is_old:
+            connection.close()
+            cls.open(path).close()
+            return cls.read(path)
         return cls(connection, path)
 
     @contextmanager
@@ -131,6 +147,8 @@ class RunStore:
 
     def close(self) -> None:
         self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _one(self, query: str, *key: Any) -> bytes | None:
         rows = self._rows(query, *key)
@@ -143,8 +161,30 @@ class RunStore:
             raise StoreError(f"cannot read {self.path}: {problem}") from None
 
 
+@contextmanager
+def _opening(path: Path) -> Iterator[ExitStack]:
+    """What is entered stays open when all goes well; else all is closed. Raises StoreError."""
+    with ExitStack() as opened:
+        try:
+            yield opened
+        except OSError as problem:
+            raise StoreError(f"cannot open {path}: {problem.strerror}") from None
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot open {path}: {problem}; {_advice(problem)}") from None
+        opened.pop_all()
+
+
+def _connect(name: str) -> sqlite3.Connection:
+    return sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False, timeout=1)
+
+
+def _read_only(path: Path) -> str:
+    """In a folder that we may not write SQLite reads only what no log belongs to, told that nobody writes."""
+    frozen = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
+    return f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if frozen else "")
+
+
 def _set_up(connection: sqlite3.Connection, path: Path, *, durable: bool) -> None:
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     version_of(connection, path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")

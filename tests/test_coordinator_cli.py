@@ -1,7 +1,13 @@
 """edge-coordinator's commands over a run's folder, and the one line of each mistake."""
 
+import shutil
+import sqlite3
+from contextlib import closing
+from unittest import mock
+
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from safetensors.numpy import load_file
 from test_simulate import settings
@@ -9,6 +15,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.engine_state import EngineState, Member
+from coordinator.runs import look_at
 from coordinator.store import RunStore
 from coordinator.tables import fleet_table
 from protocols.conditions import Conditions
@@ -132,12 +139,61 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
         assert result.output.startswith("edge-coordinator: ")
 
 
-def test_a_run_that_is_open_elsewhere_is_left_alone(finished):
-    folder, _, _ = finished
-    store = RunStore.open(folder / "state.sqlite")
-    try:
-        result = call("devices", folder)
+@pytest.fixture
+def live(finished, tmp_path):
+    """The folder of a run that a coordinator has open, and its store."""
+    folder = shutil.copytree(finished[0], tmp_path / "sim")
+    with closing(RunStore.open(folder / "state.sqlite")) as store:
+        yield folder, store
+
+
+def test_a_run_is_looked_at_while_a_coordinator_writes_it(live, tmp_path):
+    folder, store = live
+    with store.step():
+        store.put("opened", b"1.0")  # under way, not yet told to anybody
+        for command in (("devices", folder), ("report", folder), ("weights", folder, tmp_path / "w")):
+            result = call(*command)
+            assert result.exit_code == 0, result.output
+    with store.step():  # nobody who looked is in the way
+        store.put("opened", b"2.0")
+
+
+def test_what_is_looked_at_is_of_one_moment(live):
+    folder, store = live
+    before = len(store.records())
+    with look_at(folder) as run:
+        with store.step():
+            store.add_record(replace(store.records()[-1], number=99))
+        assert len(run.conductor.records()) == before
+    with look_at(folder) as run:
+        assert len(run.conductor.records()) == before + 1
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            run.store.put("opened", b"3.0")
+
+
+def test_a_second_coordinator_of_a_run_is_refused_by_name(live, tmp_path):
+    folder, line = live[0], "another coordinator runs {}: stop it, or give this run another run.name"
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        f'[run]\nname = "{folder.name}"\n[model]\nname = "mlp"\ninput_shape = [1, 8, 8]\nnum_classes = 10\n'
+        '[method]\nname = "fedspu"\n'
+    )
+    before = {path.name: path.stat().st_size for path in folder.iterdir()}
+    for options in ((), ("--fresh",)):
+        result = call("serve", run_file, "--runs", folder.parent, "--port", 0, *options)
         assert result.exit_code == 2
-        assert "is another coordinator running it?" in result.output
+        assert result.output == f"edge-coordinator: {line.format(folder)}\n"
+        assert {path.name: path.stat().st_size for path in folder.iterdir()} == before
+
+
+def test_a_run_of_another_user_is_looked_at_in_a_folder_that_cannot_be_written(finished, tmp_path):
+    folder = shutil.copytree(finished[0], tmp_path / "other")
+    for left in folder.glob("state.sqlite-*"):
+        left.unlink()
+    folder.chmod(0o555)
+    try:
+        with mock.patch("os.access", lambda path, _: path != folder):  # root may write everywhere
+            assert call("devices", folder).exit_code == 0
+        assert not list(folder.glob("state.sqlite-*"))
     finally:
-        store.close()
+        folder.chmod(0o755)

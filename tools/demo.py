@@ -82,7 +82,7 @@ def _coordinate(method: str, broker: str) -> None:
 def _show(settings: RunSettings, devices: list[SimulatedDevice]) -> None:
     method = settings.method["name"]
     summary, rivals = _summary(method), {name: _summary(name) for name in RIVALS}
-    store = RunStore.open(FOLDER / method / "state.sqlite")
+    store = RunStore.read(FOLDER / method / "state.sqlite")
     boards = {device.name: device.board.name for device in devices}
     files = write_report(FOLDER, settings, summary, store.records(), rivals=rivals, boards=boards)
     store.close()

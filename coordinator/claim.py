@@ -1,0 +1,58 @@
+"""A run's folder has one writer at a time: a lock file, held by the kernel, gone with its holder.
+
+Who only looks at a run needs no lock. On a network file system neither the lock nor SQLite's shared memory is
+to be relied on: runs belong on a local disk.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from protocols.errors import StoreError
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK = "lock"
+_ATTEMPTS, _PAUSE_S = 5, 0.05  # whoever asks `is_claimed` holds the lock for a moment
+
+
+def claim(folder: Path) -> IO[bytes]:
+    """Hold a folder that is there until the returned file is closed, or this process ends in whatever way.
+
+    Raises:
+        StoreError: another process holds it, or it cannot be written.
+    """
+    try:
+        lock = (folder / LOCK).open("ab")
+    except OSError as problem:
+        raise StoreError(f"cannot use {folder}: {problem.strerror}") from None
+    for attempt in range(_ATTEMPTS):
+        if _lock(lock, shared=False):
+            return lock
+        if attempt < _ATTEMPTS - 1:
+            time.sleep(_PAUSE_S)
+    lock.close()
+    raise StoreError(f"another coordinator runs {folder}: stop it, or give this run another run.name")
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a process holds it now."""
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            return not _lock(lock, shared=True)
+    except OSError:  # nobody ever held it
+        return False
+
+
+def _lock(lock: IO[bytes], *, shared: bool) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as problem:
+        raise StoreError(f"cannot lock {lock.name}: {problem.strerror}; is it on a local disk?") from None
+    return True
