@@ -184,7 +184,7 @@ def _choose(which: Which) -> str:
         if have[kind]:
             return kind
     raise TransportError(
-        f"no broker to start ({which}): install mosquitto, or amqtt with `pip install fleetune[coordinator]`"
+        f"no broker to start ({which}): install mosquitto, or amqtt: pip install 'amqtt>=0.12,<0.13'"
     )
 
 

@@ -148,6 +148,6 @@ def _by_torch(settings: RunSettings) -> Model:
 
 def _no_torch(name: str) -> ModelError:
     return ModelError(
-        f"model {name!r} is built by torch, which is not installed here: pip install 'fleetune[export]', or"
+        f"model {name!r} is built by torch, which is not installed here: pip install torch, or"
         f' export it elsewhere (edge-coordinator export) and give model.name = "{FROM_FILE}FILE"'
     )

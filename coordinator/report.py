@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NO_PICTURES = "No pictures, because matplotlib is not installed: pip install fleetune[coordinator] adds them."
+NO_PICTURES = "No pictures, because matplotlib is not installed: pip install matplotlib adds them."
 
 
 def write_report(

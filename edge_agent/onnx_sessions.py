@@ -93,7 +93,7 @@ def runtime() -> Any:
         with without_torch():
             import onnxruntime
     except ImportError:
-        raise ModelError("ONNX Runtime is not installed here: pip install 'fleetune[onnx]'") from None
+        raise ModelError("ONNX Runtime is not installed here: pip install onnxruntime") from None
     found = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
     if found < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -20,6 +20,13 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # training package 1.19.2; measured). What a first step takes beside it is `edge_agent.forecast`'s.
 IMPORT_BYTES: dict[Kind, int] = {"torch": 190_000_000, "onnx": 20_000_000, "ort-training": 17_000_000}
 
+# What to give to pip: the packages themselves, which are there whether we came as a wheel or a checkout.
+PIP: dict[str, str] = {
+    "onnx": "onnxruntime",
+    "torch": "torch",
+    "ort-training": "--no-deps onnxruntime-training-cpu==1.19.2",
+}
+
 _ORT_TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
 
 
@@ -56,13 +63,13 @@ class Trainers:
             raise SettingError(f"--trainer {self.choice}: choose {AUTO}, {', '.join(KINDS)}")
         self._installed = installed()
         if not self._installed:
-            raise ModelError("no trainer is installed here: pip install 'fleetune[onnx]'")
+            raise ModelError(f"no trainer is installed here: pip install {PIP['onnx']}")
         if self.choice == "ort-training" and self.choice not in self._installed:
             raise ModelError(MISSING)
         if self.choice != AUTO and self.choice not in self._installed:
             raise ModelError(
                 f"--trainer {self.choice}: it is not installed here, {', '.join(self._installed)} is;"
-                f" pip install 'fleetune[{self.choice}]'"
+                f" pip install {PIP[self.choice]}"
             )
 
     def kind(self, run: str) -> Kind:
@@ -76,7 +83,7 @@ class Trainers:
             return chosen
         if self.choice == AUTO and "torch" in self._installed:
             return "torch"
-        raise ModelError(f"{self.lacking[run]}; with torch it can be trained: pip install 'fleetune[torch]'")
+        raise ModelError(f"{self.lacking[run]}; with torch it can be trained: pip install {PIP['torch']}")
 
 
 def needs_bundle(kind: Kind) -> bool:

@@ -109,7 +109,7 @@ def test_without_a_bundle_torch_takes_over_where_the_owner_left_the_choice(monke
 @pytest.mark.parametrize(
     ("choice", "packages", "error", "match"),
     [
-        ("auto", (), ModelError, r"no trainer is installed here: pip install 'fleetune\[onnx\]'"),
+        ("auto", (), ModelError, r"no trainer is installed here: pip install onnxruntime"),
         ("torch", ("onnxruntime",), ModelError, "--trainer torch: it is not installed here, onnx is"),
         ("ort-training", ("onnxruntime",), ModelError, "not for aarch64"),
         ("tensorflow", ("torch",), SettingError, "choose auto, onnx, torch, ort-training"),

@@ -184,7 +184,7 @@ def _session(spec: ModelSpec, graph: Graph) -> Any:
     except ImportError as problem:
         raise ModelError(
             f"model {spec.name!r} cannot be exported: onnxruntime is missing, which compares its graphs with"
-            " torch; pip install 'fleetune[export]'"
+            " torch; pip install onnxruntime"
         ) from problem
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -18,7 +18,7 @@ from edge_agent.onnx_sessions import OLDEST
 from edge_agent.policy import Policy, limits_of
 from edge_agent.probes.memory import own as own_memory
 from edge_agent.store import AgentStore
-from edge_agent.trainers import AUTO, IMPORT_BYTES, KINDS, Kind, installed
+from edge_agent.trainers import AUTO, IMPORT_BYTES, KINDS, PIP, Kind, installed
 from firmware_profiles import Board
 from protocols.conditions import Conditions
 from protocols.payloads import Enrolment
@@ -98,7 +98,7 @@ def trainers(
     for kind in there:
         yield from _quarrel(kind)
     if not there:
-        mend = "pip install 'fleetune[onnx]' (or fleetune[torch] for models of your own)"
+        mend = f"pip install {PIP['onnx']} (or {PIP['torch']}, for models of your own)"
         yield Finding("fail", "trainer", "none is installed", mend)
         return
     if choice != AUTO and choice not in there:
@@ -106,7 +106,7 @@ def trainers(
             "fail",
             "trainer",
             f"{choice} is not installed, {', '.join(there)} is",
-            f"pip install 'fleetune[{choice}]', or leave out --trainer",
+            f"pip install {PIP[choice]}, or leave out --trainer",
         )
         return
     used = next(kind for kind in there if choice in (AUTO, kind))
@@ -155,7 +155,7 @@ def _too_small(kind: Kind, held: int, needed: int, usable_bytes: int) -> Finding
         f"{kind} alone needs {needed / 1e6:.0f} MB beside the agent's {held / 1e6:.0f} MB, and this process "
         f"may take {usable_bytes / 1e6:.0f} MB"
     )
-    lighter = "use --trainer onnx (pip install 'fleetune[onnx]'), " if kind == "torch" else ""
+    lighter = f"use --trainer onnx (pip install {PIP['onnx']}), " if kind == "torch" else ""
     return Finding("fail", "memory", found, f"{lighter}stop other programs, or raise the limit (MemoryMax)")
 
 
@@ -169,7 +169,7 @@ def _quarrel(kind: Kind) -> Iterator[Finding]:
 def _reinstall(kind: Kind) -> str:
     if kind == "torch":
         return "pip install --force-reinstall torch; on ARM boards older than a Pi 5: torch==2.9.1"
-    return f"pip install --force-reinstall 'fleetune[{kind}]'"
+    return f"pip install --force-reinstall {PIP[kind]}"
 
 
 def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | None:

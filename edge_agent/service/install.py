@@ -128,7 +128,7 @@ def program(executable: Path = Path(sys.executable)) -> Path:
     """
     found = executable.with_name("edge-agent")
     if not found.is_file():
-        raise SettingError(f"there is no {found}; pip install fleetune into this environment")
+        raise SettingError(f"there is no {found}; install Fleetune into this environment, see docs/install")
     for needed in (found, executable.resolve()):
         closed = [folder for folder in needed.parents if not folder.stat().st_mode & 0o001]
         if closed:
