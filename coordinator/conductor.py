@@ -1,8 +1,8 @@
 """What the round engine wants, done: planning, keeping, aggregating, writing down.
 
 Simulation and real fleet share this; all that is left to them is to carry payloads, tell events and keep
-the clock. Each `handle` is one transaction: a coordinator killed at any point goes on from the last one,
-and devices offer again whatever was not acknowledged.
+the clock. Each `handle` is one step of the store: a coordinator killed at any point goes on from the last one
+that was committed, and devices offer again whatever was not acknowledged. A step writes what it changed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.engine_state import EngineState, Turn
+from coordinator.accounts import Accounts
+from coordinator.device_rows import DeviceRows, read_engine, read_ledger
+from coordinator.engine_state import Turn
 from coordinator.events import (
     AbandonRound,
     AcceptUpdate,
@@ -66,7 +68,13 @@ class Conductor:
         enrolment: what its devices start from.
         method: made for the enrolment's model.
         store: of the run; a run that it holds already goes on where it stopped.
+
+    Attributes:
+        keeps_steps: what each step changed is written down; else all when a round closes, for a run that
+            nobody goes on with (a simulation).
     """
+
+    keeps_steps = True
 
     def __init__(
         self,
@@ -80,21 +88,27 @@ class Conductor:
         self._method = method
         self._store = store
         self._engine_type = engine_type(settings.round)
-        self.ledger = Ledger()
         self._begin()
 
     def _begin(self) -> None:
         """As before anything happened."""
+        self._accounts = Accounts(Ledger())
         self._tasks: Mapping[DeviceId, Any] = {}
         self._arriving: _Arriving | None = None
         self._arrived: dict[DeviceId, DeviceRound] = {}
-        self._sent_bytes: dict[DeviceId, int] = {}
         self._opened_at = 0.0
         # before the plan of the open round: planning again on it after a restart gives the same tasks
         self.state: Any = self._method.init_coordinator(self._enrolment.weights)
         self._planned = self.state
         self._written: Any = None
+        self._rows = DeviceRows(self._store)
+        self._told: set[DeviceId] = set()  # whose reply is not written down yet
         self.engine = self._engine_type(self._settings.run, self._settings.round)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Counts over the whole run."""
+        return self._accounts.ledger
 
     def recall(self) -> bool:
         """Take over what the store holds, without going on; False for a new run. Raises StoreError."""
@@ -104,17 +118,15 @@ class Conductor:
             raise StoreError(f"{self._store.path} is damaged: {problem}") from None
 
     def _recall(self) -> bool:
-        ledger, kept = self._store.get("ledger"), self._store.get("engine")
-        if ledger is not None:
-            self.ledger = msgspec.json.decode(ledger, type=Ledger)
-        if kept is None:
+        self._accounts = Accounts(read_ledger(self._store))
+        state = read_engine(self._store)
+        if state is None:
             return False
         self.state = read_state(self._store, self._method.state_type, self._method.spec)
         self._planned = self._written = self.state
-        self._arrived = msgspec.json.decode(self._need("arrived"), type=dict[str, DeviceRound])
+        self._arrived = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
         self._opened_at = msgspec.json.decode(self._need("opened"), type=float)
-        engine = msgspec.msgpack.decode(kept, type=EngineState)
-        self.engine = self._engine_type(self._settings.run, self._settings.round, engine)
+        self.engine = self._engine_type(self._settings.run, self._settings.round, state)
         return True
 
     def resume(self, now: float) -> list[Order]:
@@ -176,12 +188,12 @@ class Conductor:
         """What a device can tell only when its reply has arrived: how long that took, and its joules."""
         if device in self._arrived and turn == self.engine.state.turn:
             self._arrived[device] = _told_late(self._arrived[device], actual)
+            self._told.add(device)
             return
-        record = self._store.record(turn.number)
-        if record is not None and record.attempt == turn.attempt and device in record.devices:
-            reply = _told_late(record.devices[device], actual)
+        reply = self._store.device_round(device, *turn)
+        if reply is not None:
             with self._store.step():
-                self._store.add_record(replace(record, devices={**record.devices, device: reply}))
+                self._store.put_device_rounds(*turn, {device: _told_late(reply, actual)})
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """What a device could run at."""
@@ -199,11 +211,13 @@ class Conductor:
         try:
             with self._store.step():
                 orders = [order for action in decide() for order in self._do(action, now)]
-                self._write_down()
+                if self.keeps_steps or any(isinstance(order, Closed | Finished) for order in orders):
+                    self._write_down()
         except StoreError:
             raise  # the run ends here, and goes on from the last step
         except Exception:
-            self._go_back()
+            if self.keeps_steps:
+                self._go_back()
             raise
         return orders
 
@@ -235,8 +249,9 @@ class Conductor:
                 yield self._close(number, attempt, devices, now, rehearsal=False)
             case CloseRehearsal(number, attempt, devices):
                 yield self._close(number, attempt, devices, now, rehearsal=True)
-            case AbandonRound(reason=reason):
+            case AbandonRound(number=number, reason=reason):
                 self.ledger.refuse(f"abandoned-{reason}")
+                self._store.drop_device_rounds(number)
                 self._forget_round()
             case FinishRun(reason):
                 self.ledger.ended_at = now
@@ -284,48 +299,32 @@ class Conductor:
 
     def note_delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
         """Count a payload that reached its device, once and for good. Raises StoreError."""
-        self._count_delivered(device, errand, num_bytes)
-        with self._store.step():
-            self._store.put("ledger", msgspec.json.encode(self.ledger))
-
-    def _count_delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
-        traffic, turn = self.ledger.of(device), (errand.round, errand.attempt)
-        if errand.kind in ("enrolment", "bundle"):
-            traffic.enrolment += num_bytes
-            return
-        if turn >= traffic.delivered:
-            self._sent_bytes[device] = num_bytes
-        if turn > traffic.delivered:
-            traffic.delivered = turn
-            if errand.rehearsal:
-                traffic.rehearsal_down += num_bytes
-            else:
-                traffic.down += num_bytes
-                traffic.tasks += 1
+        self._accounts.delivered(device, errand, num_bytes)
+        if self.keeps_steps:
+            with self._store.step():
+                self._rows.write_traffic(self.ledger, self._accounts.take_touched())
 
     def _accept(self, device: DeviceId) -> None:
         assert self._arriving is not None
         arriving, self._arriving = self._arriving, None
         reply, data = arriving.reply, arriving.data
-        if device not in self._sent_bytes:
+        if device not in self._accounts.sent_bytes:
             self._count_task_of(device, reply)
-        traffic = self.ledger.of(device)
-        if reply.update is None:
-            traffic.rehearsal_up += len(data)
-        else:
-            traffic.up += len(data)
-            traffic.updates += 1
+        rehearsal = reply.update is None
+        self._accounts.replied(device, len(data), rehearsal=rehearsal)
+        if not rehearsal:
             self._store.add_reply(device, data)
         report = self.engine.state.members[device].report
         self._arrived[device] = DeviceRound(
             ratio=report.ratio if report else 1.0,
-            bytes_down=self._sent_bytes.pop(device),
+            bytes_down=self._accounts.sent_bytes.pop(device),
             bytes_up=len(data),
             measures=reply.measures,
             actual=arriving.actual,
             staleness=arriving.staleness,
             predicted=arriving.predicted,
         )
+        self._told.add(device)
         if self._keeps_tasks:
             self._store.drop_task(device)
 
@@ -336,7 +335,7 @@ class Conductor:
             num_bytes = len(self._kept_task(device, errand))
         else:
             num_bytes = len(self._payload(self._tasks, device, errand))
-        self._count_delivered(device, errand, num_bytes)
+        self._accounts.delivered(device, errand, num_bytes)
 
     def _updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
         kind = Reply[self._method.update_type]  # type: ignore[name-defined]
@@ -361,23 +360,30 @@ class Conductor:
             participants=tuple(self._tasks),
             devices={device: self._arrived[device] for device in devices},
         )
+        self._write_told(number, attempt)
         self._store.add_record(record)
         self._forget_round()
         return Closed(record)
 
     def _forget_round(self) -> None:
         self._arrived = {}
-        self._sent_bytes = {}
+        self._told = set()
+        self._accounts.sent_bytes.clear()
         self._store.drop_replies()
 
     def _write_down(self) -> None:
-        self._store.put("engine", msgspec.msgpack.encode(self.engine.state))
-        self._store.put("ledger", msgspec.json.encode(self.ledger))
-        self._store.put("arrived", msgspec.json.encode(self._arrived))
+        self._rows.write(self.engine.state, self.ledger, self._accounts.take_touched())
+        self._write_told(*self.engine.state.turn)
         self._store.put("opened", msgspec.json.encode(self._opened_at))
         if self.state is not self._written:
             write_state(self._store, self.state, self._method.spec)
             self._written = self.state
+
+    def _write_told(self, number: int, attempt: int) -> None:
+        """Replies of this round that are new, or of which more is known."""
+        told = {device: self._arrived[device] for device in sorted(self._told)}
+        self._store.put_device_rounds(number, attempt, told)
+        self._told = set()
 
     def _need(self, name: str) -> bytes:
         data = self._store.get(name)

@@ -11,11 +11,11 @@ and in `engine_state.py` and `participants.py`. A simulation and a real fleet dr
 jumps ahead, at most one attempt is lost. No event raises: a wrong one is counted, a wrong update also
 answered with `RejectUpdate`. After `FinishRun` nothing follows; what still comes is counted as late.
 
-**What the driver must store.** One record: `engine.state` and the method's state, written together in
-one transaction after each `handle`:
+**What the driver must store.** One record: `engine.state` (of its members those that changed) and the
+method's state, written together after each `handle`:
 
 1. do `Admit`, `StartRound`, `AcceptUpdate`, `CloseRound`, `AbandonRound`, `CloseRehearsal`, in order;
-2. write the record;
+2. write the record, in one transaction; that of several events may be one;
 3. only then speak to devices: `SendTask`, `RejectUpdate`, `FinishRun`, and acknowledge the update.
 
 A crash before 2 loses the event, and nobody was told otherwise: the update is not acknowledged, so the

@@ -1,25 +1,33 @@
-"""A run's durable state: one SQLite file, each step of the run one transaction."""
+"""A run's durable state: one SQLite file, each step of the run one transaction, or part of a larger one."""
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from coordinator.claim import claim
-from coordinator.records import RoundRecord
+from coordinator.records import DeviceRound, RoundRecord
 from coordinator.store_versions import VERSION, bring_up, version_of
 from protocols import disk
 from protocols.errors import StoreError
 from protocols.files import make_folder
 
+Rows = Literal["member", "traffic"]
+
+_OUTER = "BEGIN", ("ROLLBACK",), "COMMIT"
+_INNER = "SAVEPOINT inner", ("ROLLBACK TO inner", "RELEASE inner"), "RELEASE inner"
+_device_round = msgspec.json.Decoder(DeviceRound)
+_record = msgspec.json.Decoder(RoundRecord)
+
 
 class RunStore:
-    """Named values, the replies of the round that runs, tasks of open windows, records of closed rounds,
-    large arrays of the method's state (see `coordinator.method_state`).
+    """Named values, rows of devices, the replies of the round that runs, tasks of open windows, records of
+    closed rounds, large arrays of the method's state (see `coordinator.method_state`).
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, lock: IO[bytes] | None = None) -> None:
@@ -68,15 +76,22 @@ class RunStore:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Everything written inside is written, or nothing is. Raises StoreError (disk full)."""
+        """Everything written inside is written, or nothing is; a step inside another is written with it.
+
+        Raises:
+            StoreError: it cannot be (disk full).
+        """
+        inner = self._connection.in_transaction
+        begin, undo, commit = _INNER if inner else _OUTER
         try:
-            self._connection.execute("BEGIN")
+            self._connection.execute(begin)
             try:
                 yield
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                for command in undo:
+                    self._connection.execute(command)
                 raise
-            self._connection.execute("COMMIT")
+            self._connection.execute(commit)
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {problem}") from None
 
@@ -85,6 +100,14 @@ class RunStore:
 
     def get(self, name: str) -> bytes | None:
         return self._one("SELECT data FROM value WHERE name = ?", name)
+
+    def put_rows(self, table: Rows, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Replace the rows of some devices."""
+        self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", rows)  # noqa: S608
+
+    def rows(self, table: Rows) -> list[tuple[str, bytes]]:
+        """Of all devices, ascending."""
+        return self._rows(f"SELECT device, data FROM {table} ORDER BY device")  # noqa: S608
 
     def add_reply(self, device: str, data: bytes) -> None:
         self._connection.execute("INSERT OR REPLACE INTO reply VALUES (?, ?)", (device, data))
@@ -131,19 +154,36 @@ class RunStore:
     def drop_arrays(self, names: Iterable[bytes]) -> None:
         self._connection.executemany("DELETE FROM array WHERE name = ?", [(name,) for name in names])
 
-    def add_record(self, record: RoundRecord) -> None:
-        row = record.number, msgspec.json.encode(record)
-        self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
+    def put_device_rounds(self, number: int, attempt: int, replies: Mapping[str, DeviceRound]) -> None:
+        """Keep what is told of these devices' replies in a round, open or closed."""
+        encode = msgspec.json.encode
+        rows = [(number, device, attempt, encode(reply)) for device, reply in replies.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO device_round VALUES (?, ?, ?, ?)", rows)
 
-    def record(self, number: int) -> RoundRecord | None:
-        """Of a closed round."""
-        data = self._one("SELECT record FROM round WHERE number = ?", number)
-        return None if data is None else msgspec.json.decode(data, type=RoundRecord)
+    def device_rounds(self, number: int) -> dict[str, DeviceRound]:
+        """What is told of the replies in a round, by device, ascending."""
+        rows = self._rows("SELECT device, data FROM device_round WHERE number = ? ORDER BY device", number)
+        return {device: _device_round.decode(data) for device, data in rows}
+
+    def device_round(self, device: str, number: int, attempt: int) -> DeviceRound | None:
+        """What is told of one device's reply; None: it has no part in this attempt at the round."""
+        query = "SELECT data FROM device_round WHERE number = ? AND device = ? AND attempt = ?"
+        data = self._one(query, number, device, attempt)
+        return None if data is None else _device_round.decode(data)
+
+    def drop_device_rounds(self, number: int) -> None:
+        """Of a round that is abandoned."""
+        self._connection.execute("DELETE FROM device_round WHERE number = ?", (number,))
+
+    def add_record(self, record: RoundRecord) -> None:
+        """Of a round that is closed; its devices are kept already (`put_device_rounds`)."""
+        row = record.number, msgspec.json.encode(replace(record, devices={}))
+        self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
 
     def records(self) -> list[RoundRecord]:
         """All closed rounds, ascending."""
-        rows = self._rows("SELECT record FROM round ORDER BY number")
-        return [msgspec.json.decode(row[0], type=RoundRecord) for row in rows]
+        rows = self._rows("SELECT number, record FROM round ORDER BY number")
+        return [replace(_record.decode(data), devices=self.device_rounds(number)) for number, data in rows]
 
     def close(self) -> None:
         self._connection.close()

@@ -8,6 +8,8 @@ run.toml) adds a step at the end; a step that was released never changes.
 import sqlite3
 from pathlib import Path
 
+import msgspec
+
 from protocols.errors import StoreVersion
 
 _TABLES = """
@@ -27,7 +29,60 @@ def _first_tables(connection: sqlite3.Connection) -> None:
         connection.execute(table)
 
 
-STEPS = (_first_tables,)
+_Rows = dict[str, msgspec.Raw]
+
+_DEVICE_TABLES = """
+CREATE TABLE member (device TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE traffic (device TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE device_round (
+    number INTEGER NOT NULL, device TEXT NOT NULL, attempt INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (number, device)
+) WITHOUT ROWID
+"""
+
+
+def _rows_of_devices(connection: sqlite3.Connection) -> None:
+    """What is kept of each device gets a row of its own; it stood in the values of the whole run."""
+    for table in _DEVICE_TABLES.split(";"):
+        connection.execute(table)
+    values = dict(connection.execute("SELECT name, data FROM value"))
+    if "ledger" in values:
+        ledger = msgspec.json.decode(values["ledger"], type=dict[str, msgspec.Raw])
+        _put_rows(connection, "traffic", msgspec.json.decode(ledger.pop("traffic"), type=_Rows))
+        _put_value(connection, "ledger", msgspec.json.encode(ledger))
+    if "engine" in values:
+        engine = msgspec.msgpack.decode(values["engine"], type=dict[str, msgspec.Raw])
+        _put_rows(connection, "member", msgspec.msgpack.decode(engine.pop("members"), type=_Rows))
+        _put_value(connection, "participants", bytes(engine.pop("participants")))
+        _put_value(connection, "engine", msgspec.msgpack.encode(engine))
+        turn = 1 + msgspec.msgpack.decode(engine["rounds_done"]), msgspec.msgpack.decode(engine["attempt"])
+        _put_replies(connection, turn, msgspec.json.decode(values["arrived"], type=_Rows))
+        connection.execute("DELETE FROM value WHERE name = 'arrived'")
+    for number, data in connection.execute("SELECT number, record FROM round").fetchall():
+        record = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        replies = msgspec.json.decode(record["devices"], type=_Rows)
+        _put_replies(connection, (number, msgspec.json.decode(record["attempt"])), replies)
+        record["devices"] = msgspec.Raw(b"{}")
+        row = msgspec.json.encode(record), number
+        connection.execute("UPDATE round SET record = ? WHERE number = ?", row)
+
+
+def _put_value(connection: sqlite3.Connection, name: str, data: bytes) -> None:
+    connection.execute("INSERT OR REPLACE INTO value VALUES (?, ?)", (name, data))
+
+
+def _put_rows(connection: sqlite3.Connection, table: str, rows: _Rows) -> None:
+    values = [(device, bytes(data)) for device, data in rows.items()]
+    connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", values)  # noqa: S608 - a name of ours
+
+
+def _put_replies(connection: sqlite3.Connection, turn: tuple[int, int], replies: _Rows) -> None:
+    number, attempt = turn
+    rows = [(number, device, attempt, bytes(data)) for device, data in replies.items()]
+    connection.executemany("INSERT INTO device_round VALUES (?, ?, ?, ?)", rows)
+
+
+STEPS = (_first_tables, _rows_of_devices)
 VERSION = len(STEPS)
 
 

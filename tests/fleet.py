@@ -19,8 +19,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from coordinator.broker import EmbeddedBroker
+from coordinator.device_rows import read_ledger
 from coordinator.method_state import read_state
-from coordinator.records import Ledger, RoundRecord
+from coordinator.records import RoundRecord
 from coordinator.runs import method_of, save_shared_model
 from coordinator.store import RunStore
 from edge_agent.session import Session
@@ -280,7 +281,7 @@ def read_outcome(run_folder, session_file):
     enrolment = codec.decode(store.get("enrolment"), Enrolment, None)
     method = method_of(enrolment)
     state = read_state(store, method.state_type, enrolment.spec)
-    ledger = msgspec.json.decode(store.get("ledger"), type=Ledger)
+    ledger = read_ledger(store)
     rounds = [_counted(record) for record in store.records()]
     store.close()
     files = {device: session_file(device, enrolment.run) for device in ledger.traffic}

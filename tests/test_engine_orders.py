@@ -50,7 +50,7 @@ round_settings = st.builds(
 told = st.fixed_dictionaries(
     {
         "ratio": st.sampled_from([0.5, 1.0, 1.0]),
-        "round_s": st.sampled_from([None, None, -1.0, 0.0, 1e-9, 0.3, 4.0, 50.0, 1e300]),
+        "round_s": st.sampled_from([None, None, 0.0, 1e-9, 0.3, 4.0, 50.0, 1e15]),
         "conditions": st.sampled_from([UNKNOWN, UNKNOWN, Conditions(metered=True)]),
     }
 )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.records import Ledger
+from coordinator.device_rows import read_ledger
 from coordinator.store import RunStore
 from protocols.bundle import read_bundle
 from protocols.transfer import digest_of
@@ -91,7 +91,7 @@ def test_a_mixed_fleet_comes_to_what_a_torch_fleet_comes_to(tmp_path, third):
         fleet.wait_finished()
         found, store = fleet.outcome(), RunStore.open(tmp_path / "runs" / "mixed" / "state.sqlite")
         payload = store.get("bundle")
-        ledger = msgspec.json.decode(store.get("ledger"), type=Ledger)
+        ledger = read_ledger(store)
         store.close()
         states = [tmp_path / "state" / "mixed" / device for device in fleet.shares]
         kept = [[path.name for path in (state / "bundles").glob("*")] for state in states]

@@ -145,10 +145,13 @@ class Desk:
         self.run = open_run(run_settings, folder, durable=False, enrolment=self.enrolment)
         self.now, self.tasks, self.closed = 0.0, {}, []
 
-    def play(self):
+    def play(self, step=0):
+        """From after `step` events, which the store has, to the end."""
+        self.now = float(step)
+        if step:
+            self.take(self.run.conductor.resume(self.now))
         for device in self.DEVICES:
             self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device)), self.now))
-        step = 0
         while not self.run.conductor.engine.finished:
             self.now += 1.0
             if self.restart:
@@ -198,7 +201,7 @@ class Desk:
         update = None
         if not assignment.rehearsal:
             weights = assignment.task.patch.apply(np.zeros(spec.size, np.float32), spec)
-            update = self.update(weights + np.float32(ord(device) % 7) * np.float32(0.125))
+            update = self.update(weights + np.float32(ord(device[-1]) % 7) * np.float32(0.125))
         reply = Reply(device, *self.turn(payload), False, Measures(10, 0), update)
         return codec.encode(reply, spec)
 

@@ -16,8 +16,10 @@ from coordinator.store import RunStore
 from protocols.errors import SettingError, StoreError, StoreVersion
 from protocols.settings import read_run
 from tests.fleet import Fleet
+from tests.test_semi_asynchronous import Desk, settings
 
 OLD_RUN = Path(__file__).parent / "data" / "run-d2699e9.tar.xz"
+OLD_WINDOW = OLD_RUN.with_name("window-d2699e9.tar.xz")
 
 
 @pytest.fixture
@@ -68,6 +70,24 @@ def test_an_old_run_goes_on_to_its_end(old):
     assert [len(record.devices) for record in records] == [3] * 5
     assert np.isfinite(weights).all()
     assert records[-1].rehearsal
+
+
+def test_an_open_window_of_an_old_run_goes_on_to_the_same_bits(tmp_path):
+    """Rows of devices are taken out of the values they stood in; a round of which one reply is in, too."""
+    buffer = {"mode": "buffer", "buffer": 2, "max_staleness": 2, "start_with": 4, "deadline_s": 1000.0}
+    plain = Desk(tmp_path / "plain", settings(**buffer), restart=False).play()
+    with tarfile.open(OLD_WINDOW) as archive:
+        archive.extractall(tmp_path / "old", filter="data")
+    upgraded = Desk(tmp_path / "old", settings(**buffer), restart=True).play(step=7)
+    ends = [desk.run.method.shared_model(desk.run.conductor.state).tobytes() for desk in (plain, upgraded)]
+    assert ends[0] == ends[1]
+    assert plain.run.conductor.records() == upgraded.run.conductor.records()
+    assert upgraded.closed == plain.closed[3:]
+    ledger = upgraded.run.conductor.ledger
+    assert ledger.traffic == plain.run.conductor.ledger.traffic
+    assert upgraded.run.store.get("arrived") is None
+    for desk in (plain, upgraded):
+        desk.run.store.close()
 
 
 def test_what_a_release_adds_to_run_toml_strands_no_run(old):

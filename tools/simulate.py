@@ -52,6 +52,7 @@ class Simulation:
         on_closed: Callable[[RoundRecord], None] = lambda _: None,
     ) -> None:
         self._conductor = conductor
+        conductor.keeps_steps = False
         self._enrolment = enrolment
         self._num_enrolment_bytes = num_enrolment_bytes
         self._fleet = {player.name: player for player in players}
