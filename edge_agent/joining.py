@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge_agent.allowance import Allowance, remembered
 from edge_agent.data import DeviceData, check_fits, load, split
 from edge_agent.experience import Experience
@@ -28,12 +26,13 @@ from edge_agent.trainers import AUTO, Kind, check_room, make_backend, needs_bund
 from protocols import codec
 from protocols.bundle import read_bundle
 from protocols.conditions import Conditions
-from protocols.errors import PacketCorrupt, PacketError, PacketForeign, SettingError, StoreError
+from protocols.errors import ModelError, PacketError, PacketForeign, SettingError, StoreError
 from protocols.method import DeviceReport, Method
 from protocols.methods import from_section
-from protocols.payloads import Enrolment
+from protocols.payloads import Enrolment, read_enrolment
 
 CALIBRATION_S = 0.5
+COPIES = 3  # of a payload that is being unpacked: packed, unpacked, and as arrays
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +97,11 @@ def join(
         SettingError: a method or board that this agent does not know, or code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
     """
-    enrolment = _read(data, run)
+    conditions = gauges.conditions()
+    enrolment = _read(data, run, conditions)
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
     own = _own_data(settings, enrolment)
     method = from_section(enrolment.method, enrolment.spec)
-    conditions = gauges.conditions()
     backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store.session(run), settings.device)
@@ -118,13 +117,22 @@ def join(
     return participation
 
 
-def _read(data: bytes, run: str) -> Enrolment:
-    enrolment = codec.decode(data, Enrolment, None)
+def _read(data: bytes, run: str, conditions: Conditions) -> Enrolment:
+    _check_fits(data, "model", conditions)
+    enrolment = read_enrolment(data)
     if enrolment.run != run:
         raise PacketForeign(f"enrolment of run {enrolment.run!r} came as one of run {run!r}")
-    if enrolment.weights.shape != (enrolment.spec.size,) or enrolment.weights.dtype != np.float32:
-        raise PacketCorrupt(f"enrolment of run {run}: the initial weights do not fit the model")
     return enrolment
+
+
+def _check_fits(data: bytes, what: str, conditions: Conditions) -> None:
+    """Raises ModelError when a payload is too large for this board's memory, before it is unpacked."""
+    needed, held, usable = COPIES * codec.unpacked_bytes(data), own_memory().resident, conditions.memory_bytes
+    if usable is not None and held is not None and held + needed > usable:
+        raise ModelError(
+            f"the run's {what} takes {needed / 1e6:.0f} MB to unpack beside the {held / 1e6:.0f} MB held"
+            f" already, and this process may take {usable / 1e6:.0f} MB"
+        )
 
 
 def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model: bool) -> None:
@@ -248,5 +256,7 @@ def _backend(
     enrolment: Enrolment, kind: Kind, bundle: bytes | None, threads: int, conditions: Conditions
 ) -> Backend:
     check_room(kind, conditions.memory_bytes, own_memory().resident or 0)
+    if bundle is not None:
+        _check_fits(bundle, "bundle", conditions)
     read = None if bundle is None else read_bundle(bundle, enrolment.spec)
     return make_backend(kind, enrolment.spec, read, threads)

@@ -6,12 +6,11 @@ from pathlib import Path
 from edge_agent.joining import check_trust
 from edge_agent.session import recall
 from edge_agent.store import AgentStore
-from protocols import codec
 from protocols.bundle import Bundle, read_bundle
 from protocols.errors import PacketError, StoreError
 from protocols.methods import from_section
 from protocols.model import FlatArray
-from protocols.payloads import Enrolment
+from protocols.payloads import read_enrolment
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def personal_model(
     if run is None or data is None:
         raise StoreError(f"{store.folder}: this device has joined no run {run or 'yet'}; see edge-agent run")
     try:
-        enrolment = codec.decode(data, Enrolment, None)
+        enrolment = read_enrolment(data)
         check_trust(enrolment, trusted, builds_model=False)
         method = from_section(enrolment.method, enrolment.spec)
         kept = recall(enrolment, method, store.session(run))

@@ -86,7 +86,12 @@ class Agent:
         self._transport = make_transport(wire.encode(wire.Presence(False)), self.events)
         self._outbox = Outbox(settings.device)
         self._intake = Intake(
-            settings.device, self._store, is_in=self._is_in, objection=self._guard.objection, clock=clock
+            settings.device,
+            self._store,
+            is_in=self._is_in,
+            objection=self._guard.objection,
+            clock=clock,
+            memory=lambda: self._gauges.conditions().memory_bytes,
         )
         self._jobs = Jobs(self.events.put, clock)
         self._enrolling = Enrolling(

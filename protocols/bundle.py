@@ -24,9 +24,11 @@ from protocols.bounds import Amount, Finite, Label, Positive, Share
 from protocols.errors import PacketCorrupt, PacketForeign
 from protocols.graph import Graph
 from protocols.model import MAX_TENSORS, FlatArray, ModelSpec, Shape
+from protocols.model_check import check_spec
 from protocols.randomness import Key
 
 MAX_BYTES = 2**28  # also when unpacked
+MAX_ELEMENTS = 400_000  # resnet8 has 40,000
 MAX_GRAPHS, MAX_NOISES, MAX_CLASSES = 16, 1000, 100_000
 
 TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
@@ -122,7 +124,8 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
     Raises:
         PacketError: damaged, of another model, or of a version that this side does not know.
     """
-    bundle = codec.decode(data, Bundle, None, limit=MAX_BYTES)
+    bundle = codec.decode(data, Bundle, None, limit=MAX_BYTES, elements=MAX_ELEMENTS)
+    check_spec(bundle.spec)
     codec.check_model(data, bundle.spec)
     if spec is not None and bundle.spec.hash != spec.hash:
         raise PacketForeign(

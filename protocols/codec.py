@@ -13,23 +13,21 @@ msgspec against the dataclass, patches against the model. Never pickle.
 
 import dataclasses
 import hashlib
-import math
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar, get_origin
+from typing import Any, TypeVar, get_origin
 
 import msgspec
 import numpy as np
 import zstandard
-from msgspec import Meta
-from numpy.typing import NDArray
 
+from protocols.arrays import Array, Arrays, pack
+from protocols.elements import check_elements
 from protocols.errors import (
     PacketCorrupt,
     PacketError,
     PacketForeign,
-    PacketNotFinite,
     PacketTooLarge,
     PacketTruncated,
     PacketVersion,
@@ -39,19 +37,13 @@ from protocols.patch import Patch
 
 VERSION = 1
 ZSTD_LEVEL = 3
-MODELS_PER_PAYLOAD = 4
+MODELS_PER_PAYLOAD = 3
+MAX_ELEMENTS = 20_000  # of a task or an update: the names of layers, and little else
+MAX_SMALL_BYTES = 2**24
+MAX_SHRINKING = 100  # times longer than packed; graphs of operators come to 40
 
 MAGIC = b"FLTN"
 _HEADER = struct.Struct("<4sB3x8sQ8s")
-_DTYPES = {"?": np.dtype(bool), "f4": np.dtype("<f4"), "f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_WireArray = tuple[
-    Literal["?", "f4", "f8", "i8"],
-    Annotated[list[Annotated[int, Meta(ge=0, lt=2**40)]], Meta(max_length=8)],
-    bytes,
-]
-
-_Array = NDArray[Any]
 
 M = TypeVar("M")
 
@@ -71,7 +63,7 @@ def estimate_bytes(num_values: int) -> int:
 
 
 def encode(
-    message: object, spec: ModelSpec, *, keep: Callable[[_Array], bytes | None] = lambda _: None
+    message: object, spec: ModelSpec, *, keep: Callable[[Array], bytes | None] = lambda _: None
 ) -> bytes:
     """`message`, a frozen dataclass, struct or array, for a device or disk that has the same model.
 
@@ -92,8 +84,9 @@ def decode(
     spec: ModelSpec | None,
     *,
     limit: int | None = None,
+    elements: int = MAX_ELEMENTS,
     finite: bool = True,
-    kept: Callable[[bytes], _Array] | None = None,
+    kept: Callable[[bytes], Array] | None = None,
 ) -> M:
     """Read a `kind` back.
 
@@ -102,30 +95,41 @@ def decode(
         kind: the dataclass to expect.
         spec: the model both sides have; None: not known yet (an enrolment brings it).
         limit: most bytes of the unpacked body; None: whatever it says (own state on disk).
+        elements: most of them where there is a limit, see `protocols.elements`.
         finite: refuse NaN and infinite numbers in arrays.
         kept: gives the arrays that `encode` only named; None: there are none.
 
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
     """
+    if limit is not None and spec is None:  # the model does not say how long it may be
+        limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
     body = _open(data, spec, limit)
+    arrays = Arrays(finite, left=limit, largest=None if limit is None or spec is None else spec.size)
+    if limit is not None:
+        check_elements(body, elements)
 
     def read(expected: type, obj: Any) -> Any:
         if (get_origin(expected) or expected) is np.ndarray:
             if kept is not None and isinstance(obj, bytes):
                 return kept(obj)
-            return _read_array(obj, finite=finite)
+            return arrays.read(obj)
         raise PacketCorrupt(f"cannot read a {expected}")
 
     try:
         message = msgspec.msgpack.decode(body, type=kind, dec_hook=read)
     except PacketError:
         raise
-    except (msgspec.DecodeError, ValueError, TypeError) as problem:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as problem:
         raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {problem}") from None
     if spec is not None:
         _check_patches(message, spec)
     return message
+
+
+def unpacked_bytes(data: bytes) -> int:
+    """How long the body of what `encode` made is, by its header; 0: there is none."""
+    return 0 if len(data) < _HEADER.size else int(_HEADER.unpack_from(data)[3])
 
 
 def check_model(data: bytes, spec: ModelSpec) -> None:
@@ -166,44 +170,10 @@ def _checksum(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=8).digest()
 
 
-def _pack(keep: Callable[[_Array], bytes | None], value: Any) -> Any:
+def _pack(keep: Callable[[Array], bytes | None], value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"cannot send a {type(value).__name__}")
-    name = keep(value)
-    if name is not None:
-        return name
-    array = np.ascontiguousarray(value)
-    if array.dtype not in _NAMES:
-        raise TypeError(f"cannot send an array of {array.dtype}")
-    return _NAMES[array.dtype], value.shape, _array_bytes(array)
-
-
-def _array_bytes(array: np.ndarray[Any, Any]) -> bytes:
-    if array.dtype == bool:
-        return np.packbits(array.ravel()).tobytes()
-    return np.ascontiguousarray(array.reshape(-1, 1).view(np.uint8).T).tobytes()
-
-
-def _read_array(obj: Any, *, finite: bool) -> np.ndarray[Any, Any]:
-    name, shape, data = _array_parts(obj)
-    dtype, size = _DTYPES[name], math.prod(shape)
-    if len(data) != (-(-size // 8) if name == "?" else size * dtype.itemsize):
-        raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} with {len(data)} bytes")
-    if name == "?":
-        return np.unpackbits(np.frombuffer(data, np.uint8), count=size).astype(bool).reshape(shape)
-    planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, size)
-    array = np.ascontiguousarray(planes.T).view(dtype).reshape(shape)
-    if finite and dtype.kind == "f" and not np.isfinite(array).all():
-        raise PacketNotFinite("array holds NaN or infinite values")
-    return array
-
-
-def _array_parts(obj: Any) -> tuple[str, list[int], bytes]:
-    try:
-        parts: tuple[str, list[int], bytes] = msgspec.convert(obj, _WireArray)
-    except msgspec.ValidationError as problem:
-        raise PacketCorrupt(f"array: {problem}") from None
-    return parts
+    return keep(value) or pack(value)
 
 
 def _check_patches(value: Any, spec: ModelSpec) -> None:

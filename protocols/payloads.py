@@ -7,8 +7,10 @@ run and a real one send equal bytes; the errand they travel under names the run.
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
+import numpy as np
 from msgspec import Meta
 
+from protocols import codec
 from protocols.bounds import (
     Amount,
     Finite,
@@ -22,10 +24,14 @@ from protocols.bounds import (
     RunId,
     Share,
 )
+from protocols.errors import PacketCorrupt
 from protocols.model import FlatArray, ModelSpec
+from protocols.model_check import check_spec
 from protocols.randomness import Key
 from protocols.settings import Fraction, TrainingSection
 
+MAX_ENROLMENT_BYTES = 2**31
+MAX_ENROLMENT_ELEMENTS = 200_000
 Accuracy = Share
 T = TypeVar("T")
 U = TypeVar("U")
@@ -116,3 +122,21 @@ def run_key(seed: int) -> Key:
 def work_key(seed: int, round_number: int, attempt: int, device: str) -> Key:
     """Of a device's own draws in one attempt at a round."""
     return run_key(seed).child("work", round_number, attempt, device)
+
+
+def read_enrolment(data: bytes, limit: int = MAX_ENROLMENT_BYTES) -> Enrolment:
+    """Read an enrolment that came over the wire, and check all of it.
+
+    Args:
+        data: what the coordinator encoded.
+        limit: most bytes of it, unpacked.
+
+    Raises:
+        PacketError: it is damaged, too large, or what it says of the model makes no sense.
+    """
+    enrolment = codec.decode(data, Enrolment, None, limit=limit, elements=MAX_ENROLMENT_ELEMENTS)
+    check_spec(enrolment.spec)
+    codec.check_model(data, enrolment.spec)
+    if enrolment.weights.shape != (enrolment.spec.size,) or enrolment.weights.dtype != np.float32:
+        raise PacketCorrupt(f"enrolment of run {enrolment.run}: the initial weights do not fit the model")
+    return enrolment

@@ -8,11 +8,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from protocols.errors import PacketCorrupt
+from protocols.errors import PacketCorrupt, PacketTooLarge
 
 _VARINT, _FIXED_8, _BYTES, _FIXED_4 = 0, 1, 2, 5
 _WIDTHS = {_FIXED_8: 8, _FIXED_4: 4}
 _MAX_VARINT_BYTES = 10
+MAX_FIELDS = 50_000  # of one message: nodes of a graph, as a rule
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,13 @@ def fields(data: bytes) -> Iterator[Field]:
 
     Raises:
         PacketCorrupt: it is none.
+        PacketTooLarge: it has too many.
     """
-    start = 0
+    start = count = 0
     while start < len(data):
+        count += 1
+        if count > MAX_FIELDS:
+            raise PacketTooLarge(f"a protobuf message of more than {MAX_FIELDS} fields")
         key, at = _read_varint(data, start)
         kind = key & 7
         value, end = b"", at

@@ -14,7 +14,7 @@ from edge_agent.store import AgentStore
 from protocols import codec
 from protocols.errors import FleetuneError, PacketError, StoreError
 from protocols.methods import from_section
-from protocols.payloads import Enrolment
+from protocols.payloads import Enrolment, read_enrolment
 
 COPIES = 8  # of a model, at worst: enrolment, state of three and its draft, task, reply
 EXAMPLE, EXAMPLE_BYTES = "ResNet-18", 4 * 11_200_000
@@ -76,7 +76,7 @@ def latest_enrolment(store: AgentStore) -> Enrolment | None:
     """Of the run joined last; None: there is none, or it cannot be read (`runs` says so)."""
     try:
         data = next(filter(None, (store.enrolment(run).read() for run in store.runs())), None)
-        return None if data is None else codec.decode(data, Enrolment, None)
+        return None if data is None else read_enrolment(data)
     except FleetuneError:
         return None
 
@@ -100,7 +100,7 @@ def _kept(store: AgentStore, run: str, device: str) -> str:
     data = store.enrolment(run).read()
     if data is None:
         return f"{run}: no enrolment yet"
-    enrolment = codec.decode(data, Enrolment, None)
+    enrolment = read_enrolment(data)
     name = str(enrolment.method.get("name"))
     what = f"{run}: {enrolment.spec.name} by {name}"
     data = store.session(run).read()

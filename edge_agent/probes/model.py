@@ -9,12 +9,11 @@ from edge_agent.data import DeviceData
 from edge_agent.store import AgentStore
 from edge_agent.trainer import Backend
 from edge_agent.trainers import AUTO, Trainers, make_backend, needs_bundle
-from protocols import codec
 from protocols.bundle import read_bundle
 from protocols.errors import ModelError, PacketError, StoreError
 from protocols.first_weights import draw_weights
 from protocols.model import Axis, FlatArray, ModelSpec, Span, TensorSpec
-from protocols.payloads import Enrolment
+from protocols.payloads import read_enrolment
 from protocols.randomness import Key
 from protocols.settings import TrainingSection
 from protocols.shipped import shipped_bundle
@@ -70,7 +69,7 @@ def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload
     """The model of the latest run whose enrolment is kept; None: there is none that can be read and built."""
     for run in store.runs():
         try:
-            enrolment = codec.decode(store.enrolment(run).read() or b"", Enrolment, None)
+            enrolment = read_enrolment(store.enrolment(run).read() or b"")
             data = store.bundle(run)
             if data is None:
                 trainers.lacking[run] = f"the bundle of run {run} is not here"

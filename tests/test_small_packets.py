@@ -1,0 +1,108 @@
+"""What is small on the wire stays small in memory: every attack that we can think of, each measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_agent.intake import Intake
+from edge_agent.joining import _read
+from edge_agent.probes.memory import own
+from edge_agent.store import AgentStore
+from protocols import codec, errors
+from protocols.conditions import Conditions
+from protocols.elements import check_elements
+from protocols.errors import ModelError, PacketCorrupt, PacketError, PacketTooLarge
+from protocols.messages import Errand, Offer, Refuse
+from protocols.transfer import transfer_id
+from tests import hostile
+
+MOST_BYTES = 50_000_000
+MOST_SECONDS = 20.0  # a mere bound on what never ends: none takes a second
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux resets a peak")
+def test_no_packet_takes_much_more_memory_than_an_honest_one():
+    command = [sys.executable, "-m", "tests.hostile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    found = json.loads(done.stdout)
+    assert len(found) > 40
+    wrong = {
+        name: one
+        for name, one in found.items()
+        if one["peak"] > MOST_BYTES + 8 * one["honest"]
+        or one["seconds"] > MOST_SECONDS
+        or not (name.endswith("as there may be") or _is_refused(one["problem"]))
+    }
+    assert not wrong
+
+
+def _is_refused(problem):
+    return issubclass(getattr(errors, problem, object), PacketError)
+
+
+def test_honest_packets_are_read():
+    hostile.read_reply(hostile.honest_reply())
+    hostile.read_task(hostile.honest_task())
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", PacketCorrupt),
+        (b"\x92\x01", PacketCorrupt),
+        (b"\x01\x02", PacketCorrupt),
+        (b"\xdd\xff\xff\xff\xff", PacketCorrupt),
+        (b"\xdf\x80\x00\x00\x00\x01", PacketCorrupt),
+        (b"\xc6\xff\xff\xff\xff", PacketCorrupt),
+        (b"\x91" * 33 + b"\x01", PacketTooLarge),
+        (b"\xdc\x00\x0b" + b"\x01" * 11, PacketTooLarge),
+    ],
+)
+def test_elements_are_counted_before_they_are_made(body, problem):
+    with pytest.raises(problem):
+        check_elements(body, 10)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 0, -1, -33, 2**7, 2**15, 2**31, 2**63, 1.5, "", "x" * 31, "x" * 255, "x" * 2**16, b"",
+     b"x" * 300, b"x" * 2**16, [], [1] * 15, [[]] * 16, [1] * 2**16, {}, {n: n for n in range(16)},
+     {n: [n] for n in range(2**16)}],
+    ids=lambda value: f"{type(value).__name__} {len(value) if hasattr(value, '__len__') else value}",
+)  # fmt: skip
+def test_whatever_is_well_formed_passes(value):
+    check_elements(msgspec.msgpack.encode(value), 10**6)
+
+
+def test_a_board_declines_a_model_that_its_memory_cannot_hold():
+    data = codec.encode(hostile.enrolment(), hostile.SPEC)
+    assert _read(data, "run-1", Conditions()).run == "run-1"
+    with pytest.raises(ModelError, match="the run's model takes 0 MB to unpack beside the"):
+        _read(data, "run-1", Conditions(memory_bytes=own().resident))
+
+
+def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypatch):
+    store = AgentStore(tmp_path)
+    intake = Intake(
+        "a",
+        store,
+        is_in=lambda _: False,
+        objection=lambda: None,
+        clock=lambda: 0.0,
+        memory=lambda: 100_000_000,
+    )
+    errand, digest = Errand("enrolment", "run-1"), "0" * 32
+
+    def offered(num_bytes):
+        (answer,) = intake.offer(Offer(transfer_id(errand, "a", digest), digest, num_bytes, errand))
+        return answer.reason if isinstance(answer, Refuse) else None
+
+    assert offered(40_000_000) is None
+    assert "may take 100 MB of memory" in offered(60_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Disk", (), {"free": 50_000_000}))
+    assert "has 50 MB of disk left" in offered(40_000_000)
+    assert offered(1_000_000) is None
