@@ -95,9 +95,10 @@ def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypa
         clock=lambda: 0.0,
         memory=lambda: 100_000_000,
     )
-    errand, digest = Errand("enrolment", "run-1"), "0" * 32
+    errand = Errand("enrolment", "run-1")
 
     def offered(num_bytes):
+        digest = f"{num_bytes:032x}"
         (answer,) = intake.offer(Offer(transfer_id(errand, "a", digest), digest, num_bytes, errand))
         return answer.reason if isinstance(answer, Refuse) else None
 
