@@ -4,6 +4,7 @@ import logging
 import queue
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,12 +100,13 @@ def _serve(run: Any, broker: Any, fleet: str) -> None:
 
 @app.command()
 def report(folder: RunFolder) -> None:
-    """Write a run's report anew, also of one that was stopped, and show its tables."""
+    """Write a run's report anew, also of one that was stopped or is going on, and show its tables."""
+    from coordinator.claim import is_claimed
     from coordinator.present import report_run
     from coordinator.runs import look_at
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
-        report_run(run)
+        report_run(run, live=is_claimed(folder))
 
 
 @app.command()
@@ -115,6 +117,22 @@ def devices(folder: RunFolder) -> None:
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
         list_devices(run)
+
+
+@app.command()
+def status(
+    folder: RunFolder,
+    follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,
+) -> None:
+    """Show how a run stands, also while it is going on: round, who replied, who is missing and why."""
+    from coordinator import status as run_status
+
+    with one_line_errors("edge-coordinator"):
+        if not follow:
+            run_status.show_status(folder)
+            return
+        with suppress(KeyboardInterrupt):
+            run_status.follow(folder)
 
 
 @app.command()

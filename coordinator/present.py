@@ -1,5 +1,6 @@
 """What `edge-coordinator serve` shows and leaves: a live view or a line a round, then the report."""
 
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -7,7 +8,9 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
+from coordinator.journal import ROUNDS, RoundJournal
 from coordinator.live import LiveView, plain_line
+from coordinator.missing import Impatience, missing_from
 from coordinator.outcome import with_personal
 from coordinator.peer import Peer
 from coordinator.records import RoundRecord
@@ -40,6 +43,8 @@ class Presenter:
         self._watch = Watch(run.settings, run.enrolment.spec.num_parameters)
         for record in run.conductor.records():
             self._watch.note(record)
+        self._journal = RoundJournal(run.folder, run.conductor.records)
+        self._impatience = Impatience()
         again = "goes on" if run.resumed else "begins"
         self.say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}")
         if unheeded := simulated_keys(run.settings):
@@ -57,10 +62,13 @@ class Presenter:
             self._live.stop()
 
     def look(self, server: Server) -> None:
-        """Draw the live view."""
-        if self._live is None:
-            return
+        """Draw the live view; in a log, say whom a round waits for."""
         conductor = self._run.conductor
+        if self._live is None:
+            state, settings = conductor.engine.state, self._run.settings.round
+            if word := self._impatience.word(state, settings, self._clock()):
+                self.say(word)
+            return
         busy = {device: _activity(peer) for device, peer in server.peers.items()}
         activities = {device: activity for device, activity in busy.items() if activity is not None}
         shot = self._watch.snapshot(
@@ -71,8 +79,11 @@ class Presenter:
     def closed(self, record: RoundRecord) -> None:
         """A round is over."""
         self._watch.note(record)
+        self._journal.add(record)
         if self._live is None:
-            self.say(plain_line(record, self._run.settings))
+            state, settings = self._run.conductor.engine.state, self._run.settings
+            absent = missing_from(record, state, settings.round)
+            self.say(plain_line(record, settings) + (f"  missing: {absent}" if absent else ""))
 
     def finish(self, reason: str | None) -> None:
         """Write the report of a finished run, or say how a stopped one goes on."""
@@ -86,17 +97,25 @@ class Presenter:
         mark_finished(self._run)
 
     def say(self, line: str) -> None:
-        """Print a line, above the live view if there is one."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        """Print a line with the time, above the live view if there is one."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._console.print(f"{at} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-def report_run(run: Run, console: Console | None = None) -> None:
-    """Write the report of a run as it stands, and show its tables."""
+def report_run(run: Run, console: Console | None = None, *, live: bool = False) -> None:
+    """Write the report of a run as it stands, and show its tables.
+
+    Args:
+        run: the run.
+        console: to show them on.
+        live: another process is at the run, and writes rounds.jsonl itself.
+    """
     console = console or Console()
     summary, records = summary_of(run, simulated=False), run.conductor.records()
     members = run.conductor.engine.state.members
     boards = {device: one.report.board for device, one in members.items() if one.report}
-    files = write_report(run.folder, run.settings, summary, records, boards=boards)
+    left_out = (ROUNDS,) if live else ()
+    files = write_report(run.folder, run.settings, summary, records, boards=boards, left_out=left_out)
     files.append(save_shared_model(run))
     shown = with_personal(summary, records)
     console.print(device_table(shown, boards=boards))

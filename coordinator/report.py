@@ -2,12 +2,13 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.journal import ROUNDS, lines_of
 from coordinator.markup import Plot
 from coordinator.outcome import Summary, with_personal
 from coordinator.page import Page, write_page
@@ -35,6 +36,7 @@ def write_report(
     rivals: Mapping[str, Summary] | None = None,
     boards: Mapping[DeviceId, str] | None = None,
     durable: bool = True,
+    left_out: Collection[str] = (),
 ) -> list[Path]:
     """Write a run's report into its folder; the files written.
 
@@ -46,6 +48,7 @@ def write_report(
         rivals: method name and summary of other runs on the same fleet, to compare with.
         boards: of the devices.
         durable: survive a power cut; simulations do without.
+        left_out: names of files that are not written.
 
     Without matplotlib the pictures are left out, and one line of the log says so.
 
@@ -73,9 +76,10 @@ def write_report(
         remark="" if has_pictures else NO_PICTURES,
     )
     files["report.html"] = write_page(page)
-    for name, data in files.items():
-        write_atomically(folder / name, data, durable=durable)
-    return [folder / name for name in files]
+    written = {folder / name: data for name, data in files.items() if name not in left_out}
+    for path, data in written.items():
+        write_atomically(path, data, durable=durable)
+    return list(written)
 
 
 def can_paint() -> bool:
@@ -102,7 +106,7 @@ def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes
     """summary.json and rounds.jsonl."""
     return {
         "summary.json": msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
-        "rounds.jsonl": b"".join(msgspec.json.encode(record) + b"\n" for record in records),
+        ROUNDS: lines_of(records),
     }
 
 

@@ -1,6 +1,7 @@
 """What a run.toml says holds in a simulation and on a real fleet, or `serve` names it."""
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -85,7 +86,7 @@ def test_serve_names_what_it_does_not_heed(monkeypatch):
         enrolment=SimpleNamespace(run="r-1", spec=SimpleNamespace(num_parameters=1)),
         conductor=SimpleNamespace(records=list),
         resumed=False,
-        folder="runs/r",
+        folder=Path("runs/r"),
     )
     present.Presenter(run, "r", "b", float)
     assert "for simulations only, not heeded here: fleet.uplink_mbps\n" in console.file.getvalue()

@@ -1,0 +1,59 @@
+"""rounds.jsonl, line by line as rounds close.
+
+The store is what counts: the file is written anew from it when a coordinator starts and when the run ends, so
+that a crash leaves no line twice and none out. What a device tells of a round after it closed is in then.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from coordinator.records import RoundRecord
+from protocols import disk
+from protocols.errors import StoreError
+from protocols.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+ROUNDS = "rounds.jsonl"
+
+
+def lines_of(records: Sequence[RoundRecord]) -> bytes:
+    """A line of JSON for each record."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+class RoundJournal:
+    """Follows one run; a full disk costs the file, never the run.
+
+    Args:
+        folder: of the run.
+        records: gives all rounds closed so far, ascending.
+    """
+
+    def __init__(self, folder: Path, records: Callable[[], Sequence[RoundRecord]]) -> None:
+        self._path = folder / ROUNDS
+        self._records = records
+        self._is_whole = False
+        if records() or self._path.exists():
+            self._write_anew()
+
+    def add(self, record: RoundRecord) -> None:
+        """The round that has just closed."""
+        if not self._is_whole:
+            self._write_anew()
+            return
+        try:
+            disk.DISK.append(self._path, lines_of([record]))
+        except OSError as problem:
+            self._is_whole = False
+            log.warning("cannot write %s: %s; its lines follow", self._path, problem.strerror)
+
+    def _write_anew(self) -> None:
+        try:
+            write_atomically(self._path, lines_of(self._records()), durable=False)
+            self._is_whole = True
+        except StoreError as problem:
+            log.warning("%s; the run goes on without it", problem)
