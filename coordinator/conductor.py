@@ -30,7 +30,7 @@ from coordinator.events import (
     UpdateArrived,
 )
 from coordinator.method_state import read_state, write_state
-from coordinator.orders import Closed, Finished, Order, Reject, Send
+from coordinator.orders import Abandoned, Closed, Finished, Order, Reject, Send
 from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.store import RunStore
 from coordinator.windows import engine_type
@@ -249,7 +249,9 @@ class Conductor:
                 yield self._close(number, attempt, devices, now, rehearsal=False)
             case CloseRehearsal(number, attempt, devices):
                 yield self._close(number, attempt, devices, now, rehearsal=True)
-            case AbandonRound(number=number, reason=reason):
+            case AbandonRound(number, attempt, reason):
+                absent = sorted(self._tasks.keys() - self._arrived.keys())
+                yield Abandoned(number, attempt, reason, tuple(absent))
                 self.ledger.refuse(f"abandoned-{reason}")
                 self._store.drop_device_rounds(number)
                 self._forget_round()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from coordinator import readable
 from coordinator.engine_state import EngineState, Member
+from coordinator.orders import Abandoned
 from coordinator.participants import eligible, needed, target
 from coordinator.records import RoundRecord
 from protocols.method import DeviceId
@@ -30,6 +31,15 @@ def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection
         return ""
     absent = (device for device in record.participants if device not in record.devices)
     return _listed((device, _why(state.members.get(device), record.number)) for device in absent)
+
+
+def abandoned_line(given_up: Abandoned, state: EngineState) -> str:
+    """That an attempt was given up, and who was missing; `state` as it is since."""
+    number, asked = given_up.round, given_up.absent
+    absent = _listed((device, _why(state.members.get(device), number)) for device in asked)
+    why = "too few replied in time" if given_up.reason == "deadline" else "too few are left to reply"
+    words = f"round {number}, attempt {given_up.attempt} is given up: {why}"
+    return f"{words}; missing: {absent}" if absent else words
 
 
 def waiting_for(state: EngineState, settings: RoundSection) -> str:

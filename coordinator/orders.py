@@ -33,10 +33,20 @@ class Closed:
 
 
 @dataclass(frozen=True)
+class Abandoned:
+    """An attempt at a round was given up; `absent` are those that were asked and had not replied."""
+
+    round: int
+    attempt: int
+    reason: str
+    absent: tuple[DeviceId, ...]
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run is over."""
 
     reason: str
 
 
-Order = Send | Reject | Closed | Finished
+Order = Send | Reject | Closed | Abandoned | Finished

@@ -92,9 +92,24 @@ def open_run(
     return Run(folder, settings, whole, payload, method, store, conductor, resumed=kept is not None)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a run's store says of it; read in one transaction, as it was at one moment.
+
+    Attributes:
+        settings, enrolment, payload: see `Run`.
+        store: to read on in.
+    """
+
+    settings: RunSettings
+    enrolment: Enrolment
+    payload: bytes
+    store: RunStore
+
+
 @contextmanager
-def look_at(folder: Path) -> Iterator[Run]:
-    """A run to look at as it stands now, also while a coordinator is at it; nothing goes on.
+def stored_run(folder: Path) -> Iterator[Stored]:
+    """A run's store to read in, also while a coordinator writes it.
 
     Raises:
         SettingError: the folder holds no run.
@@ -102,17 +117,27 @@ def look_at(folder: Path) -> Iterator[Run]:
     """
     if not (folder / STATE).exists():
         raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
-    store = RunStore.read(folder / STATE)
-    with closing(store):
-        kept, enrolled = store.get("settings"), store.get("enrolment")
-        if kept is None or enrolled is None:
+    with closing(RunStore.read(folder / STATE)) as store:
+        kept, payload = store.get("settings"), store.get("enrolment")
+        if kept is None or payload is None:
             raise SettingError(f"{folder} holds no run that began")
-        settings = stored_settings(kept, folder)
-        enrolment = _read_enrolment(enrolled, folder)
-        method = method_of(enrolment)
-        conductor = Conductor(settings, enrolment, method, store)
+        yield Stored(stored_settings(kept, folder), _read_enrolment(payload, folder), payload, store)
+
+
+@contextmanager
+def look_at(folder: Path) -> Iterator[Run]:
+    """A run to look at as it stands now, also while a coordinator is at it; nothing goes on.
+
+    Raises:
+        SettingError, StoreError: as `stored_run`.
+    """
+    with stored_run(folder) as kept:
+        method = method_of(kept.enrolment)
+        conductor = Conductor(kept.settings, kept.enrolment, method, kept.store)
         conductor.recall()
-        yield Run(folder, settings, enrolment, enrolled, method, store, conductor, resumed=True)
+        yield Run(
+            folder, kept.settings, kept.enrolment, kept.payload, method, kept.store, conductor, resumed=True
+        )
 
 
 def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:

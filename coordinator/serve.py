@@ -16,7 +16,8 @@ from coordinator.bundles import BundleDesk, BundleMade
 from coordinator.engine_state import Turn
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick, UpdateArrived
 from coordinator.goodbye import Goodbye
-from coordinator.orders import Closed, Finished, Order, Reject, Send
+from coordinator.missing import abandoned_line
+from coordinator.orders import Abandoned, Closed, Finished, Order, Reject, Send
 from coordinator.peer import Peer
 from coordinator.records import RoundRecord
 from coordinator.runs import Run
@@ -302,6 +303,8 @@ class Server:
                 case Closed(record):
                     self._forget_old_turns()
                     self.on_closed(record)
+                case Abandoned():
+                    self.on_notice(abandoned_line(order, self.run.conductor.engine.state))
                 case Finished(reason):
                     self.finished = reason
 

@@ -10,11 +10,12 @@ from rich.live import Live
 from rich.text import Text
 
 from coordinator.claim import is_claimed
+from coordinator.device_rows import read_engine, read_ledger
 from coordinator.engine_state import EngineState
 from coordinator.live import LiveView, plain_line
 from coordinator.missing import waiting_for
 from coordinator.records import RoundRecord
-from coordinator.runs import look_at
+from coordinator.runs import stored_run
 from coordinator.snapshot import Snapshot
 from coordinator.watch import Watch
 from protocols.settings import RunSettings
@@ -61,18 +62,19 @@ def status_of(folder: Path, now: float) -> Status:
         now: on the wall clock, seconds.
 
     Raises:
-        SettingError, StoreError: see `runs.look_at`.
+        SettingError, StoreError: see `runs.stored_run`.
     """
     running = is_claimed(folder)
-    with look_at(folder) as run:
-        state, records = run.conductor.engine.state, run.conductor.records()
-        watch = Watch(run.settings, run.enrolment.spec.num_parameters)
-        for record in records:
-            watch.note(record)
-        stopped = not running and state.stage != "finished"
-        at = now if running else state.seen_at
-        shot = watch.snapshot(state, run.conductor.ledger, at, problem=_STOPPED if stopped else None)
-        return Status(run.settings, state, records, shot, running)
+    with stored_run(folder) as run:
+        state, ledger = read_engine(run.store) or EngineState(), read_ledger(run.store)
+        records = run.store.records()
+    watch = Watch(run.settings, run.enrolment.spec.num_parameters)
+    for record in records:
+        watch.note(record)
+    stopped = not running and state.stage != "finished"
+    at = now if running else state.seen_at
+    shot = watch.snapshot(state, ledger, at, problem=_STOPPED if stopped else None)
+    return Status(run.settings, state, records, shot, running)
 
 
 def show_status(folder: Path, console: Console | None = None) -> None:
@@ -90,7 +92,7 @@ def follow(folder: Path, console: Console | None = None, pause: Callable[[float]
         pause: waits so many seconds.
 
     Raises:
-        SettingError, StoreError: see `runs.look_at`.
+        SettingError, StoreError: see `runs.stored_run`.
     """
     console = console or _console()
     if not console.is_terminal:

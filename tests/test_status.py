@@ -16,13 +16,15 @@ from test_semi_asynchronous import settings as desk_settings
 
 from coordinator.claim import claim
 from coordinator.engine_state import EngineState, Member, Turn
-from coordinator.events import DeviceReady
+from coordinator.events import DeviceGone, DeviceReady, Tick
 from coordinator.journal import ROUNDS, RoundJournal
-from coordinator.missing import PATIENCE_S, REPEAT_S, Impatience, missing_from, waiting_for
+from coordinator.missing import PATIENCE_S, REPEAT_S, Impatience, abandoned_line, missing_from, waiting_for
+from coordinator.orders import Abandoned
 from coordinator.present import report_run
 from coordinator.records import RoundRecord
 from coordinator.runs import look_at
 from coordinator.status import follow, show_status
+from protocols.footprint import Footprint
 from protocols.method import DeviceReport
 from protocols.settings import RoundSection
 
@@ -115,6 +117,21 @@ def test_a_closed_round_names_who_is_missing_and_why_unless_it_has_all_it_wanted
     assert missing_from(record, after, RoundSection(mode="window", window_s=1.0)) == ""
     many = replace(record, participants=tuple(f"device-{index:02d}" for index in range(20)))
     assert missing_from(many, after, RoundSection()).endswith("device-04 (gone), 15 more")
+
+
+def test_an_attempt_that_is_given_up_names_who_was_missing(tmp_path):
+    desk = Desk(tmp_path / "run", desk_settings(start_with=4, quorum=3, deadline_s=10.0), restart=False)
+    conductor = desk.run.conductor
+    for device in "abcd":
+        desk.take(conductor.handle(DeviceReady(DeviceReport(device)), 0.0))
+    reply = desk.reply("b", desk.tasks.pop("b"))
+    desk.take(conductor.receive("b", reply, Footprint(), 1.0))
+    conductor.handle(DeviceGone("d"), 2.0)
+    (order,) = [one for one in conductor.handle(Tick(), 11.0) if isinstance(one, Abandoned)]
+    wanted = "missing: a (working), c (working), d (away)"
+    line = "round 1, attempt 1 is given up: too few replied in time"
+    assert abandoned_line(order, conductor.engine.state) == f"{line}; {wanted}"
+    desk.run.store.close()
 
 
 def test_a_log_hears_of_a_wait_once_it_lasts_and_again_when_it_changes_or_lasts_on():
