@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from protocols.bounds import LARGEST_LOSS
 from protocols.errors import ModelError
 
 
@@ -18,6 +19,12 @@ def check_finite(values: ArrayLike, what: str) -> None:
     """`what` names the method and the step. Raises ModelError: some of `values` are NaN or infinite."""
     if not np.isfinite(values).all():
         raise ModelError(f"{what} is not finite: lower training.learning_rate")
+
+
+def check_loss(loss: float, what: str) -> None:
+    """`what` names the method and the loss. Raises ModelError: the coordinator would refuse to be told it."""
+    if not 0 <= loss <= LARGEST_LOSS:
+        raise ModelError(f"{what} is {loss:g}: lower training.learning_rate")
 
 
 def not_finite(value: object, name: str) -> str | None:

@@ -139,7 +139,8 @@ def test_nothing_that_travels_or_is_kept_is_ever_infinite(name, options, initial
     ("name", "options", "told", "line"),
     [
         ("fedspu", {"early_stopping": True}, NOWHERE, "fedspu: the loss that early stopping goes by is not"),
-        ("srp-pfed", {}, NOWHERE, "srp-pfed: the training loss of the device's own model is not finite"),
+        ("srp-pfed", {}, NOWHERE, "srp-pfed: the training loss before training is nan"),
+        ("srp-pfed", {}, ([0.0], 1e31, 1.0, 5), "srp-pfed: the training loss before training is 1e+31"),
         ("dc-pfl", {}, NOWHERE, "dc-pfl: the training loss before training is nan"),
         ("dc-pfl", {}, ([0.0], 3e38, 1.0, 5), "dc-pfl: the training loss before training is 3e+38"),
         ("prunefl", {}, NOWHERE, "PruneFL: the neurons' importance is not finite"),

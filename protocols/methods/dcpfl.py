@@ -34,9 +34,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.bounds import LARGEST_LOSS, Number
+from protocols.bounds import Number
 from protocols.codec import estimate_bytes
-from protocols.errors import ModelError
+from protocols.finite import check_loss
 from protocols.method import (
     EVALUATION_EPOCHS,
     Budget,
@@ -95,9 +95,7 @@ class Task:
 
 
 def _told(loss: float, what: str) -> float:
-    """A loss that the coordinator may be told. Raises ModelError: it would refuse it."""
-    if not 0 <= loss <= LARGEST_LOSS:
-        raise ModelError(f"dc-pfl: the training loss {what} is {loss:g}: lower training.learning_rate")
+    check_loss(loss, f"dc-pfl: the training loss {what}")
     return loss
 
 

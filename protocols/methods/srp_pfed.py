@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from protocols.bounds import Loss, NumSamples, Ratio
 from protocols.codec import estimate_bytes
-from protocols.finite import check_finite
+from protocols.finite import check_loss
 from protocols.method import (
     EVALUATION_EPOCHS,
     Budget,
@@ -188,6 +188,7 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
         shared = task.patch.apply(state.weights, self.spec)
         own = state.weights if state.trained else shared
         mask, start, loss = self._cluster(own, shared, task.rates, trainer)
+        check_loss(loss, "srp-pfed: the training loss before training")
         fit = trainer.fit(start, FitPlan(), key)
         sent = Patch.of(fit.weights, Entries(mask[: self.spec.num_parameters]), self.spec)
         return Device(fit.weights, trained=True), Update(sent, trainer.num_samples, loss)
@@ -244,9 +245,7 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
         best = choose(losses)
         mask = self._mask(own, rates[best or 0])
         if best is None:
-            loss = trainer.loss(own)
-            check_finite(loss, "srp-pfed: the training loss of the device's own model")
-            return mask, own, loss
+            return mask, own, trainer.loss(own)
         return mask, fuse(mask, shared, own), losses[best]
 
     def _mask(self, weights: FlatArray, rate: float) -> MaskArray:
