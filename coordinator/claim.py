@@ -4,6 +4,7 @@ Who only looks at a run needs no lock. On a network file system neither the lock
 to be relied on: runs belong on a local disk.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -24,17 +25,29 @@ def claim(folder: Path) -> IO[bytes]:
     Raises:
         StoreError: another process holds it, or it cannot be written.
     """
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        lock = _opened(folder)
+        if _lock(lock, shared=False) and _is_there(lock, folder):
+            return lock
+        lock.close()
+    raise StoreError(f"another coordinator runs {folder}: stop it, or give this run another run.name")
+
+
+def _opened(folder: Path) -> IO[bytes]:
     try:
-        lock = (folder / LOCK).open("ab")
+        return (folder / LOCK).open("ab")
     except OSError as problem:
         raise StoreError(f"cannot use {folder}: {problem.strerror}") from None
-    for attempt in range(_ATTEMPTS):
-        if _lock(lock, shared=False):
-            return lock
-        if attempt < _ATTEMPTS - 1:
-            time.sleep(_PAUSE_S)
-    lock.close()
-    raise StoreError(f"another coordinator runs {folder}: stop it, or give this run another run.name")
+
+
+def _is_there(lock: IO[bytes], folder: Path) -> bool:
+    """Still: whoever held it before may have removed it with the run (see `run_folder.clear`)."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_claimed(folder: Path) -> bool:

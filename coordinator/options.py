@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from coordinator.broker import EmbeddedBroker
+from coordinator.run_folder import BROKER
 from protocols.transport.mqtt import Broker, parse_broker
 
 
@@ -31,5 +32,5 @@ def broker_at(
         broker = parse_broker(url)
         yield replace(broker, ca=ca, cert=cert, key=key, tls=broker.tls or ca is not None)
         return
-    with EmbeddedBroker.start(folder / "broker", bind=bind, port=port) as embedded:
+    with EmbeddedBroker.start(folder / BROKER, bind=bind, port=port) as embedded:
         yield Broker(embedded.host, embedded.port)

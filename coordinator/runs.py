@@ -1,6 +1,5 @@
 """A run's folder: opening a new run there, or the one that was stopped."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -9,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator.claim import claim
 from coordinator.conductor import Conductor
 from coordinator.enrol import enrolment_of
 from coordinator.models import find_model
+from coordinator.run_folder import SHARED, STATE, clear
 from coordinator.run_settings import difference_words, differences, stored_settings
 from coordinator.store import RunStore
 from coordinator.windows import check_method
@@ -24,7 +23,6 @@ from protocols.methods import from_section
 from protocols.payloads import Enrolment
 from protocols.settings import RunSettings
 
-STATE = "state.sqlite"
 BUNDLE = "bundle"  # its name in the store, once it is made
 
 
@@ -66,7 +64,7 @@ def open_run(
     Args:
         settings: of the run.
         folder: its own.
-        fresh: remove what an earlier run left there.
+        fresh: remove what an earlier run left there, see `run_folder.clear`.
         durable: survive a power cut; simulations do without.
         enrolment: of a new run; None: made here.
 
@@ -74,9 +72,8 @@ def open_run(
         SettingError: the folder holds a finished run, or one of other settings.
         ModelError, StoreError: see `prepare` and `RunStore`.
     """
-    if fresh and folder.is_dir():
-        with claim(folder):  # not under a coordinator that runs
-            shutil.rmtree(folder, ignore_errors=True)
+    if fresh:
+        clear(folder, durable=durable)
     store = RunStore.open(folder / STATE, durable=durable)
     try:
         kept = store.get("enrolment")
@@ -161,7 +158,7 @@ def save_shared_model(run: Run, path: Path | None = None) -> Path:
         for tensor, view in run.enrolment.spec.views(weights)
         if tensor.kind != "stat"
     }
-    path = path or run.folder / "models" / "shared.safetensors"
+    path = path or run.folder / SHARED
     write_atomically(path, save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run}))
     return path
 

@@ -20,6 +20,7 @@ from coordinator.missing import abandoned_line
 from coordinator.orders import Abandoned, Closed, Finished, Order, Reject, Send
 from coordinator.peer import Peer
 from coordinator.records import RoundRecord
+from coordinator.run_folder import INCOMING
 from coordinator.runs import Run
 from coordinator.spool import spooled
 from protocols import codec, topics
@@ -218,7 +219,7 @@ class Server:
 
     def _meet(self, device: str) -> Peer:
         limit = codec.payload_limit(self.run.enrolment.spec)
-        folder = self.run.folder / "incoming" / device
+        folder = self.run.folder / INCOMING / device
         self.peers[device] = Peer.met(device, folder, limit, lambda errand: self._objects(device, errand))
         return self.peers[device]
 

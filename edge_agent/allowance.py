@@ -31,9 +31,10 @@ class Allowance:
         board: its profile.
         policy: of its owner.
         deadline_s: of a round; None: a choice was made elsewhere, nothing limits it.
-        report: with the ratio it runs at; ratio 0: nothing fits.
+        report: with the ratio it runs at, or ran at before nothing fitted.
         predicted: what a round is expected to take.
         experience: of past rounds.
+        fits: whether there is a ratio that this device can afford.
     """
 
     choices: Sequence[Choice]
@@ -44,17 +45,14 @@ class Allowance:
     report: DeviceReport
     predicted: Footprint = Footprint()  # noqa: RUF009 - frozen
     experience: Experience = Experience()  # noqa: RUF009
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is a ratio that this device can afford."""
-        return self.report.ratio > 0
+    fits: bool = True
 
     def chosen(self, conditions: Conditions) -> "Allowance":
         """Choose by what is known now. `first` of a run, or again after a round."""
         decision = self.decision(conditions)
         report = decision.told(replace(self.report, conditions=conditions))
-        return replace(self, report=report, predicted=decision.predicted)
+        fits = decision.choice is not None
+        return replace(self, report=report, predicted=decision.predicted, fits=fits)
 
     def decision(self, conditions: Conditions) -> Decision:
         """The ratio by what is known now, and why."""

@@ -60,9 +60,9 @@ class Decision:
     predicted: Footprint
 
     def told(self, report: DeviceReport) -> DeviceReport:
-        """`report` with what was chosen; ratio 0: nothing."""
+        """`report` with what was chosen; where nothing fits, with the reason and the ratio of before."""
         if self.choice is None:
-            return replace(report, ratio=0.0, reason=self.reason)
+            return replace(report, reason=self.reason)
         ratio, seconds = self.choice.ratio, self.predicted.round_s
         return replace(report, ratio=ratio, reason=self.reason, round_s=seconds)
 

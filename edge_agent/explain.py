@@ -32,8 +32,8 @@ def explanation(allowance: Allowance, conditions: Conditions) -> Group:
     for heading in ("p", "down", "up", "download", "training", "upload", of_time, of_memory, of_energy, ""):
         table.add_column(heading, justify="right")
     for verdict in allowance.explained(conditions):
-        style = "bold" if verdict.choice.ratio == allowance.report.ratio else None
-        table.add_row(*_cells(verdict), style=style)
+        chosen = allowance.fits and verdict.choice.ratio == allowance.report.ratio
+        table.add_row(*_cells(verdict), style="bold" if chosen else None)
     return Group(table, *_lines(allowance, conditions))
 
 

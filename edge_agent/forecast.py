@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from edge_agent.experience import Demand, Direction, Experience, LinkTimes
 from edge_agent.trainers import Kind
 from firmware_profiles import UNKNOWN, Board
+from protocols.bounds import LARGEST_AMOUNT
 from protocols.footprint import Footprint
 from protocols.method import Choice, DeviceReport
 from protocols.payloads import Enrolment
@@ -150,11 +151,17 @@ def predict(choice: Choice, capability: Capability, experience: Experience) -> F
         bytes_down=bytes_down,
         bytes_up=bytes_up,
         download_s=_seconds("down", bytes_down, capability, experience),
-        train_s=None if s_per_sample is None else s_per_sample * asked.samples,
+        train_s=None if s_per_sample is None else _bounded(s_per_sample * asked.samples),
         upload_s=_seconds("up", bytes_up, capability, experience),
         memory_bytes=None if base_bytes is None else max(0, base_bytes + asked.working_bytes),
     )
-    return replace(expected, joules=_joules(expected, capability, experience))
+    joules = _joules(expected, capability, experience)
+    return replace(expected, joules=None if joules is None else _bounded(joules))
+
+
+def _bounded(amount: float) -> float:
+    """As a footprint may hold it: a link of one bit a year is as good as none, and is written down too."""
+    return amount if 0 <= amount <= LARGEST_AMOUNT else LARGEST_AMOUNT
 
 
 def _bytes(direction: Direction, asked: Demand, experience: Experience) -> int:
@@ -169,7 +176,7 @@ def _seconds(
     bps = capability.downlink_bps if direction == "down" else capability.uplink_bps
     if link is None and bps:
         link = LinkTimes(capability.latency_s or 0.0, 8 / bps)
-    return None if link is None else link.seconds(num_bytes)
+    return None if link is None else _bounded(link.seconds(num_bytes))
 
 
 def _joules(expected: Footprint, capability: Capability, experience: Experience) -> float | None:

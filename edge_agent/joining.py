@@ -26,7 +26,15 @@ from edge_agent.trainers import AUTO, Kind, check_room, make_backend, needs_bund
 from protocols import codec
 from protocols.bundle import read_bundle
 from protocols.conditions import Conditions
-from protocols.errors import ModelError, PacketError, PacketForeign, SettingError, StoreError
+from protocols.errors import (
+    ModelError,
+    PacketError,
+    PacketForeign,
+    PacketVersion,
+    SettingError,
+    StoreError,
+    StoreVersion,
+)
 from protocols.method import DeviceReport, Method
 from protocols.methods import from_section
 from protocols.payloads import Enrolment, read_enrolment
@@ -246,6 +254,8 @@ def _session(
     """Go on with what the device has of this run, or begin; it is never begun anew over something damaged."""
     try:
         return Session(enrolment, device, method, trainer, memory)
+    except PacketVersion as problem:
+        raise StoreVersion(f"{memory.path} is from another version ({problem}); upgrade this agent") from None
     except PacketError as problem:
         raise StoreError(
             f"{memory.path} is damaged ({problem}); restore it, or remove it to start from the common model"

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
+import msgspec
+
 from protocols.errors import StoreVersion
 
 _MAGIC = b"FLTS"
@@ -67,5 +69,18 @@ def _as_it_is(content: bytes) -> bytes:
     return content
 
 
+def _fits_said_apart(content: bytes) -> bytes:
+    """An allowance of version 0 said by ratio 0 that nothing fits, which a report may not hold."""
+    try:
+        allowance = msgspec.msgpack.decode(content)
+        if allowance["report"]["ratio"] == 0:
+            allowance["report"]["ratio"] = allowance["choices"][-1]["ratio"]
+            allowance["fits"] = False
+    except (msgspec.DecodeError, TypeError, LookupError):
+        return content  # damaged; whoever reads it says so
+    return msgspec.msgpack.encode(allowance)
+
+
 FIRST = Layout((_as_it_is,))
-ENROLMENT = SESSION = ALLOWANCE = TASK = BUNDLE = FIRST
+ENROLMENT = SESSION = TASK = BUNDLE = FIRST
+ALLOWANCE = Layout((_fits_said_apart,))

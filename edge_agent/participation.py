@@ -125,9 +125,10 @@ class Participation:
 
     def reconsider(self) -> None:
         """Choose again by how the board is now."""
-        before, self.allowance = self.report, self.allowance.chosen(self._gauges.conditions())
-        if self.report.ratio != before.ratio:
-            log.info("ratio %g, before %g: %s", self.report.ratio, before.ratio, self.report.reason)
+        before, self.allowance = self.allowance, self.allowance.chosen(self._gauges.conditions())
+        if (self.report.ratio, self.allowance.fits) != (before.report.ratio, before.fits):
+            ratios = (one.report.ratio if one.fits else 0 for one in (self.allowance, before))
+            log.info("ratio %g, before %g: %s", *ratios, self.report.reason)
         self.keep()
 
     def try_again(self) -> None:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 MAX_NUMBER = 2**31 - 1
 LARGEST_LOSS = 1e30
+LARGEST_AMOUNT = 1e15
 MAX_WORDS = 500  # characters of a reason that we write; "..." may follow
 
 Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]  # of a round, an attempt, an epoch; a count of things
@@ -17,8 +18,8 @@ NumSamples = Annotated[int, Meta(ge=0, le=2**40)]  # a weight in averages: never
 NumBytes = Annotated[int, Meta(ge=0, le=2**60)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Bits64 = Annotated[int, Meta(ge=0)]  # of a payload: MessagePack has none above 2**64 - 1
-NonNegative = Annotated[float, Meta(ge=0, le=1e15)]
-Positive = Annotated[float, Meta(gt=0, le=1e15)]
+NonNegative = Annotated[float, Meta(ge=0, le=LARGEST_AMOUNT)]
+Positive = Annotated[float, Meta(gt=0, le=LARGEST_AMOUNT)]
 Amount = NonNegative  # seconds, bits a second, samples a second, operations
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Loss = Annotated[float, Meta(ge=0, le=LARGEST_LOSS)]

@@ -173,7 +173,9 @@ def test_the_report_carries_what_was_decided():
     decision = decided(Limits(deadline_s=8.5))
     told = decision.told(report)
     assert (told.ratio, told.reason, told.round_s) == (0.5, decision.reason, decision.predicted.round_s)
-    assert decided(Limits(deadline_s=1)).told(report).ratio == 0
+    nothing = decided(Limits(deadline_s=1))
+    assert nothing.choice is None
+    assert nothing.told(told) == replace(told, reason=nothing.reason)
 
 
 def test_a_runs_capability_is_the_boards_and_the_enrolments():

@@ -179,3 +179,12 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, sections, settin
 def test_a_coordinator_without_the_models_shape_says_what_to_write():
     with pytest.raises(FleetuneError, match=r"model.input_shape and model.num_classes are missing"):
         enrolment(model={"name": "mlp"})
+
+
+def test_a_session_of_another_version_is_not_called_damaged(tmp_path):
+    enrolled, store = enrolment(), AgentStore(tmp_path)
+    memory = store.session(enrolled.run)
+    memory.write(b"FLTN\x02" + bytes(40))
+    assert "session is from another version" in refusal(enrolled, tmp_path)
+    memory.write(b"FLTN\x01" + bytes(40))
+    assert "session is damaged" in refusal(enrolled, tmp_path)

@@ -5,7 +5,6 @@ played with. A folder whose run.json equals the settings asked for is not played
 """
 
 import multiprocessing
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -22,6 +21,7 @@ import msgspec
 from coordinator.outcome import with_personal
 from coordinator.records import RoundRecord
 from coordinator.report import figures
+from coordinator.run_folder import clear
 from coordinator.summary import mean
 from protocols.errors import FleetuneError
 from protocols.files import write_atomically
@@ -89,8 +89,7 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
     run, summary = simulate(cell.settings, cell.folder, workers=workers, fresh=True, on_closed=on_closed)
     records = run.conductor.records()
     run.store.close()
-    for left in cell.folder.iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    clear(cell.folder, durable=False)
     files = {**figures(summary, records), SETTINGS: msgspec.json.encode(cell.settings)}
     for name, data in files.items():
         write_atomically(cell.folder / name, data, durable=False)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from coordinator.enrol import prepare
 from coordinator.records import RoundRecord
+from coordinator.run_folder import DEVICES
 from coordinator.runs import Run, method_of, open_run
 from coordinator.summary import summary_of
 from coordinator.windows import check_method
@@ -112,7 +113,7 @@ def _start_with(settings: RunSettings, players: list[Player]) -> int:
 
 @contextmanager
 def _executor(run: Run, workers: int) -> Iterator[Executor]:
-    arguments = run.settings, run.payload, run.folder / "devices"
+    arguments = run.settings, run.payload, run.folder / DEVICES
     if not workers:
         worker.start(*arguments)
         yield Inline()

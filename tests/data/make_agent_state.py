@@ -1,0 +1,100 @@
+"""Make the state folder of an agent, with the code of whatever release stands first in PYTHONPATH.
+
+    git archive d2699e9 | tar x -C /tmp/old
+    PYTHONPATH=/tmp/old:/tmp/old/tests python tests/data/make_agent_state.py tests/data/agent-d2699e9.tar.xz
+
+It holds a run of every method, two rounds old, and beside the folder what that release did next: the model
+that the device had, the task of round 3 and the reply to it.
+"""
+
+import sys
+import tarfile
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from conftest import PullToTarget, tiny_spec
+
+from edge_agent.allowance import Allowance
+from edge_agent.forecast import Capability
+from edge_agent.policy import Policy
+from edge_agent.session import Session
+from edge_agent.store import AgentStore
+from firmware_profiles import load
+from protocols import codec
+from protocols.conditions import Conditions
+from protocols.footprint import Footprint
+from protocols.method import Budget, Choice, Cost, DeviceReport, Round
+from protocols.methods import REGISTRY, create
+from protocols.payloads import Assignment, Enrolment, Reply, run_key
+from protocols.randomness import Key
+from protocols.settings import TrainingSection
+
+SPEC, DEVICE = tiny_spec(), "pi"
+CHOICES = [Choice(p / 10, Cost(bytes_down=p * 100_000, bytes_up=p * 100_000)) for p in (5, 10)]
+
+
+def main(archive: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        store = AgentStore(root / "state" / "fleet" / DEVICE)
+        store.claim().close()
+        for name in REGISTRY:
+            play(name, store, root)
+        keep_others(store)
+        with tarfile.open(archive, "w:xz") as tar:
+            tar.add(root, ".", filter=nobodys)
+
+
+def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    return member.replace(uid=0, gid=0, uname="", gname="", mtime=0, deep=False)
+
+
+def play(name: str, store: AgentStore, root: Path) -> None:
+    weights = Key.of("weights").uniform(SPEC.size).astype(np.float32) - np.float32(0.5)
+    enrolment = Enrolment(
+        name, 0, SPEC, {"name": name}, TrainingSection(), 0.0, 1.0, 0.0, 600.0, 1e3, 1e3, weights
+    )
+    store.enrolment(name).write(codec.encode(enrolment, SPEC))
+    method = create(name, SPEC, {})
+    session = Session(enrolment, DEVICE, method, PullToTarget(SPEC, DEVICE), store.session(name))
+    state = method.admit(method.init_coordinator(weights), DeviceReport(DEVICE, num_samples=10, ratio=0.5))
+    reply = b""
+    for number in (1, 2, 3):
+        state, tasks = method.plan(state, Round(number, (DEVICE,)), run_key(0).child("plan", number, 1))
+        task = codec.encode(Assignment(DEVICE, number, 1, False, tasks[DEVICE]), SPEC)
+        if number == 3:
+            note(root, name, task=task, model=session.personal_model.tobytes(), last=reply)
+            kept = store.session(name).read()
+            note(root, name, reply=session.answer(task, Budget(0.5)))
+            store.session(name).write(kept)
+            return
+        reply = session.answer(task, Budget(0.5))
+        read = codec.decode(reply, Reply[method.update_type], SPEC)
+        state = method.aggregate(state, iter([(DEVICE, read.update)]))
+
+
+def note(root: Path, run: str, **parts: bytes) -> None:
+    for name, content in parts.items():
+        path = root / "next" / run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def keep_others(store: AgentStore) -> None:
+    capability = Capability(100, 2, 16, 10**6, 5e4, 10, 50.0, 2e6, 1e7, 0.04, 2 * 10**8, 2.0, 5.0, 3.0)
+    report = DeviceReport(DEVICE, num_samples=100)
+    chosen = Allowance(CHOICES, capability, load("raspberry-pi-4b"), Policy(), 20.0, report)
+    known = chosen.chosen(Conditions()).learned(0.5, Footprint(500_000, 500_000, 1.0, 3.0, 2.0, 3 * 10**8))
+    store.allowance("fedavg").write(known.chosen(Conditions()).encoded())
+    store.allowance("fedprox").write(replace(known, deadline_s=0.1).chosen(Conditions()).encoded())
+    store.keep_bundle("fedavg", b"some bundle")
+    store.keep_task("fedavg", "1" * 32, b"some task")
+    part = store.incoming / f"{'2' * 32}.part"
+    part.parent.mkdir()
+    part.write_bytes(b"a part")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
