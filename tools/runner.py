@@ -75,21 +75,30 @@ def simulate(
     players = _players(settings, enrolment, shares)
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment)
+    try:
+        _play(run, players, workers, on_closed)
+    except BaseException:
+        run.store.close()
+        raise
+    return run, summary_of(run, simulated=True)
+
+
+def _play(run: Run, players: list[Player], workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
     if run.resumed:
-        raise SettingError(f"{folder} holds a simulation that was stopped: give --fresh to start it again")
+        raise SettingError(
+            f"{run.folder} holds a simulation that was stopped: give --fresh to start it again"
+        )
     with _executor(run, workers) as executor:
-        simulation = Simulation(
+        Simulation(
             run.conductor,
             run.enrolment,
             len(run.payload),
             players,
             executor,
             max_in_flight=max(2, 2 * workers),
-            availability=settings.fleet.availability,
+            availability=run.settings.fleet.availability,
             on_closed=on_closed,
-        )
-        simulation.run()
-    return run, summary_of(run, simulated=True)
+        ).run()
 
 
 def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> list[Player]:
