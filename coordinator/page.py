@@ -120,6 +120,9 @@ def _headline(page: Page) -> Element:
         )
         if accuracy["after_mean"] is not None
         else None,
+        card("Served", readable.percent(kept), "the best or newest of the run, as devices keep it")
+        if (kept := accuracy.get("kept_mean")) is not None
+        else None,
         *(
             card(
                 f"Sent {way}",
@@ -192,7 +195,7 @@ def _devices(page: Page) -> Element:
     theirs = personal(page.rivals[rival]) if rival else {}
     gained = gains(page.summary, page.rivals[rival]) if rival else {}
     columns = ["device", "board", "p", "training samples", *([rival] if rival else []), "personal accuracy"]
-    columns += [*(["gain, points"] if rival else []), _ONE_MORE, "up", "down", "updates"]
+    columns += [*(["gain, points"] if rival else []), _ONE_MORE, "served", "up", "down", "updates"]
     columns += ["a round took / expected", "why this p"]
     rows = []
     for device, told in page.summary["by_device"].items():
@@ -206,6 +209,7 @@ def _devices(page: Page) -> Element:
             readable.percent(told["personal"]),
             *([element("td", readable.points(gain), class_=_verdict(gain))] if rival else []),
             readable.change(told["before"], told["after"]),
+            readable.percent(told.get("kept")),
             readable.size(told["up"]),
             readable.size(told["down"]),
             str(told["updates"]),

@@ -43,7 +43,8 @@ def summarise(
 
     Accuracies are fractions on the devices' own test splits. `personal_*`: each device's personal model
     as it stood after the last round; `before_*` and `after_*`: one more round's work on a copy of it,
-    the model local training starts from and the personal model it leads to (the rehearsal). Without a
+    the model local training starts from and the personal model it leads to (the rehearsal). `kept_*`: the
+    model that the device would serve, of all that the run led it to (docs/personal-models.md). Without a
     rehearsal they are None. `best_round` is the round whose participants' personal models did best.
     Bytes are payload bytes as counted where they were sent and received; `*_dense` are the bytes of as
     many whole models in float32. `seconds` of a simulation are simulated. `joules` are of the training
@@ -112,6 +113,8 @@ def _accuracy(training: Sequence[RoundRecord], rehearsal: RoundRecord | None) ->
         "before_weighted": weighted_mean((m.before, m.num_samples) for m in final),
         "after_mean": mean(m.after for m in final),
         "after_weighted": weighted_mean((m.after, m.num_samples) for m in final),
+        "kept_mean": mean(m.kept for m in final),
+        "kept_weighted": weighted_mean((m.kept, m.num_samples) for m in final),
         "local_only": None,
         "fedavg": None,
         "best_round": {"round": best[1], "after_mean": best[0]} if best else None,
@@ -160,6 +163,7 @@ def _devices(
             "personal": reply.measures.personal if reply else None,
             "before": reply.measures.before if reply else None,
             "after": reply.measures.after if reply else None,
+            "kept": reply.measures.kept if reply else None,
             "up": traffic.up,
             "down": traffic.down,
             "updates": traffic.updates,

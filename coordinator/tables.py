@@ -46,7 +46,9 @@ def device_table(
     rival = yardstick(rivals)
     gained = gains(summary, rivals[rival]) if rival else {}
     accuracies = (
-        [rival.replace("-", "-\n"), summary["method"], "gain"] if rival else ["accuracy", "one more round"]
+        [rival.replace("-", "-\n"), summary["method"], "gain"]
+        if rival
+        else ["accuracy", "one more round", "served"]
     )
     table = _table("device", "board", "p", "samples", *accuracies, "up", "down", left=2)
     shown = _worst_first(summary)[:limit] if len(summary["by_device"]) > limit else summary["by_device"]
@@ -62,7 +64,7 @@ def device_table(
             *(
                 [readable.percent(theirs), ours]
                 if rival
-                else [ours, readable.change(row["before"], row["after"])]
+                else [ours, readable.change(row["before"], row["after"]), readable.percent(row.get("kept"))]
             ),
             *([_coloured(gained.get(device))] if rival else []),
             readable.size(row["up"]),

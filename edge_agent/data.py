@@ -1,5 +1,6 @@
 """A device's own samples: train, validation and test, in the model's shape."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -56,6 +57,15 @@ class DeviceData:
     def size(self, part: Part) -> int:
         """Number of samples."""
         return len(self.part(part)[1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the samples that models are judged on: validation and test, as stored."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.x_validation, self.y_validation, self.x_test, self.y_test):
+            digest.update(f"{array.shape}{array.dtype.str}".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        return digest.hexdigest()
 
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
         """The model's input, float32, shape (len(rows), ...), and labels: new arrays."""

@@ -4,9 +4,11 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edge_agent.adoption import Adoption, read_served
 from edge_agent.allowance import Allowance, remembered
 from edge_agent.data import DeviceData, check_fits, load, split
 from edge_agent.experience import Experience
@@ -37,6 +39,7 @@ from protocols.errors import (
 )
 from protocols.method import DeviceReport, Method
 from protocols.methods import from_section
+from protocols.model import FlatArray
 from protocols.payloads import Enrolment, read_enrolment
 
 CALIBRATION_S = 0.5
@@ -112,9 +115,9 @@ def join(
     method = from_section(enrolment.method, enrolment.spec)
     backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
-    session = _session(enrolment, method, trainer, store.session(run), settings.device)
+    session = _session(enrolment, method, trainer, store, settings.device)
     memory = store.allowance(run)
-    before = remembered(memory.read())
+    before = _known_before(store, enrolment, kind)
     experience = _experience(before, kind)
     link = measure_link() if before is None else _link_before(before)
     report = _report(settings, enrolment, own, link)
@@ -220,6 +223,27 @@ def _allowance(
     return known.chosen(conditions)
 
 
+def _known_before(store: AgentStore, enrolment: Enrolment, kind: Kind) -> Allowance | None:
+    """Of this run before a restart; or of the latest run of the same model and trainer."""
+    known = remembered(store.allowance(enrolment.run).read())
+    if known is not None:
+        return known
+    for run in store.runs():
+        found = remembered(store.allowance(run).read())
+        if found is not None and found.capability.trainer == kind and _is_model(store, run, enrolment):
+            log.info("what rounds of run %s taught holds here too: the same model, the same trainer", run)
+            return found
+    return None
+
+
+def _is_model(store: AgentStore, run: str, enrolment: Enrolment) -> bool:
+    try:
+        codec.check_model(store.enrolment(run).read() or b"", enrolment.spec)
+    except PacketError:
+        return False
+    return True
+
+
 def _experience(before: Allowance | None, kind: Kind) -> Experience:
     """Of before a restart. Another trainer takes other times and another amount of memory."""
     return before.experience if before and before.capability.trainer == kind else Experience()
@@ -248,18 +272,47 @@ def _session(
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
     trainer: LocalTrainer,
-    memory: FileMemory,
+    store: AgentStore,
     device: str,
 ) -> Session:
     """Go on with what the device has of this run, or begin; it is never begun anew over something damaged."""
+    memory, own = store.session(enrolment.run), partial(_own_model, store, enrolment)
+    adoption = _adoption(enrolment, trainer, store.served)
     try:
-        return Session(enrolment, device, method, trainer, memory)
+        return Session(enrolment, device, method, trainer, memory, adoption=adoption, own=own)
     except PacketVersion as problem:
         raise StoreVersion(f"{memory.path} is from another version ({problem}); upgrade this agent") from None
     except PacketError as problem:
         raise StoreError(
             f"{memory.path} is damaged ({problem}); restore it, or remove it to start from the common model"
         ) from None
+
+
+def _adoption(enrolment: Enrolment, trainer: LocalTrainer, memory: FileMemory) -> Adoption:
+    num_validation, samples = trainer.data.size("validation"), trainer.data.fingerprint
+    if not num_validation:
+        log.info(
+            "run %s holds out no validation samples: the newest model that was trained is served;"
+            " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",
+            enrolment.run,
+        )
+    try:
+        return Adoption(memory, enrolment, trainer, num_validation=num_validation, samples=samples)
+    except PacketError as problem:
+        raise StoreError(
+            f"{memory.path}, the model that this device serves, is damaged ({problem}); restore or remove it"
+        ) from None
+
+
+def _own_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
+    """The served model, where the run goes on from one in which this device took part with the same model."""
+    before, served = enrolment.continues, read_served(store.served.read())
+    if before is None or served is None or served.standing.model != enrolment.spec.hash:
+        return None
+    if served.standing.run != before and store.session(before).read() is None:
+        return None
+    log.info("goes on from run %s with this device's own model: %s", before, served.standing.words)
+    return served.weights
 
 
 def _backend(

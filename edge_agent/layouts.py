@@ -82,5 +82,5 @@ def _fits_said_apart(content: bytes) -> bytes:
 
 
 FIRST = Layout((_as_it_is,))
-ENROLMENT = SESSION = TASK = BUNDLE = FIRST
+ENROLMENT = SESSION = TASK = BUNDLE = SERVED = FIRST
 ALLOWANCE = Layout((_fits_said_apart,))

@@ -4,16 +4,21 @@ import json
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protocols.one_line import one_line_errors
 
+if TYPE_CHECKING:
+    from edge_agent.adoption import Standing
+
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
 Device = Annotated[str, typer.Option(help="this device's name")]
 State = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
-Run = Annotated[str | None, typer.Option(help="id of a run; else the latest that was joined")]
+Run = Annotated[
+    str | None, typer.Option(help="id of a run, for what it came to; else the model that is served")
+]
 BundleFile = Annotated[
     Path | None, typer.Option(help="from edge-coordinator export; a device that trains with torch has none")
 ]
@@ -40,13 +45,10 @@ def export(
     with one_line_errors("edge-agent"):
         found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
         spec = found.bundle.spec
-        about = {"model": spec.name, "run": found.run, "round": str(found.round), "device": device}
+        about = {"model": spec.name, "device": device, **_about(found.standing)}
         written = write_inference(found.bundle, found.weights, about)
         write_atomically(out, written)
-        print(
-            f"{out}: {spec.name} as {device} has it after round {found.round} of {found.run},"
-            f" {len(written):,} bytes"
-        )
+        print(f"{out}: {spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
 
 
 def predict(
@@ -70,16 +72,20 @@ def predict(
         if model is None and fleet is None:
             raise SettingError("predict: give --model FILE.onnx, or the --fleet whose model this device has")
         x, y = _samples(data)
+        standing = None
         if model is None:
             found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
-            predictor = Predictor.of(write_inference(found.bundle, found.weights, {}))
+            predictor, standing = (
+                Predictor.of(write_inference(found.bundle, found.weights, {})),
+                found.standing,
+            )
         else:
             predictor = Predictor.of(model)
         probabilities = predictor.probabilities(x)
         if as_json:
-            sys.stdout.write(_as_json(predictor, probabilities, y))
+            sys.stdout.write(_as_json(predictor, probabilities, y, standing))
         else:
-            _show(predictor, probabilities, y)
+            _show(predictor, probabilities, y, standing)
 
 
 def _samples(source: str) -> tuple[Any, Any]:
@@ -101,21 +107,36 @@ def _samples(source: str) -> tuple[Any, Any]:
     return x, None
 
 
-def _as_json(predictor: Any, probabilities: Any, y: Any) -> str:
+def _about(standing: "Standing") -> dict[str, str]:
+    """A model's run, round and figures, as far as they are known."""
+    known = {
+        "run": standing.run,
+        "round": standing.round,
+        "closing_rehearsal": standing.closing,
+        "validation_loss": standing.validation_loss,
+        "accuracy_on_own_test_samples": standing.accuracy,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _as_json(predictor: Any, probabilities: Any, y: Any, standing: "Standing | None") -> str:
     labels = probabilities.argmax(axis=1)
     content: dict[str, Any] = {
         "labels": labels.tolist(),
         "names": [predictor.name(label) for label in labels],
         "probabilities": probabilities.astype(float).round(6).tolist(),
         "accuracy": None if y is None else float((labels == y).mean()),
+        "model": None if standing is None else _about(standing),
     }
     return json.dumps(content) + "\n"
 
 
-def _show(predictor: Any, probabilities: Any, y: Any) -> None:
+def _show(predictor: Any, probabilities: Any, y: Any, standing: "Standing | None") -> None:
     import rich
     from rich.table import Table
 
+    if standing is not None:
+        print(f"model: {standing.words}")
     labels = probabilities.argmax(axis=1)
     table = Table("sample", "taken for", "probability", *(() if y is None else ("is",)))
     for index, label in enumerate(labels[:_ROWS]):

@@ -1,8 +1,9 @@
-"""The model that a device has come to in a run, and the bundle to compute it with."""
+"""The model that a device serves, or has come to in one run, and the bundle to compute it with."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_agent.adoption import Served, Standing, read_served
 from edge_agent.joining import check_trust
 from edge_agent.session import recall
 from edge_agent.store import AgentStore
@@ -10,7 +11,7 @@ from protocols.bundle import Bundle, read_bundle
 from protocols.errors import PacketError, StoreError
 from protocols.methods import from_section
 from protocols.model import FlatArray
-from protocols.payloads import read_enrolment
+from protocols.payloads import Enrolment, read_enrolment
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,12 @@ class PersonalModel:
     """A device's own model.
 
     Attributes:
-        run: in which it was trained.
-        round: the last that it has done there; 0: none yet.
+        standing: where it comes from (round 0: the run's common model, not trained yet) and its figures.
         weights: shape (bundle.spec.size,).
         bundle: of the model.
     """
 
-    run: str
-    round: int
+    standing: Standing
     weights: FlatArray
     bundle: Bundle
 
@@ -37,7 +36,7 @@ def personal_model(
 
     Args:
         store: of the device.
-        run: None: the latest it joined.
+        run: the model that this run has come to; None: the one that the device serves, from whatever run.
         bundle: file of the model's bundle; None: the one that came over the wire.
         trusted: modules of the owner's own whose code the run may name.
 
@@ -45,20 +44,47 @@ def personal_model(
         StoreError: the device knows no such run, or what it knows is damaged, or it has no bundle of it.
         SettingError: the run's method is not known here, or is code that its owner does not trust.
     """
-    run = run or next(iter(store.runs()), None)
-    data = None if run is None else store.enrolment(run).read()
-    if run is None or data is None:
-        raise StoreError(f"{store.folder}: this device has joined no run {run or 'yet'}; see edge-agent run")
+    try:
+        served = None if run else read_served(store.served.read())
+    except PacketError as problem:
+        raise StoreError(f"{store.served.path}, the model that this device serves: {problem}") from None
+    named = served.standing.run if served else run or _latest(store)
+    data = None if named is None else store.enrolment(named).read()
+    if named is None or data is None:
+        raise StoreError(
+            f"{store.folder}: this device has joined no run {named or 'yet'}; see edge-agent run"
+        )
     try:
         enrolment = read_enrolment(data)
-        check_trust(enrolment, trusted, builds_model=False)
-        method = from_section(enrolment.method, enrolment.spec)
-        kept = recall(enrolment, method, store.session(run))
-        found = _bundle(store, run, bundle)
-        read = read_bundle(found, enrolment.spec)
+        found = served or _of_run(store, enrolment, trusted)
+        read = read_bundle(_bundle(store, named, bundle), enrolment.spec)
     except PacketError as problem:
-        raise StoreError(f"{store.folder}, run {run}: {problem}") from None
-    return PersonalModel(run, kept.round, method.personal_model(kept.state), read)
+        raise StoreError(f"{store.folder}, run {named}: {problem}") from None
+    return PersonalModel(found.standing, found.weights, read)
+
+
+def _latest(store: AgentStore) -> str | None:
+    """The run to show where nothing is served yet: the latest with work done in it, or else the latest."""
+    runs = store.runs()
+    done = (run for run in runs if store.session(run).read() is not None)
+    return next(done, next(iter(runs), None))
+
+
+def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -> Served:
+    """As the run's work left it."""
+    check_trust(enrolment, trusted, builds_model=False)
+    method, spec = from_section(enrolment.method, enrolment.spec), enrolment.spec
+    kept = recall(enrolment, method, store.session(enrolment.run))
+    standing = Standing(
+        run=enrolment.run,
+        round=kept.round,
+        closing=False,
+        model=spec.hash,
+        input_shape=spec.input_shape,
+        num_classes=spec.num_classes,
+        trained=kept.round > 0,
+    )
+    return Served(standing, method.personal_model(kept.state))
 
 
 def _bundle(store: AgentStore, run: str, path: Path | None) -> bytes:

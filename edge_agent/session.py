@@ -4,11 +4,13 @@ The personal model and the method's device state live here. A reply is kept with
 one write: the same assignment, asked again after any crash, gets the same reply and trains nothing twice.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from edge_agent.adoption import Adoption, Standing
 from protocols import codec
 from protocols.errors import ModelError, PacketForeign
 from protocols.finite import not_finite
@@ -41,17 +43,25 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Kept(Generic[D]):
-    """What a session remembers: the method's device state, and its last reply (round 0: none yet)."""
+    """What a session remembers: the method's device state, its last reply (round 0: none yet), and what is
+    known of the run's best model.
+    """
 
     run: str
     state: D
     round: int = 0
     attempt: int = 0
     reply: bytes = b""
+    best: Standing | None = None
 
 
-def recall(enrolment: Enrolment, method: Method[Any, Any, Any, Any], memory: Memory) -> Kept[Any]:
-    """What a device remembers of a run, or what it begins with.
+def recall(
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    memory: Memory,
+    own: Callable[[], FlatArray | None] = lambda: None,
+) -> Kept[Any]:
+    """What a device remembers of a run, or what it begins with: the common model, or its `own` if it has one.
 
     Raises:
         PacketError: it is damaged.
@@ -63,7 +73,8 @@ def recall(enrolment: Enrolment, method: Method[Any, Any, Any, Any], memory: Mem
         kept: Kept[Any] = codec.decode(data, kind, method.spec, finite=False)
         if kept.run == enrolment.run:
             return kept
-    return Kept(enrolment.run, method.init_device(enrolment.weights))
+    state, personal = method.init_device(enrolment.weights), own()
+    return Kept(enrolment.run, state if personal is None else method.start_from(state, personal))
 
 
 class Session:
@@ -75,6 +86,8 @@ class Session:
         method: made from the enrolment.
         trainer: the device's model and data.
         memory: where to keep the state.
+        adoption: of the models that the work leads to, decides which is served; None: nobody asks.
+        own: the device's model to begin with instead of the common one, asked when the run begins.
         keep_replies: keep the bytes of the last reply; a simulation has no need of them.
     """
 
@@ -86,6 +99,8 @@ class Session:
         trainer: EvaluatingTrainer,
         memory: Memory,
         *,
+        adoption: Adoption | None = None,
+        own: Callable[[], FlatArray | None] = lambda: None,
         keep_replies: bool = True,
     ) -> None:
         self._enrolment = enrolment
@@ -95,7 +110,10 @@ class Session:
         self._memory = memory
         self._keep_replies = keep_replies
         self._rehearsed: tuple[int, int, bytes] | None = None
-        self._kept = recall(enrolment, method, memory)
+        self._kept = recall(enrolment, method, memory, own)
+        self._adoption = adoption
+        if adoption is not None:
+            adoption.resume(self._kept.best)
 
     @property
     def spec(self) -> ModelSpec:
@@ -141,6 +159,7 @@ class Session:
                 assignment.round,
                 assignment.attempt,
                 data if self._keep_replies else b"",
+                None if self._adoption is None else self._adoption.best,
             )
         )
         return data
@@ -154,19 +173,43 @@ class Session:
         return data
 
     def _do(self, assignment: Assignment[Any], budget: Budget) -> tuple[Any, Any, Measures]:
-        observed = _Observed(self._trainer)
+        observed = _Observed(self._trainer, self._offer_start(assignment))
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
             state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
         self._check_finite(state, update)
+        personal = self._method.personal_model(state)
+        after = self._trainer.accuracy(personal)
+        if self._adoption is not None:
+            self._adoption.offer(
+                personal,
+                assignment.round,
+                after,
+                training_loss=observed.train_loss,
+                closing=assignment.rehearsal,
+            )
         measures = Measures(
             num_samples=self._trainer.num_samples,
             num_test=self._trainer.num_test,
             train_loss=observed.train_loss,
             before=observed.before,
-            after=self._trainer.accuracy(self._method.personal_model(state)),
+            after=after,
+            kept=self._accuracy_of_best(),
         )
         return state, update, measures
+
+    def _offer_start(self, assignment: Assignment[Any]) -> Callable[[FlatArray, float | None], None]:
+        """In a rehearsal, what local training starts from is a candidate too."""
+        adoption = self._adoption
+        if adoption is None or not assignment.rehearsal:
+            return lambda *_: None
+        return lambda weights, accuracy: adoption.offer(
+            weights, assignment.round, accuracy, trained=False, closing=True
+        )
+
+    def _accuracy_of_best(self) -> float | None:
+        best = None if self._adoption is None else self._adoption.best
+        return None if best is None else best.accuracy
 
     def _check_finite(self, state: Any, update: Any) -> None:
         found = not_finite(update, "update") or not_finite(state, "state")
@@ -191,10 +234,17 @@ class Session:
 
 
 class _Observed:
-    """A trainer that notes the accuracy of the first weights trained from, and the last training loss."""
+    """A trainer that notes the accuracy of the first weights trained from, and the last training loss.
 
-    def __init__(self, trainer: EvaluatingTrainer) -> None:
-        self._trainer = trainer
+    Args:
+        trainer: does the work.
+        started: told of these first weights, and their accuracy, before they are trained.
+    """
+
+    def __init__(
+        self, trainer: EvaluatingTrainer, started: Callable[[FlatArray, float | None], None]
+    ) -> None:
+        self._trainer, self._started = trainer, started
         self.before: float | None = None
         self.train_loss: float | None = None
 
@@ -213,6 +263,7 @@ class _Observed:
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
         if self.train_loss is None:
             self.before = self._trainer.accuracy(weights)
+            self._started(weights, self.before)
         fit = self._trainer.fit(weights, plan, key)
         self.train_loss = fit.loss
         return fit

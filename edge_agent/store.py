@@ -7,6 +7,7 @@ It holds:
     runs/<run>/session          personal model, method state, last reply: one file, one write
     runs/<run>/allowance        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
+    served                      the model that the device serves, from whatever run it is
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
     fleetune-agent              says that an agent made all this; nothing else is ever removed
@@ -84,6 +85,11 @@ class AgentStore:
     def session(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
         return FileMemory(self._run(run) / "session", layouts.SESSION)
+
+    @property
+    def served(self) -> FileMemory:
+        """The model that the device serves, see `edge_agent.adoption`."""
+        return FileMemory(self.folder / "served", layouts.SERVED)
 
     def keep_bundle(self, run: str, payload: bytes) -> None:
         """Store a run's bundle under its digest. Raises PacketForeign, as above, and StoreError."""

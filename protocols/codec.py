@@ -133,7 +133,9 @@ def unpacked_bytes(data: bytes) -> int:
 
 
 def check_model(data: bytes, spec: ModelSpec) -> None:
-    """Whether what `encode` made is for this model. Raises PacketForeign."""
+    """Whether what `encode` made is for this model. Raises PacketForeign, PacketTruncated."""
+    if len(data) < _HEADER.size:
+        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
     _, _, model, _, _ = _HEADER.unpack_from(data)
     if model.hex() != spec.hash:
         raise PacketForeign(

@@ -5,7 +5,7 @@ I/O, no clock, no global randomness. Engine, wire, store and simulator never ask
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol, TypeVar
 
 from protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
@@ -238,6 +238,12 @@ class Method(Protocol[S, D, T, U]):
     def init_device(self, weights: FlatArray) -> D:
         """A device's state before its first task."""
         ...
+
+    def start_from(self, state: D, weights: FlatArray) -> D:
+        """`state`, of `init_device`, for a device that comes with a personal model, shape (spec.size,), from
+        the run that this one continues. What all devices have alike stays as it is.
+        """
+        return replace(state, weights=weights)  # type: ignore[type-var]
 
     def plan(self, state: S, round_: Round, key: Key) -> tuple[S, Mapping[DeviceId, T]]:
         """A task for each participant. The mapping may be lazy (see `lazily`)."""

@@ -92,6 +92,7 @@ class Measures:
         before: accuracy of the model that local training started from.
         after: accuracy of the personal model after the round's work.
         personal: in a rehearsal, accuracy of the personal model as it was before.
+        kept: accuracy of the model that the device would serve, of all that this run has led it to.
     """
 
     num_samples: NumSamples
@@ -100,6 +101,7 @@ class Measures:
     before: Accuracy | None = None
     after: Accuracy | None = None
     personal: Accuracy | None = None
+    kept: Accuracy | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.enrol import prepare
+from edge_agent.adoption import Served, Standing
 from edge_agent.cli import app
 from edge_agent.inference import Predictor, write_inference
 from edge_agent.onnx_trainer import OnnxBackend
@@ -22,6 +23,7 @@ from protocols.payloads import Enrolment
 from protocols.randomness import Key
 from protocols.settings import parse_run
 from protocols.shipped import shipped_bundle
+from protocols.transfer import digest_of
 from tests.linear_bundle import SPEC, bundle
 
 NAMES = ("cat", "dog", "größer")
@@ -96,21 +98,49 @@ def test_export_and_predict_on_a_device(state, tmp_path):
     store, weights = state
     store.keep_bundle("r-1", shipped_bundle("mlp", (1, 8, 8), 10).encoded())
     found = personal_model(store)
-    assert (found.run, found.round) == ("r-1", 7)
+    assert (found.standing.run, found.standing.round) == ("r-1", 7)
     np.testing.assert_array_equal(found.weights, weights)
     own = ["--fleet", "f", "--device", "d", "--state", tmp_path / "state"]
     out = tmp_path / "model.onnx"
     code, said = call("export", *own, "--out", out)
-    assert (code, "after round 7 of r-1" in said) == (0, True)
+    assert (code, "run r-1, round 7" in said) == (0, True)
     code, said = call("predict", "--model", out, "--data", "digits", "--json")
     answer = json.loads(said)
     assert code == 0
     assert len(answer["labels"]) == 1797
     assert answer["names"][0] == str(answer["labels"][0])
-    assert call("predict", *own, "--data", "digits", "--json") == (0, said)
+    assert answer["model"] is None  # a file says nothing of where it comes from, but in its metadata
+    code, said = call("predict", *own, "--data", "digits", "--json")
+    assert code == 0
+    assert json.loads(said) == answer | {"model": {"run": "r-1", "round": "7", "closing_rehearsal": "False"}}
     np.save(tmp_path / "few.npy", np.zeros((12, 1, 8, 8), np.float32))
     code, said = call("predict", "--model", out, "--data", tmp_path / "few.npy")
     assert (code, "and 2 more" in said, "right" in said) == (0, True, False)
+
+
+def test_a_run_that_is_only_announced_changes_nothing(state, tmp_path):
+    """Neither what an agent of before wrote, nor what is served since."""
+    store, weights = state
+    store.keep_bundle("r-1", shipped_bundle("mlp", (1, 8, 8), 10).encoded())
+    enrolment = codec.decode(store.enrolment("r-1").read(), Enrolment, None)
+    again = replace(enrolment, run="r-2")
+    store.enrolment("r-2").write(codec.encode(again, again.spec))
+    assert store.adopt_bundle("r-2", digest_of(shipped_bundle("mlp", (1, 8, 8), 10).encoded()))
+    assert personal_model(store).standing.run == "r-1"
+    spec, best = enrolment.spec, weights + np.float32(1)
+    standing = Standing("r-1", 5, False, spec.hash, (1, 8, 8), 10, validation_loss=0.25, accuracy=0.875)
+    store.served.write(codec.encode(Served(standing, best), spec))
+    found = personal_model(store)
+    np.testing.assert_array_equal(found.weights, best)
+    own = ["--fleet", "f", "--device", "d", "--state", tmp_path / "state", "--data", "digits"]
+    _, said = call("predict", *own)
+    line = "model: run r-1, round 5; validation loss 0.25; 87.5% right on its own test samples"
+    assert said.splitlines()[0] == line
+    np.testing.assert_array_equal(personal_model(store, "r-1").weights, weights)
+    assert personal_model(store, "r-2").standing.round == 0
+    store.served.write(b"damaged")
+    code, said = call("predict", *own)
+    assert (code, "the model that this device serves: " in said) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Joining a run: what a device refuses, and why."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 from coordinator.enrol import prepare
 from edge_agent import joining
+from edge_agent.adoption import Served, Standing
 from edge_agent.gauges import Gauges
 from edge_agent.intake import Intake
 from edge_agent.joining import DeviceSettings, join
@@ -104,6 +106,48 @@ def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
     assert other.allowance.capability.trainer == "onnx"
     assert other.allowance.experience.lessons == ()
     assert other.report.uplink_bps == 2e6  # the link is the same
+
+
+def serve(store: AgentStore, enrolled: Enrolment, weights, run="") -> None:
+    spec, run = enrolled.spec, run or enrolled.run
+    standing = Standing(run, 3, False, spec.hash, spec.input_shape, spec.num_classes)
+    store.served.write(codec.encode(Served(standing, weights), spec))
+
+
+def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(tmp_path):
+    first, second, store = enrolment(), enrolment(), AgentStore(tmp_path)
+    took, thin = Footprint(memory_bytes=300_000_000), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
+    before = joined(first, tmp_path)
+    store.enrolment(first.run).write(codec.encode(first, first.spec))
+    store.allowance(first.run).write(before.allowance.learned(1.0, took).encoded())
+    taken = joined(second, tmp_path, link=thin)
+    assert len(taken.allowance.experience.lessons) == 1
+    assert taken.report.uplink_bps == 2e6
+    larger = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
+    assert joined(larger, tmp_path, link=thin).allowance.experience.lessons == ()
+    store.keep_bundle(second.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
+    assert joined(second, tmp_path, kind="onnx").allowance.experience.lessons == ()
+
+
+def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_path):
+    first, store = enrolment(), AgentStore(tmp_path)
+    second = replace(enrolment(), continues=first.run)
+    common, own = first.weights, first.weights + np.float32(0.5)
+    serve(store, first, own)
+    assert np.array_equal(joined(enrolment(), tmp_path).session.personal_model, common)
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, own)
+    serve(store, first, own, run="an-earlier-one")
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, common)  # it was not in `first`
+    store.session(first.run).write(b"it was")
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, own)
+    other = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
+    serve(store, other, other.weights, run=first.run)
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, common)
+
+
+def test_a_damaged_served_model_is_named(tmp_path):
+    AgentStore(tmp_path).served.write(b"damaged")
+    assert "served, the model that this device serves, is damaged" in refusal(enrolment(), tmp_path)
 
 
 def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):

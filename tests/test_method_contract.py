@@ -195,3 +195,13 @@ def test_the_cost_of_a_round_is_the_training_that_the_method_asks_for(make):
 def test_bad_settings_name_the_key(name, settings, message):
     with pytest.raises(SettingError, match=message):
         create(name, SPEC, settings)
+
+
+def test_a_device_that_comes_with_its_own_model_uses_it(make, weights):
+    run, own = make(), np.linspace(-1, 1, SPEC.size, dtype=np.float32)
+    state = run.method.start_from(run.method.init_device(weights), own)
+    run.devices["d0"] = through_codec(state, run.method.device_state_type)
+    np.testing.assert_array_equal(run.method.personal_model(run.devices["d0"]), own)
+    run.round(1)
+    run.round(2)
+    assert np.isfinite(run.method.shared_model(run.state)).all()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_agent.adoption import Adoption
 from edge_agent.fit import LocalTrainer
 from edge_agent.session import Session
 from edge_agent.store import FileMemory
@@ -35,7 +36,16 @@ class Stage:
         data = self.shares.of(index, self.enrolment.spec)
         trainer = LocalTrainer(self.backend, data, self.settings.training)
         memory = FileMemory(self.folder / f"{name}.state", durable=False)
-        session = Session(self.enrolment, name, self.method, trainer, memory, keep_replies=False)
+        adoption = Adoption(
+            FileMemory(self.folder / f"{name}.served", durable=False),
+            self.enrolment,
+            trainer,
+            num_validation=data.size("validation"),
+            keep_weights=False,
+        )
+        session = Session(
+            self.enrolment, name, self.method, trainer, memory, adoption=adoption, keep_replies=False
+        )
         return session.answer(payload, Budget(ratio))
 
 
