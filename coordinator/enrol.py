@@ -4,6 +4,7 @@ import uuid
 
 from coordinator.models import Model, find_model
 from protocols.payloads import Enrolment
+from protocols.scaling import check_channels
 from protocols.settings import RunSettings
 
 
@@ -21,7 +22,12 @@ def prepare(settings: RunSettings) -> Enrolment:
 
 
 def enrolment_of(settings: RunSettings, model: Model) -> Enrolment:
-    """What the devices of a run of `model` get; the run gets a unique id."""
+    """What the devices of a run of `model` get; the run gets a unique id.
+
+    Raises:
+        SettingError: data.mean or data.std is not one number for each channel of the model.
+    """
+    check_channels(settings.data.mean, settings.data.std, model.spec.input_shape)
     return Enrolment(
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
         seed=settings.run.seed,

@@ -11,6 +11,7 @@ from protocols.errors import ModelError, PacketError, SettingError
 from protocols.first_weights import draw_weights
 from protocols.model import FlatArray, ModelSpec
 from protocols.payloads import run_key
+from protocols.scaling import check_channels
 from protocols.settings import RunSettings
 from protocols.shipped import shipped_bundle
 
@@ -74,6 +75,7 @@ def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
     """The bundle with what the run's [data] says of samples and classes."""
     data = settings.data
     _check_names(data.class_names, bundle.spec.num_classes)
+    check_channels(data.mean, data.std, bundle.spec.input_shape)
     return replace(bundle, mean=data.mean, std=data.std, class_names=data.class_names or bundle.class_names)
 
 

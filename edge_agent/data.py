@@ -17,6 +17,7 @@ from protocols.errors import DataError
 from protocols.method import Part
 from protocols.model import ModelSpec
 from protocols.randomness import Key
+from protocols.scaling import Mean, Std, check_channels, over_channels
 
 __all__ = ["Dataset", "DeviceData", "check_fits", "check_source", "load", "save_npz", "split", "take"]
 
@@ -32,7 +33,8 @@ class DeviceData:
         x_train, x_validation, x_test: shape (n, ...), uint8 or float32 as the source gave them; they
             become the model's input batch by batch, so that bytes stay bytes in memory.
         y_train, y_validation, y_test: labels, shape (n,). Validation may be empty.
-        mean, std: of [data]: the model sees (x / 255 if uint8 else x) minus mean, over std.
+        mean, std: of [data]: the model sees (x / 255 if uint8 else x) minus mean, over std. Lists have one
+            number for each channel of the model's input.
         source: for messages.
     """
 
@@ -42,8 +44,8 @@ class DeviceData:
     y_validation: LabelArray
     x_test: Inputs
     y_test: LabelArray
-    mean: float = 0.0
-    std: float = 1.0
+    mean: Mean = 0.0
+    std: Std = 1.0
     source: str = "data"
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
@@ -75,9 +77,9 @@ class DeviceData:
         if picked.dtype == np.uint8:
             inputs /= np.float32(255)
         if self.mean:
-            inputs -= np.float32(self.mean)
+            inputs -= over_channels(self.mean, inputs.shape[1:])
         if self.std != 1:
-            inputs /= np.float32(self.std)
+            inputs /= over_channels(self.std, inputs.shape[1:])
         return inputs, y[rows]
 
 
@@ -184,6 +186,12 @@ def apportion(shares: NDArray[np.number], total: int) -> NDArray[np.intp]:
     whole: NDArray[np.intp] = np.floor(exact + 1e-9).astype(np.intp)
     whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
     return whole
+
+
+def scaled(data: DeviceData, mean: Mean, std: Std, spec: ModelSpec) -> DeviceData:
+    """`data` for a run with these. Raises SettingError: they are not one number for each channel."""
+    check_channels(mean, std, spec.input_shape)
+    return replace(data, mean=mean, std=std)
 
 
 def check_fits(data: DeviceData, spec: ModelSpec) -> DeviceData:

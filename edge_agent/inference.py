@@ -14,6 +14,7 @@ from protocols.bundle import ANSWER, Bundle
 from protocols.errors import DataError, ModelError
 from protocols.graph import Constant, Dimension, Graph, Node, Port
 from protocols.model import FlatArray
+from protocols.scaling import over_channels
 
 INPUT, LOGITS, PROBABILITIES, LABEL = "input", "logits", "probabilities", "label"
 _BATCH_SIZE = 128
@@ -46,8 +47,8 @@ def _normalisation(bundle: Bundle) -> tuple[tuple[Node, ...], tuple[Constant, ..
     centred = Node("Sub", (INPUT, "input:mean"), ("input:centred",), {})
     scaled = Node("Div", ("input:centred", "input:std"), ("x",), {})
     constants = (
-        Constant("input:mean", np.array(bundle.mean, np.float32)),
-        Constant("input:std", np.array(bundle.std, np.float32)),
+        Constant("input:mean", over_channels(bundle.mean, bundle.spec.input_shape)),
+        Constant("input:std", over_channels(bundle.std, bundle.spec.input_shape)),
     )
     return (centred, scaled), constants
 

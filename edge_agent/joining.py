@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_agent.adoption import Adoption, read_served
 from edge_agent.allowance import Allowance, remembered
-from edge_agent.data import DeviceData, check_fits, load, split
+from edge_agent.data import DeviceData, check_fits, load, scaled, split
 from edge_agent.experience import Experience
 from edge_agent.fit import LocalTrainer
 from edge_agent.forecast import capability_of
@@ -166,7 +166,7 @@ def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model:
 
 def _own_data(settings: DeviceSettings, enrolment: Enrolment) -> DeviceData:
     own = split(load(settings.data, None), settings.test_fraction, enrolment.validation_fraction)
-    return replace(check_fits(own, enrolment.spec), mean=enrolment.mean, std=enrolment.std)
+    return scaled(check_fits(own, enrolment.spec), enrolment.mean, enrolment.std, enrolment.spec)
 
 
 def _report(settings: DeviceSettings, enrolment: Enrolment, own: DeviceData, link: LinkSpeed) -> DeviceReport:

@@ -20,12 +20,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from protocols import codec
-from protocols.bounds import Amount, Finite, Label, Positive, Share
-from protocols.errors import PacketCorrupt, PacketForeign
+from protocols.bounds import Amount, Finite, Label, Share
+from protocols.errors import PacketCorrupt, PacketForeign, SettingError
 from protocols.graph import Graph
 from protocols.model import MAX_TENSORS, FlatArray, ModelSpec, Shape
 from protocols.model_check import check_spec
 from protocols.randomness import Key
+from protocols.scaling import Mean, Std, check_channels
 
 MAX_BYTES = 2**28  # also when unpacked
 MAX_ELEMENTS = 400_000  # resnet8 has 40,000
@@ -88,7 +89,7 @@ class Bundle:
         graphs: by name, see above.
         noises: of the dropout layers of `train`, in the order of its inputs noise:0, noise:1, ...
         input_type: what `x` is.
-        mean, std: samples are (raw - mean) / std.
+        mean, std: samples are (raw - mean) / std; a list has one number for each channel.
         class_names: of the labels, in their order; empty: they have none.
         flops_per_sample, activation_bytes_per_sample: see `protocols.payloads.Enrolment`.
         recipe: of the first weights; None: they cannot be drawn without torch.
@@ -100,8 +101,8 @@ class Bundle:
     graphs: Annotated[dict[Label, Graph], Meta(max_length=MAX_GRAPHS)]
     noises: Annotated[tuple[Noise, ...], Meta(max_length=MAX_NOISES)] = ()
     input_type: Literal["f4", "i8"] = "f4"
-    mean: Finite = 0.0
-    std: Positive = 1.0
+    mean: Mean = 0.0
+    std: Std = 1.0
     class_names: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
     flops_per_sample: Amount = 0.0
     activation_bytes_per_sample: Amount = 0.0
@@ -136,6 +137,10 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
     for graph in bundle.graphs.values():
         graph.check()
     _check_ports(bundle)
+    try:
+        check_channels(bundle.mean, bundle.std, bundle.spec.input_shape)
+    except SettingError as problem:
+        raise PacketCorrupt(f"bundle of model {bundle.spec.name}: {problem}") from None
     if bundle.weights is not None and bundle.weights.shape != (bundle.spec.size,):
         raise PacketCorrupt(f"bundle of model {bundle.spec.name}: its weights do not fit")
     return bundle

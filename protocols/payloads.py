@@ -13,7 +13,6 @@ from msgspec import Meta
 from protocols import codec
 from protocols.bounds import (
     Amount,
-    Finite,
     FleetName,
     Int64,
     Label,
@@ -28,6 +27,7 @@ from protocols.errors import PacketCorrupt
 from protocols.model import FlatArray, ModelSpec
 from protocols.model_check import check_spec
 from protocols.randomness import Key
+from protocols.scaling import Mean, Std
 from protocols.settings import Fraction, TrainingSection
 
 MAX_ENROLMENT_BYTES = 2**31
@@ -47,7 +47,8 @@ class Enrolment:
         spec: the model.
         method: the [method] section, `name` included.
         training: the [training] section.
-        mean, std, validation_fraction: of the [data] section.
+        mean, std, validation_fraction: of the [data] section; a number is sent as a number, so that agents
+            from before there were lists read it.
         deadline_s: of a round.
         flops_per_sample: floating-point operations of one training step, per sample.
         activation_bytes_per_sample: what its forward pass keeps for its backward pass, per sample.
@@ -61,8 +62,8 @@ class Enrolment:
     spec: ModelSpec
     method: Annotated[dict[Label, Any], Meta(max_length=100)]
     training: TrainingSection
-    mean: Finite
-    std: Positive
+    mean: Mean
+    std: Std
     validation_fraction: Fraction
     deadline_s: Positive
     flops_per_sample: Amount

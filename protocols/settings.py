@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from protocols.bounds import MAX_NUMBER, FleetName, Int64, NonNegative, Positive, Share
 from protocols.errors import SettingError
+from protocols.scaling import Mean, Std
 
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
@@ -91,15 +92,16 @@ class DataSection(Settings, frozen=True):
         source: `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE` or
             `package.module:function`.
         partition: for simulations; a real device brings its own data.
-        mean, std: float input = (x / 255 if x is uint8 else x) minus mean, over std.
+        mean, std: float input = (x / 255 if x is uint8 else x) minus mean, over std; each one number, or a
+            list with a number for each channel, e.g. mean = [0.4914, 0.4822, 0.4465].
         validation_fraction: of the training samples, held out for methods that need a validation loss.
         class_names: of the labels 0, 1, ...; for the models that devices export.
     """
 
     source: str = "digits"
     partition: Partition = Partition()
-    mean: float = 0.0
-    std: Positive = 1.0
+    mean: Mean = 0.0
+    std: Std = 1.0
     validation_fraction: Fraction = 0.0
     class_names: tuple[str, ...] = ()
 

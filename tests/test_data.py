@@ -21,12 +21,13 @@ from edge_agent.data import (
     check_fits,
     load,
     save_npz,
+    scaled,
     split,
     stratified,
     take,
 )
 from edge_agent.datasets.har import CHANNELS
-from protocols.errors import DataError, StoreError
+from protocols.errors import DataError, SettingError, StoreError
 from protocols.model import ModelSpec
 from protocols.randomness import Key
 
@@ -486,6 +487,43 @@ def test_batches_become_the_models_input():
     inputs[:] = labels[:] = 0
     assert data.batch("train", order)[1].tolist() == [4, 0]
     np.testing.assert_array_equal(data.x_train, images(6, 1, 2, 2))
+
+
+def test_one_number_a_channel_acts_as_one_for_all_where_they_are_equal():
+    x, y = images(6, 3, 4, 2), np.arange(6)
+    data, rows = DeviceData(x, y, x, y, x, y), np.arange(6)
+    one, each = (
+        scaled(data, *scaling, spec((3, 4, 2))) for scaling in [(0.3, 0.7), ((0.3,) * 3, (0.7,) * 3)]
+    )
+    np.testing.assert_array_equal(one.batch("train", rows)[0], each.batch("train", rows)[0])
+
+
+def test_each_channel_has_its_own_mean_and_deviation():
+    x, y = images(6, 3, 4, 2), np.arange(6)
+    mean, std = (0.1, 0.2, 0.4), (1.0, 0.5, 0.25)
+    inputs, _ = scaled(DeviceData(x, y, x, y, x, y), mean, std, spec((3, 4, 2))).batch("test", np.arange(6))
+    for channel in range(3):
+        expected = (x[:, channel] / 255 - mean[channel]) / std[channel]
+        np.testing.assert_allclose(inputs[:, channel], expected, atol=1e-6)
+
+
+def test_samples_without_height_have_a_number_for_each_feature():
+    x, y = np.ones((4, 2), np.float32), np.zeros(4, np.int64)
+    inputs, _ = scaled(DeviceData(x, y, x, y, x, y), (1.0, 3.0), 2.0, spec((2,))).batch("train", np.arange(4))
+    assert inputs.tolist() == [[0, -1]] * 4
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "line"),
+    [
+        ((0.1, 0.2), 1.0, r"data.mean has 2 numbers; the model's input \(3, 4, 2\) has 3 channels: give one"),
+        (0.0, (1.0,), r"data.std has 1 numbers; the model's input \(3, 4, 2\) has 3 channels"),
+    ],
+)
+def test_as_many_numbers_as_channels(mean, std, line):
+    x, y = images(6, 3, 4, 2), np.arange(6)
+    with pytest.raises(SettingError, match=line):
+        scaled(DeviceData(x, y, x, y, x, y), mean, std, spec((3, 4, 2)))
 
 
 def fitted(x, wanted, classes=10, y=None):

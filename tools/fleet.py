@@ -1,13 +1,13 @@
 """The fleet of a run.toml as a simulation has it: names, boards, links, and each device's samples."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import firmware_profiles
 from edge_agent.allowance import Allowance
-from edge_agent.data import Dataset, DeviceData, check_fits, load, take
+from edge_agent.data import Dataset, DeviceData, check_fits, load, scaled, take
 from edge_agent.forecast import capability_of
 from edge_agent.policy import Policy
 from edge_agent.profile import board_named, report_of
@@ -100,7 +100,7 @@ class Shares:
         settings = self._settings
         key = run_key(settings.run.seed).child("validation", index)
         data = take(self.dataset, train, test, settings.data.validation_fraction, key)
-        return replace(check_fits(data, spec), mean=settings.data.mean, std=settings.data.std)
+        return scaled(check_fits(data, spec), settings.data.mean, settings.data.std, spec)
 
 
 def allowance_of(
