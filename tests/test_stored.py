@@ -135,9 +135,8 @@ def test_a_session_of_the_release_before_goes_on_bit_for_bit(old, name):
     session = Session(enrolment, "pi", method, PullToTarget(SPEC, "pi"), store.session(name))
     assert session.personal_model.tobytes() == then["model"]
     reply = codec.decode(then["reply"], Reply[method.update_type], SPEC)
-    wanted = codec.encode(
-        reply, SPEC
-    )  # the same, with the field that replies have had since (`Measures.kept`)
+    today = replace(reply, measures=replace(reply.measures, kept=None))  # a field that is new since
+    wanted = codec.encode(today, SPEC)
     assert session.answer(then["task"], Budget(0.5)) == wanted
     again = Session(enrolment, "pi", method, None, store.session(name))
     assert again.answer(then["task"], Budget(0.5)) == wanted
