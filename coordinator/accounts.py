@@ -43,6 +43,13 @@ class Accounts:
             traffic.up += num_bytes
             traffic.updates += 1
 
+    def take_back(self, turn: tuple[int, int]) -> None:
+        """Count again whatever is sent after this turn."""
+        for device, traffic in self.ledger.traffic.items():
+            if traffic.delivered > turn:
+                number, attempt = turn
+                self._of(device).delivered = number, attempt
+
     def take_touched(self) -> set[DeviceId]:
         """Whose traffic changed since this was asked last."""
         touched, self._touched = self._touched, set()

@@ -5,14 +5,16 @@ the clock. Each `handle` is one step of the store: a coordinator killed at any p
 that was committed, and devices offer again whatever was not acknowledged. A step writes what it changed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+import numpy as np
 
 from coordinator.accounts import Accounts
+from coordinator.aggregating import Aggregating, Arriving
+from coordinator.assigning import Tasks
 from coordinator.device_rows import DeviceRows, read_engine, read_ledger
 from coordinator.engine_state import Turn
 from coordinator.events import (
@@ -22,42 +24,30 @@ from coordinator.events import (
     Admit,
     CloseRehearsal,
     CloseRound,
+    Declined,
     Event,
     FinishRun,
     RejectUpdate,
     SendTask,
     StartRound,
+    TakeBack,
     UpdateArrived,
 )
-from coordinator.method_state import read_state, write_state
+from coordinator.method_state import forget_last, read_state, write_state
 from coordinator.orders import Abandoned, Closed, Finished, Order, Reject, Send
 from coordinator.records import DeviceRound, Ledger, RoundRecord
+from coordinator.scrutiny import Scrutiny, check_claims
 from coordinator.store import RunStore
 from coordinator.windows import engine_type
 from protocols import codec
-from protocols.errors import PacketForeign, StoreError
+from protocols.errors import PacketError, PacketForeign, StoreError
 from protocols.footprint import Footprint
-from protocols.messages import Errand
-from protocols.method import Choice, DeviceId, DeviceReport, Method
-from protocols.payloads import Assignment, Enrolment, Reply, run_key
+from protocols.messages import Errand, readable
+from protocols.method import DeviceId, Method
+from protocols.payloads import Enrolment, Reply, run_key
 from protocols.settings import RunSettings
-from protocols.staleness import staleness_factor
 
-
-@dataclass(frozen=True)
-class _Arriving:
-    """A reply between its arrival and the engine's word on it."""
-
-    reply: Reply[Any]
-    data: bytes
-    actual: Footprint
-    predicted: Footprint
-    staleness: int
-
-
-def _told_late(reply: DeviceRound, told: Footprint) -> DeviceRound:
-    upload_s = reply.actual.upload_s if told.upload_s is None else told.upload_s
-    return replace(reply, actual=replace(reply.actual, upload_s=upload_s, joules=told.joules))
+log = logging.getLogger(__name__)
 
 
 class Conductor:
@@ -93,17 +83,22 @@ class Conductor:
     def _begin(self) -> None:
         """As before anything happened."""
         self._accounts = Accounts(Ledger())
-        self._tasks: Mapping[DeviceId, Any] = {}
-        self._arriving: _Arriving | None = None
+        self._tasks = Tasks(self._store, self._method.spec, self._settings.round.mode != "synchronous")
+        self._arriving: Arriving | None = None
         self._arrived: dict[DeviceId, DeviceRound] = {}
         self._opened_at = 0.0
         # before the plan of the open round: planning again on it after a restart gives the same tasks
-        self.state: Any = self._method.init_coordinator(self._enrolment.weights)
-        self._planned = self.state
+        method, round_ = self._method, self._settings.round
+        self.state: Any = method.init_coordinator(self._enrolment.weights)
         self._written: Any = None
         self._rows = DeviceRows(self._store)
         self._told: set[DeviceId] = set()  # whose reply is not written down yet
-        self.engine = self._engine_type(self._settings.run, self._settings.round)
+        self._before: Any = None  # the state before the round that closed last; None: it is in the store only
+        self._closes = False
+        scrutiny = Scrutiny(round_.max_strain, lambda: method.shared_model(self.state))
+        self._aggregating = Aggregating(method, scrutiny, round_.staleness_power, self._reply_of, self.state)
+        self.engine = self._engine_type(self._settings.run, round_)
+        self.engine.judge = self._aggregating.judge
 
     @property
     def ledger(self) -> Ledger:
@@ -123,10 +118,11 @@ class Conductor:
         if state is None:
             return False
         self.state = read_state(self._store, self._method.state_type, self._method.spec)
-        self._planned = self._written = self.state
+        self._aggregating.planned = self._written = self.state
         self._arrived = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
         self._opened_at = msgspec.json.decode(self._need("opened"), type=float)
         self.engine = self._engine_type(self._settings.run, self._settings.round, state)
+        self.engine.judge = self._aggregating.judge
         return True
 
     def resume(self, now: float) -> list[Order]:
@@ -135,6 +131,7 @@ class Conductor:
             return []
         run, round_ = self._settings.run, self._settings.round
         self.engine, actions = self._engine_type.resume(run, round_, self.engine.state, now)
+        self.engine.judge = self._aggregating.judge
         return self._carry_out(lambda: actions, now)
 
     def handle(self, event: Event, now: float) -> list[Order]:
@@ -180,24 +177,32 @@ class Conductor:
             raise PacketForeign(
                 f"reply {'without' if reply.update is None else 'with'} an update to round {said.number}"
             )
+        check_claims(reply, self.engine.state.report(device))
+        if reply.update is not None and not self.engine.state.objection(device, said):
+            self._aggregating.scrutiny.check(reply.update, lambda: self._others(device))
         staleness = self.engine.state.turn.number - reply.round
-        self._arriving = _Arriving(reply, data, actual, predicted, staleness)
+        self._arriving = Arriving(reply, data, actual, predicted, staleness)
         return self.handle(UpdateArrived(device, reply.round, reply.attempt, reply.leaving), now)
+
+    def refuse(self, kind: str) -> None:
+        """Count something that a peer sent and that was refused."""
+        self.ledger.refuse(kind)
+
+    def turn_away(self, device: DeviceId, turn: Turn, problem: PacketError, now: float) -> list[Order]:
+        """A reply that `receive` refused is as if its device had declined; counted by kind and device."""
+        self.ledger.turn_away(device, type(problem).__name__)
+        return self.handle(Declined(device, *turn, readable(f"{type(problem).__name__}: {problem}")), now)
 
     def note_measured(self, device: DeviceId, turn: Turn, actual: Footprint) -> None:
         """What a device can tell only when its reply has arrived: how long that took, and its joules."""
         if device in self._arrived and turn == self.engine.state.turn:
-            self._arrived[device] = _told_late(self._arrived[device], actual)
+            self._arrived[device] = self._arrived[device].told_late(actual)
             self._told.add(device)
             return
         reply = self._store.device_round(device, *turn)
         if reply is not None:
             with self._store.step():
-                self._store.put_device_rounds(*turn, {device: _told_late(reply, actual)})
-
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """What a device could run at."""
-        return self._method.choices(report)
+                self._store.put_device_rounds(*turn, {device: reply.told_late(actual)})
 
     def records(self) -> list[RoundRecord]:
         """Of all closed rounds, ascending."""
@@ -244,26 +249,29 @@ class Conductor:
                 self._arriving = None
                 self.ledger.refuse(reason)
                 yield Reject(device, reason)
-            case CloseRound(number, attempt, devices):
-                self.state = self._method.aggregate(self._planned, self._updates(number, devices))
-                yield self._close(number, attempt, devices, now, rehearsal=False)
-            case CloseRehearsal(number, attempt, devices):
-                yield self._close(number, attempt, devices, now, rehearsal=True)
+            case CloseRound() | CloseRehearsal():
+                yield self._close(action, now)
+            case TakeBack(number, attempt):
+                self._take_back(Turn(number, attempt))
             case AbandonRound(number, attempt, reason):
-                absent = sorted(self._tasks.keys() - self._arrived.keys())
+                absent = sorted(self._tasks.planned.keys() - self._arrived.keys())
                 yield Abandoned(number, attempt, reason, tuple(absent))
                 self.ledger.refuse(f"abandoned-{reason}")
                 self._store.drop_device_rounds(number)
                 self._forget_round()
             case FinishRun(reason):
                 self.ledger.ended_at = now
+                self._closes = False
                 self._store.drop_tasks()
+                forget_last(self._store)
                 yield Finished(reason)
 
     def _start(self, action: StartRound, now: float) -> None:
         number = action.round.number
         key = run_key(self._settings.run.seed).child("plan", number, action.attempt)
-        self._planned, self._tasks = self._method.plan(self.state, action.round, key)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found before it is sent
+            self._aggregating.planned, self._tasks.planned = self._method.plan(self.state, action.round, key)
+        self._aggregating.scrutiny.open()
         if not action.resumed:
             self._opened_at = now
         if action.round.rehearsal:
@@ -271,33 +279,9 @@ class Conductor:
 
     def _send(self, device: DeviceId, number: int, attempt: int) -> Iterator[Send]:
         errand = Errand("task", self._enrolment.run, number, attempt, self._rehearsing)
-        if self._keeps_tasks and not errand.rehearsal:
-            if self.engine.state.members[device].asked == (number, attempt):  # else a newer one follows
-                self._keep_task(device, errand)
-                yield Send(device, errand, lambda: self._kept_task(device, errand))
-            return
-        tasks = self._tasks
-        yield Send(device, errand, lambda: self._payload(tasks, device, errand))
-
-    def _payload(self, tasks: Mapping[DeviceId, Any], device: DeviceId, errand: Errand) -> bytes:
-        assignment = Assignment(device, errand.round, errand.attempt, errand.rehearsal, tasks[device])
-        return codec.encode(assignment, self._method.spec)
-
-    @property
-    def _keeps_tasks(self) -> bool:
-        """Semi-asynchronously tasks outlive the state they were planned on, so they are kept as sent."""
-        return self._settings.round.mode != "synchronous"
-
-    def _keep_task(self, device: DeviceId, errand: Errand) -> None:
-        """Unless it is there: a device that came back is at the task it had."""
-        if self._store.task(device, errand.round, errand.attempt) is None:
-            data = self._payload(self._tasks, device, errand)
-            self._store.add_task(device, errand.round, errand.attempt, data)
-
-    def _kept_task(self, device: DeviceId, errand: Errand) -> bytes:
-        data = self._store.task(device, errand.round, errand.attempt)
-        assert data is not None, "a task is kept until it is answered, or replaced by the next one"
-        return data
+        # else a newer one follows
+        if not self._tasks.keeps(errand) or self.engine.state.members[device].asked == (number, attempt):
+            yield Send(device, errand, self._tasks.ready(device, errand))
 
     def note_delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
         """Count a payload that reached its device, once and for good. Raises StoreError."""
@@ -316,7 +300,7 @@ class Conductor:
         self._accounts.replied(device, len(data), rehearsal=rehearsal)
         if not rehearsal:
             self._store.add_reply(device, data)
-        report = self.engine.state.members[device].report
+        report = self.engine.state.report(device)
         self._arrived[device] = DeviceRound(
             ratio=report.ratio if report else 1.0,
             bytes_down=self._accounts.sent_bytes.pop(device),
@@ -327,42 +311,55 @@ class Conductor:
             predicted=arriving.predicted,
         )
         self._told.add(device)
-        if self._keeps_tasks:
-            self._store.drop_task(device)
+        self._tasks.answered(device)
 
     def _count_task_of(self, device: DeviceId, reply: Reply[Any]) -> None:
         """Whoever replies has had its task, even if a restart lost the word of that."""
         errand = Errand("task", self._enrolment.run, reply.round, reply.attempt, reply.update is None)
-        if self._keeps_tasks and not errand.rehearsal:
-            num_bytes = len(self._kept_task(device, errand))
-        else:
-            num_bytes = len(self._payload(self._tasks, device, errand))
-        self._accounts.delivered(device, errand, num_bytes)
+        self._accounts.delivered(device, errand, len(self._tasks.payload(device, errand)))
 
-    def _updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
-        kind = Reply[self._method.update_type]  # type: ignore[name-defined]
-        for device in devices:
-            reply: Reply[Any] = codec.decode(self._store.reply(device), kind, self._method.spec)
-            update, staleness = reply.update, number - reply.round
-            if staleness:
-                factor = staleness_factor(staleness, self._settings.round.staleness_power)
-                update = self._method.discount(self._planned, update, factor)
-            yield device, update
+    def _take_back(self, closed: Turn) -> None:
+        """The last closed round never was: its tasks may be answered again under later attempts."""
+        log.warning("round %d is taken back: the training of all devices diverged after it", closed.number)
+        before = self._before or read_state(
+            self._store, self._method.state_type, self._method.spec, before_last=True
+        )
+        self.state, self._before = before, None
+        self._accounts.take_back(closed)
+        self._store.drop_tasks()
+        self._store.drop_record(closed.number)
 
-    def _close(
-        self, number: int, attempt: int, devices: tuple[DeviceId, ...], now: float, *, rehearsal: bool
-    ) -> Closed:
+    def _others(self, device: DeviceId) -> Iterator[Any]:
+        """The updates that the open round has from other devices."""
+        state = self.engine.state
+        others = tuple(one for one in state.replied if one != device)
+        return (update for _, update in self._aggregating.updates(state.turn.number, others))
+
+    def _reply_of(self, device: DeviceId) -> bytes:
+        """A reply of the open round, the one that is just arriving too."""
+        arriving = self._arriving
+        if arriving is not None and arriving.reply.device == device:
+            return arriving.data
+        return self._store.reply(device)
+
+    def _close(self, action: CloseRound | CloseRehearsal, now: float) -> Closed:
+        rehearsal = isinstance(action, CloseRehearsal)
+        if not rehearsal:
+            self._before, self.state, self._closes = self.state, self._aggregating.merged, True
         began = self.ledger.began_at or 0.0
         record = RoundRecord(
-            number=number,
-            attempt=attempt,
+            number=action.number,
+            attempt=action.attempt,
             rehearsal=rehearsal,
             opened_s=self._opened_at - began,
             closed_s=now - began,
-            participants=tuple(self._tasks),
-            devices={device: self._arrived[device] for device in devices},
+            participants=tuple(self._tasks.planned),
+            devices={device: self._arrived[device] for device in action.devices},
         )
-        self._write_told(number, attempt)
+        if self._arrived.keys() != record.devices.keys():  # some were turned away late
+            self._store.drop_device_rounds(action.number)
+            self._arrived, self._told = record.devices, set(action.devices)
+        self._write_told(action.number, action.attempt)
         self._store.add_record(record)
         self._forget_round()
         return Closed(record)
@@ -378,8 +375,8 @@ class Conductor:
         self._write_told(*self.engine.state.turn)
         self._store.put("opened", msgspec.json.encode(self._opened_at))
         if self.state is not self._written:
-            write_state(self._store, self.state, self._method.spec)
-            self._written = self.state
+            write_state(self._store, self.state, self._method.spec, keep_last=self._closes)
+            self._written, self._closes = self.state, False
 
     def _write_told(self, number: int, attempt: int) -> None:
         """Replies of this round that are new, or of which more is known."""

@@ -14,7 +14,8 @@ answered with `RejectUpdate`. After `FinishRun` nothing follows; what still come
 **What the driver must store.** One record: `engine.state` (of its members those that changed) and the
 method's state, written together after each `handle`:
 
-1. do `Admit`, `StartRound`, `AcceptUpdate`, `CloseRound`, `AbandonRound`, `CloseRehearsal`, in order;
+1. do `Admit`, `StartRound`, `AcceptUpdate`, `CloseRound`, `AbandonRound`, `TakeBack`, `CloseRehearsal`, in
+   order;
 2. write the record, in one transaction; that of several events may be one;
 3. only then speak to devices: `SendTask`, `RejectUpdate`, `FinishRun`, and acknowledge the update.
 
@@ -26,6 +27,11 @@ that join meanwhile are admitted, in ascending order, before the next `StartRoun
 again on the recorded state gives the same tasks; `CloseRound` aggregates on the planned state,
 `AbandonRound` drops it.
 
+Before a round is closed the driver is asked whether it may be (`judge`), which aggregates its updates. One
+that does not aggregate to finite numbers is asked again, without those who are told to have spoilt it. One
+that closed, but breaks the training of all who are asked next, is taken back (`TakeBack`) and asked again.
+After `rollback.MAX_SPOILT` of either at the same round training ends.
+
 When a round is over is decided in `_close_if_due` alone, how long it may take in `coordinator.deadlines`
 alone and whether a reply counts in `EngineState.objection` alone. `coordinator.windows` closes in another
 way, semi-asynchronously.
@@ -34,7 +40,7 @@ way, semi-asynchronously.
 from typing import Self
 
 from coordinator.deadlines import learn, proposed_s
-from coordinator.engine_state import EngineState, Member, Turn
+from coordinator.engine_state import NEVER, EngineState, Member, Turn
 from coordinator.events import (
     AbandonRound,
     AcceptUpdate,
@@ -50,16 +56,24 @@ from coordinator.events import (
     RejectUpdate,
     SendTask,
     StartRound,
+    TakeBack,
     Tick,
     UpdateArrived,
 )
 from coordinator.participants import draw, needed, pool, rehearsers, target
+from coordinator.rollback import DIVERGED, Judge, Verdict, breaks_training, hopeless, take_back
 from protocols.method import DeviceId, DeviceReport, Round
 from protocols.settings import RoundSection, RunSection
 
 
 class RoundEngine:
-    """Runs `run.rounds` rounds and the rehearsal, under the rules of `round_`."""
+    """Runs `run.rounds` rounds and the rehearsal, under the rules of `round_`.
+
+    Attributes:
+        judge: told the turn and the devices whose updates a round would close with.
+    """
+
+    judge: Judge = staticmethod(lambda _, __: Verdict(True))
 
     def __init__(self, run: RunSection, round_: RoundSection, state: EngineState | None = None) -> None:
         self.state = state or EngineState()
@@ -171,8 +185,13 @@ class RoundEngine:
         self.state.count("refused")
 
     def _mark_declined(self, event: Declined) -> None:
-        number = self.state.turn.number
-        self.state.put(event.device, answer="declined", declined_round=number, declined_reason=event.reason)
+        self.state.put(
+            event.device,
+            answer="declined",
+            declined_round=self.state.turn.number,
+            declined_reason=event.reason,
+            diverged=event.diverged,
+        )
 
     def _advance(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -198,18 +217,54 @@ class RoundEngine:
         return []
 
     def _close(self) -> list[Action]:
-        action = CloseRound(*self.state.turn, self.state.replied)
-        learn(self.state, self._round)
-        rounds_done = self.state.rounds_done + 1
-        self.state.change(stage="waiting", rounds_done=rounds_done, attempt=1, participants=(), until=None)
+        verdict = self.judge(self.state.turn, self.state.replied)
+        return self._closed(verdict) if verdict.sound else self._spoilt(verdict.suspects)
+
+    def _closed(self, verdict: Verdict) -> list[Action]:
+        turn, state = self.state.turn, self.state
+        action = CloseRound(*turn, state.replied)
+        learn(state, self._round)
+        state.change(closed=turn, suspects=verdict.suspects)
+        attempt, rounds_done = state.next_attempt, turn.number
+        state.change(
+            stage="waiting",
+            rounds_done=rounds_done,
+            attempt=attempt,
+            next_attempt=1,
+            participants=(),
+            until=None,
+        )
         return [action]
 
+    def _spoilt(self, suspects: tuple[DeviceId, ...]) -> list[Action]:
+        """The updates do not aggregate: go on without the suspects', or ask everybody again."""
+        for device in suspects:
+            self.state.count("spoilt")
+            self._mark_declined(Declined(device, *self.state.turn, "its update would break the model"))
+        if suspects and self.state.groups.replied:
+            return self._close_if_due(self.state.seen_at)
+        turn = self.state.turn
+        actions = self._abandon(AbandonRound(*turn, "spoilt"), pause_until=None)
+        reason = hopeless(self.state, turn.number, "its updates did not aggregate to finite numbers")
+        return actions + (self._end(reason, self.state.seen_at) if reason else [])
+
     def _abandon(self, action: AbandonRound, pause_until: float | None) -> list[Action]:
+        broken, turn = breaks_training(self.state), self.state.turn
+        if broken and self.state.closed != NEVER:
+            return self._take_back()
         learn(self.state, self._round)
         self.state.count("abandoned")
         attempt = self.state.attempt + 1
         self.state.change(stage="waiting", attempt=attempt, participants=(), until=pause_until)
-        return [action]
+        reason = hopeless(self.state, turn.number, DIVERGED) if broken else None
+        return [action, *(self._end(reason, self.state.seen_at) if reason else [])]
+
+    def _take_back(self) -> list[Action]:
+        turn, closed = self.state.turn, self.state.closed
+        take_back(self.state)
+        actions: list[Action] = [AbandonRound(*turn, "diverged"), TakeBack(*closed)]
+        reason = hopeless(self.state, closed.number, f"{DIVERGED} after it")
+        return actions + (self._end(reason, self.state.seen_at) if reason else [])
 
     def _start_if_possible(self, now: float) -> list[Action]:
         if self.state.rounds_done >= self._run.rounds:

@@ -37,6 +37,7 @@ class Member:
         answer: what it said to that task; "expired": it took too long (see `coordinator.windows`).
         declined_round: the latest round it declined, 0 for none.
         declined_reason: why.
+        diverged: because its training, or its task, was no longer finite.
         stretch: how many times longer a round is thought to take it than it says, at least 1.
     """
 
@@ -49,6 +50,7 @@ class Member:
     answer: Answer | None = None
     declined_round: int = 0
     declined_reason: str = ""
+    diverged: bool = False
     stretch: float = 1.0
 
     @property
@@ -86,6 +88,10 @@ class EngineState:
         counters: how often: replies turned away, by reason; `declined` rounds, `refused` runs,
             `abandoned` attempts, devices `gone`.
         reason: why training ended.
+        closed: the turn that closed last, as long as it can be taken back; NEVER: none can.
+        suspects: whose updates strained it most.
+        next_attempt: of the round after the one that runs: one that was asked before is not asked again.
+        spoilt: the round that was last spoilt or taken back, and how often.
     """
 
     stage: Stage = "waiting"
@@ -99,6 +105,10 @@ class EngineState:
     members: dict[DeviceId, Member] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     reason: str = ""
+    closed: Turn = NEVER
+    suspects: tuple[DeviceId, ...] = ()
+    next_attempt: int = 1
+    spoilt: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self._groups: Groups | None = None
@@ -161,6 +171,10 @@ class EngineState:
         if turn < self.turn and (turn < member.asked or not self.takes_part(device)):
             return "late" if turn.number <= self.rounds_done else "stale"
         return "duplicate" if member.answer is not None else None
+
+    def report(self, device: DeviceId) -> DeviceReport | None:
+        """The device's latest."""
+        return self.members.get(device, _STRANGER).report
 
     def put(self, device: DeviceId, **changes: Any) -> None:
         """Change these fields of one device; it may be new."""

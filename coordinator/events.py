@@ -10,7 +10,7 @@ from typing import Literal
 from protocols.method import DeviceId, DeviceReport, Round
 
 Reason = Literal["late", "duplicate", "stale", "foreign", "unknown"]
-Miss = Literal["deadline", "too-few"]
+Miss = Literal["deadline", "too-few", "spoilt", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,16 @@ class UpdateArrived:
 
 @dataclass(frozen=True)
 class Declined:
-    """A device will not do this round; round 0: it will not join the run."""
+    """A device will not do this round; round 0: it will not join the run.
+
+    `diverged`: its training ended in numbers that are not finite, or its task held such.
+    """
 
     device: DeviceId
     round: int
     attempt: int
     reason: str
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,12 +128,23 @@ class CloseRound:
 class AbandonRound:
     """The quorum was missed: drop this attempt's plan and updates. The same number is asked again.
 
-    `reason`: "deadline", too few had replied by then; "too-few", nobody is left who could still reply.
+    `reason`: "deadline", too few had replied by then; "too-few", nobody is left who could still reply;
+    "spoilt", the updates do not aggregate to finite numbers; "diverged", training breaks on this model.
     """
 
     number: int
     attempt: int
     reason: Miss
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """Undo this round, the last that was closed: the method's state is again that of before its plan, and
+    every device is admitted again. The same number is asked again.
+    """
+
+    number: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -156,6 +171,7 @@ Action = (
     | RejectUpdate
     | CloseRound
     | AbandonRound
+    | TakeBack
     | CloseRehearsal
     | FinishRun
 )

@@ -18,13 +18,24 @@ from protocols.errors import PacketError, StoreError
 from protocols.model import ModelSpec
 
 APART_BYTES = 64 * 1024
+NAME_BYTES = 32
 
 S = TypeVar("S")
 Array = NDArray[Any]
 
 
-def write_state(store: RunStore, state: object, spec: ModelSpec) -> None:
-    """Replace the method's state; inside `store.step()`."""
+def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: bool = False) -> None:
+    """Replace the method's state; inside `store.step()`.
+
+    Args:
+        store: of the run.
+        state: the new one.
+        spec: the model.
+        keep_last: keep the one that it replaces, instead of the one that was kept before (see `read_state`).
+    """
+    if keep_last:
+        store.put("state-before", store.get("state") or b"")
+        store.put("names-before", store.get("state-names") or b"")
     there, named = store.array_names(), set[bytes]()
 
     def keep(array: Array) -> bytes | None:
@@ -37,11 +48,19 @@ def write_state(store: RunStore, state: object, spec: ModelSpec) -> None:
         return name
 
     store.put("state", codec.encode(state, spec, keep=keep))
-    store.drop_arrays(there - named)
+    store.put("state-names", b"".join(sorted(named)))
+    store.drop_arrays(there - named - _names(store.get("names-before")))
 
 
-def read_state(store: RunStore, kind: type[S], spec: ModelSpec) -> S:
-    """The method's state as it was written, bit for bit.
+def forget_last(store: RunStore) -> None:
+    """No state but the present one is needed any more; inside `store.step()`."""
+    for name in ("state-before", "names-before"):
+        store.put(name, b"")
+    store.drop_arrays(store.array_names() - _names(store.get("state-names")))
+
+
+def read_state(store: RunStore, kind: type[S], spec: ModelSpec, *, before_last: bool = False) -> S:
+    """The method's state as it was written, bit for bit; `before_last`: the one that was kept instead.
 
     Raises:
         StoreError: it is missing or damaged.
@@ -53,8 +72,8 @@ def read_state(store: RunStore, kind: type[S], spec: ModelSpec) -> S:
             raise StoreError(f"array {name.hex()[:12]} is another one")
         return array
 
-    data = store.get("state")
-    if data is None:
+    data = store.get("state-before" if before_last else "state")
+    if not data:
         raise StoreError(f"{store.path}: the method's state is missing")
     try:
         return codec.decode(data, kind, spec, finite=False, kept=kept)
@@ -64,8 +83,13 @@ def read_state(store: RunStore, kind: type[S], spec: ModelSpec) -> S:
         ) from None
 
 
+def _names(joined: bytes | None) -> set[bytes]:
+    data = joined or b""
+    return {data[at : at + NAME_BYTES] for at in range(0, len(data), NAME_BYTES)}
+
+
 def _name(array: Array) -> bytes:
     """Of its type, shape and bits."""
-    content = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=32)
+    content = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=NAME_BYTES)
     content.update(np.ascontiguousarray(array).view(np.uint8).data)
     return content.digest()

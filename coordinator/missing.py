@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from coordinator import readable
 from coordinator.engine_state import EngineState, Member
+from coordinator.events import Miss
 from coordinator.orders import Abandoned
 from coordinator.participants import eligible, needed, target
 from coordinator.records import RoundRecord
@@ -12,6 +13,12 @@ from protocols.method import DeviceId
 from protocols.settings import RoundSection
 
 _NAMED = 5  # more are only counted
+_GIVEN_UP: dict[Miss, str] = {
+    "deadline": "too few replied in time",
+    "too-few": "too few are left to reply",
+    "spoilt": "its updates do not aggregate to finite numbers",
+    "diverged": "training diverges on the model that the round before made",
+}
 PATIENCE_S = 10.0
 REPEAT_S = 300.0
 
@@ -37,8 +44,7 @@ def abandoned_line(given_up: Abandoned, state: EngineState) -> str:
     """That an attempt was given up, and who was missing; `state` as it is since."""
     number, asked = given_up.round, given_up.absent
     absent = _listed((device, _why(state.members.get(device), number)) for device in asked)
-    why = "too few replied in time" if given_up.reason == "deadline" else "too few are left to reply"
-    words = f"round {number}, attempt {given_up.attempt} is given up: {why}"
+    words = f"round {number}, attempt {given_up.attempt} is given up: {_GIVEN_UP[given_up.reason]}"
     return f"{words}; missing: {absent}" if absent else words
 
 

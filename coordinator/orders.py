@@ -3,18 +3,27 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coordinator.events import Declined, Miss
 from coordinator.records import RoundRecord
+from protocols.errors import PacketNotFinite
 from protocols.messages import Errand
 from protocols.method import DeviceId
 
 
 @dataclass(frozen=True)
 class Send:
-    """Give the device the payload that `make` returns (made when it is sent, not before)."""
+    """Give the device the payload that `make` returns (made when it is sent, not before).
+
+    `make` raises PacketNotFinite when the task is not fit to be sent; then tell the conductor `declined`.
+    """
 
     device: DeviceId
     errand: Errand
     make: Callable[[], bytes]
+
+    def declined(self, problem: PacketNotFinite) -> Declined:
+        """As if the device had tried it."""
+        return Declined(self.device, self.errand.round, self.errand.attempt, str(problem), diverged=True)
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class Abandoned:
 
     round: int
     attempt: int
-    reason: str
+    reason: Miss
     absent: tuple[DeviceId, ...]
 
 

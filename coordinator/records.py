@@ -1,6 +1,9 @@
 """What is written down of a run: a record of each round, and what crossed the wire."""
 
+from typing import Self
+
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from protocols.footprint import Footprint
 from protocols.payloads import Measures
@@ -25,6 +28,11 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     actual: Footprint
     staleness: int = 0
     predicted: Footprint = Footprint()
+
+    def told_late(self, told: Footprint) -> Self:
+        """With what the device could tell only when its reply had arrived."""
+        upload_s = self.actual.upload_s if told.upload_s is None else told.upload_s
+        return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=told.joules))
 
 
 class RoundRecord(Struct, frozen=True):
@@ -70,11 +78,13 @@ class Ledger(Struct):
     Attributes:
         traffic: by device.
         refusals: what the peers sent that was refused, by kind.
+        turned_away: replies that were refused, by device and kind.
         began_at, ended_at: on the run's clock.
     """
 
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
+    turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
     began_at: float | None = None
     ended_at: float | None = None
 
@@ -83,3 +93,9 @@ class Ledger(Struct):
 
     def refuse(self, kind: str) -> None:
         self.refusals[kind] = self.refusals.get(kind, 0) + 1
+
+    def turn_away(self, device: str, kind: str) -> None:
+        """A whole reply was refused."""
+        self.refuse(kind)
+        kinds = self.turned_away.setdefault(device, {})
+        kinds[kind] = kinds.get(kind, 0) + 1

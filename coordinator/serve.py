@@ -19,15 +19,22 @@ from coordinator.goodbye import Goodbye
 from coordinator.missing import abandoned_line
 from coordinator.orders import Abandoned, Closed, Finished, Order, Reject, Send
 from coordinator.peer import Peer
+from coordinator.readiness import check_ready
 from coordinator.records import RoundRecord
+from coordinator.refusals import Refusals
 from coordinator.run_folder import INCOMING
 from coordinator.runs import Run
 from coordinator.spool import spooled
 from protocols import codec, topics
-from protocols.errors import PacketCorrupt, PacketError, PacketForeign, StoreError, TransportError
+from protocols.errors import (
+    PacketError,
+    PacketForeign,
+    PacketNotFinite,
+    StoreError,
+    TransportError,
+)
 from protocols.mailbox import Arrived, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
-from protocols.one_line import unexpected
 from protocols.transfer import Chunk
 from protocols.transport import Connected, Disconnected, Received, Transport
 
@@ -72,6 +79,9 @@ class Server:
     events: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
     problem: str | None = None
     finished: str | None = None
+
+    def __post_init__(self) -> None:
+        self._refusals = Refusals(self.run.conductor.refuse, self.timer)
 
     def serve(self) -> str | None:
         """Serve; why the run is over, None if it was stopped before.
@@ -154,22 +164,17 @@ class Server:
                     for device in self._bundles.made(event):
                         self._give_bundle(self.peers[device], event)
         except PacketError as problem:
-            self._refuse(problem)
-
-    def _refuse(self, problem: PacketError) -> None:
-        self.run.conductor.ledger.refuse(type(problem).__name__)
-        log.warning("refused: %s", wire.readable(str(problem)))
+            self._refusals.note(problem)
 
     def _receive(self, address: topics.Address, data: bytes) -> None:
-        """Raises PacketError, naming the device."""
         try:
             self._read(address.device, address.channel, data)
         except PacketError as problem:
-            raise type(problem)(f"{address.device}: {problem}") from None
+            self._refusals.note(problem, address.device)
         except (StoreError, TransportError):
             raise
         except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
-            self._blame(address.device, fault)
+            self._refusals.blame(address.device, fault)
 
     def _read(self, device: str, channel: str, data: bytes) -> None:
         if channel == "state" and not data:
@@ -181,13 +186,6 @@ class Server:
         if isinstance(message, wire.Presence) != (channel == "state"):
             raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
         self._hear(self.peers.get(device) or self._meet(device), message)
-
-    def _blame(self, device: str, fault: Exception) -> str:
-        """What a device sent led to a fault that nobody foresaw, and is refused. What to tell it."""
-        self.run.conductor.ledger.refuse(type(fault).__name__)
-        log.error("%s: %s; what it sent is refused", device, unexpected(fault))
-        log.debug("%s", device, exc_info=fault)
-        return f"unexpected {type(fault).__name__}; the coordinator's log has more"
 
     def _take_chunk(self, device: str, data: bytes) -> None:
         if device not in self.peers:
@@ -214,8 +212,8 @@ class Server:
                     peer.measured = message
                 else:
                     self.run.conductor.note_measured(peer.device, Turn(number, attempt), message.actual)
-            case wire.Decline(run, number, attempt, reason) if run == self.run_id:
-                self._note_declined(peer, number, attempt, reason)
+            case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
+                self._note_declined(peer, number, attempt, reason, diverged=diverged)
 
     def _meet(self, device: str) -> Peer:
         limit = codec.payload_limit(self.run.enrolment.spec)
@@ -247,21 +245,16 @@ class Server:
     def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
         if ready.run != self.run_id:
             return  # of an earlier run; our own enrolment is on its way
-        report, model = ready.report, self.run.enrolment.spec.hash
-        if report.device != peer.device:
-            raise PacketForeign(f"ready in the name of {report.device!r}")
-        if ready.model_hash != model:
-            raise PacketForeign(f"ready with model {ready.model_hash!r}; the run's model is {model}")
-        ratios = [choice.ratio for choice in self.run.conductor.choices(report)]
-        if report.ratio not in ratios:
-            raise PacketCorrupt(f"ready with ratio {report.ratio:g}; the method has {ratios}")
-        self._tell(DeviceReady(report))
+        check_ready(ready, peer.device, self.run)
+        self._tell(DeviceReady(ready.report))
 
-    def _note_declined(self, peer: Peer, number: int, attempt: int, reason: str) -> None:
+    def _note_declined(
+        self, peer: Peer, number: int, attempt: int, reason: str, *, diverged: bool = False
+    ) -> None:
         reason = wire.readable(reason)
         what = f"round {number}" if number else "the run"
-        log.warning("%s declines %s: %s", peer.device, what, reason)
-        self._tell(Declined(peer.device, number, attempt, reason))
+        self._refusals.say(logging.WARNING, peer.device, f"{peer.device} declines {what}: {reason}")
+        self._tell(Declined(peer.device, number, attempt, reason, diverged))
 
     def _objects(self, device: str, errand: Errand) -> str | None:
         """Why an update is not wanted: asked when it is offered, before any of it is sent."""
@@ -285,7 +278,7 @@ class Server:
         state, turn = self.run.conductor.engine.state, _turn(errand)
         objection = state.objection(peer.device, turn) if errand.run == self.run_id else "unknown"
         level = logging.INFO if objection in ("late", "stale", "duplicate") else logging.WARNING
-        log.log(level, "%s: offer refused: %s", peer.device, wire.readable(reason))
+        self._refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
         if errand.run == self.run_id and objection:
             self._tell(UpdateArrived(peer.device, *turn))
         else:
@@ -295,10 +288,14 @@ class Server:
         self._follow(self.run.conductor.handle(event, self.clock()))
 
     def _follow(self, orders: Iterable[Order]) -> None:
+        unsent = []
         for order in orders:
             match order:
                 case Send():
-                    self._send_task(order)
+                    try:
+                        self._send_task(order)
+                    except PacketNotFinite as problem:
+                        unsent.append(order.declined(problem))
                 case Reject(device, reason):
                     log.info("%s: update not counted: %s", device, reason)
                 case Closed(record):
@@ -308,6 +305,9 @@ class Server:
                     self.on_notice(abandoned_line(order, self.run.conductor.engine.state))
                 case Finished(reason):
                     self.finished = reason
+        for declined in unsent:
+            log.warning("%s", declined.reason)
+            self._tell(declined)
 
     def _send_task(self, send: Send) -> None:
         peer, turn = self.peers[send.device], _turn(send.errand)
@@ -363,13 +363,14 @@ class Server:
                 peer.device, arrived.payload(), actual, self.clock(), turn=turn, predicted=peer.predicted
             )
         except PacketError as problem:
-            self._refuse(type(problem)(f"{peer.device}: reply to round {turn.number}: {problem}"))
+            line = f"refused: {peer.device}: reply to round {turn.number}: {problem}"
+            self._refusals.say(logging.WARNING, peer.device, line)
             answer = Refuse(offer.transfer, wire.readable(f"{type(problem).__name__}: {problem}"))
+            orders = conductor.turn_away(peer.device, turn, problem, self.clock())
         except StoreError:
             raise
         except Exception as fault:  # noqa: BLE001 - as in `_receive`; nothing was kept
-            answer = Refuse(offer.transfer, self._blame(peer.device, fault))
-        if isinstance(answer, Refuse):
+            answer = Refuse(offer.transfer, self._refusals.blame(peer.device, fault))
             orders = conductor.handle(Declined(peer.device, *turn, answer.reason), self.clock())
         peer.inbox.settle(offer.transfer, answer.reason if isinstance(answer, Refuse) else None)
         peer.offered_at = None

@@ -180,6 +180,11 @@ class RunStore:
         row = record.number, msgspec.json.encode(replace(record, devices={}))
         self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
 
+    def drop_record(self, number: int) -> None:
+        """Of a round that is taken back, and what is told of its replies."""
+        self._connection.execute("DELETE FROM round WHERE number = ?", (number,))
+        self.drop_device_rounds(number)
+
     def records(self) -> list[RoundRecord]:
         """All closed rounds, ascending."""
         rows = self._rows("SELECT number, record FROM round ORDER BY number")

@@ -78,6 +78,9 @@ def summarise(
         "joules": total(reply.actual.joules for reply in _replies(training)),
         "predicted_vs_actual": predicted_vs_actual(training),
         "refused": {**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
+        "turned_away": {
+            device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.turned_away.items())
+        },
         "by_device": _devices(training, rehearsal, ledger, reports or {}),
     }
 

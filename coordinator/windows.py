@@ -24,6 +24,7 @@ from coordinator.engine import RoundEngine
 from coordinator.engine_state import EngineState
 from coordinator.events import AbandonRound, Action
 from coordinator.participants import choose, target
+from coordinator.rollback import Verdict
 from protocols.errors import SettingError
 from protocols.method import DeviceId, Method
 from protocols.randomness import Key
@@ -121,9 +122,9 @@ class WindowEngine(RoundEngine):
         state.change(until=now + self._span_s, extended=state.extended + 1)
         return []
 
-    def _close(self) -> list[Action]:
+    def _closed(self, verdict: Verdict) -> list[Action]:
         at_work = tuple(self.state.awaited)
-        actions = super()._close()
+        actions = super()._closed(verdict)
         carried = [device for device in at_work if not self._expire(device)]
         self.state.change(participants=tuple(carried))
         return actions

@@ -12,7 +12,7 @@ from edge_agent.data import DeviceData
 from edge_agent.descent import Descent
 from edge_agent.trainer import Backend, Hint, InputArray, LabelArray
 from protocols.effort import trained_tensors
-from protocols.errors import ModelError, TrainingStopped
+from protocols.errors import TrainingDiverged, TrainingStopped
 from protocols.guide import Guide
 from protocols.method import Fit, FitPlan, Part
 from protocols.model import FlatArray, ModelSpec
@@ -81,8 +81,8 @@ class LocalTrainer:
 
         Raises:
             TrainingStopped: `stop` gave a reason; nothing was changed.
-            ModelError: the loss or the weights are no longer finite, or the backend cannot compute the guide;
-                nothing was changed.
+            TrainingDiverged: the loss or the weights are no longer finite; nothing was changed.
+            ModelError: the backend cannot compute the guide; nothing was changed.
         """
         answers = self._answers(plan.guide)
         self.backend.load(weights)
@@ -134,7 +134,7 @@ class LocalTrainer:
     def _check_finite(self, finite: bool, what: str) -> None:
         if not finite:
             rate = self.settings.learning_rate
-            raise ModelError(f"training diverged ({what}): lower training.learning_rate (now {rate:g})")
+            raise TrainingDiverged(f"training diverged ({what}): lower training.learning_rate (now {rate:g})")
 
     def loss(self, weights: FlatArray, part: Part = "train") -> float:
         """Mean loss in evaluation mode. An empty part has loss 0."""

@@ -27,7 +27,14 @@ from edge_agent.probes.link import LinkSpeed
 from edge_agent.profile import board_named
 from edge_agent.store import AgentStore
 from protocols import topics
-from protocols.errors import FleetuneError, PacketError, PacketForeign, StoreError, TrainingStopped
+from protocols.errors import (
+    FleetuneError,
+    PacketError,
+    PacketForeign,
+    StoreError,
+    TrainingDiverged,
+    TrainingStopped,
+)
 from protocols.mailbox import Arrived, Outbox, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
 from protocols.one_line import unexpected
@@ -331,7 +338,8 @@ class Agent:
         else:
             reason = f"unexpected {type(problem).__name__}; the device's log has more"
             log.error("%s: declined", what, exc_info=problem)
-        self._send(wire.Decline(errand.run, errand.round, errand.attempt, reason))
+        diverged = isinstance(problem, TrainingDiverged)
+        self._send(wire.Decline(errand.run, errand.round, errand.attempt, reason, diverged))
 
     def _finish(self, run: str, reason: str) -> None:
         self._send(wire.Left(run))

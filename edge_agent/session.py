@@ -12,7 +12,8 @@ import numpy as np
 
 from edge_agent.adoption import Adoption, Standing
 from protocols import codec
-from protocols.errors import ModelError, PacketForeign
+from protocols.bounds import LARGEST_LOSS
+from protocols.errors import PacketForeign, TrainingDiverged
 from protocols.finite import not_finite
 from protocols.method import Budget, Fit, FitPlan, Method, Part, Trainer
 from protocols.model import FlatArray, ModelSpec
@@ -130,7 +131,7 @@ class Session:
         Raises:
             PacketError: the assignment is damaged, or not for this device.
             TrainingStopped: the agent stops; nothing was changed.
-            ModelError: training diverged, or the method's numbers are not finite; nothing was changed.
+            TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
         assignment = self._read(data)
@@ -178,6 +179,9 @@ class Session:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
             state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
         self._check_finite(state, update)
+        loss = observed.train_loss
+        if loss is not None and not loss <= LARGEST_LOSS:
+            raise TrainingDiverged(f"training diverged (loss is {loss:g}): lower training.learning_rate")
         personal = self._method.personal_model(state)
         after = self._trainer.accuracy(personal)
         if self._adoption is not None:
@@ -191,7 +195,7 @@ class Session:
         measures = Measures(
             num_samples=self._trainer.num_samples,
             num_test=self._trainer.num_test,
-            train_loss=observed.train_loss,
+            train_loss=loss,
             before=observed.before,
             after=after,
             kept=self._accuracy_of_best(),
@@ -215,7 +219,7 @@ class Session:
         found = not_finite(update, "update") or not_finite(state, "state")
         if found:
             name = self._enrolment.method["name"]
-            raise ModelError(
+            raise TrainingDiverged(
                 f"method {name}: {found} is not finite after local training: lower training.learning_rate"
             )
 

@@ -4,6 +4,7 @@
     ├── SettingError        a key of run.toml or an option of a command is wrong
     ├── DataError           a data source is missing, damaged or does not fit the model
     ├── ModelError          a model cannot be built, described, or is not the fleet's model
+    │   └── TrainingDiverged    local training ended in numbers that are not finite
     ├── StoreError          state on disk is missing, damaged, or the disk is full
     │   └── StoreVersion        state on disk is from another version of the program; nothing is wrong with it
     ├── TransportError      the broker cannot be reached or refuses us
@@ -14,6 +15,8 @@
         ├── PacketTooLarge      a length beyond the limit, found before anything is allocated
         ├── PacketCorrupt       checksum or structure is wrong
         ├── PacketNotFinite     NaN or infinite values
+        ├── PacketOutlying      finite, but far larger than the model and all others' updates
+        ├── PacketOverclaimed   claims more samples than its device reported
         └── PacketForeign       made for another model, run, round or device
 
 The message of each is one line: what is wrong, where, and what to do. A command prints it and exits
@@ -37,6 +40,10 @@ class DataError(FleetuneError):
 
 class ModelError(FleetuneError):
     """A model cannot be built or described, or is not the fleet's model."""
+
+
+class TrainingDiverged(ModelError):  # noqa: N818 - it reports what the model did
+    """Local training ended in numbers that are not finite; nothing was changed."""
 
 
 class StoreError(FleetuneError):
@@ -85,6 +92,14 @@ class PacketCorrupt(PacketError):  # noqa: N818
 
 class PacketNotFinite(PacketError):  # noqa: N818
     """NaN or infinite values where numbers are due."""
+
+
+class PacketOutlying(PacketError):  # noqa: N818
+    """Finite, but far larger than the model and all others' updates."""
+
+
+class PacketOverclaimed(PacketError):  # noqa: N818
+    """Claims more samples than its device reported."""
 
 
 class PacketForeign(PacketError):  # noqa: N818

@@ -1,7 +1,7 @@
 """Numbers that are NaN or infinite: found where they arise and named, never sent or kept.
 
 Local training checks its own loss and weights; here is what methods compute beside it. On the coordinator no
-step makes such numbers from finite updates; on a device a step that does ends in a ModelError, by which the
+step makes such numbers from finite updates; on a device such a step ends in TrainingDiverged, by which the
 device declines the round and stays as it was.
 """
 
@@ -12,19 +12,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from protocols.bounds import LARGEST_LOSS
-from protocols.errors import ModelError
+from protocols.errors import TrainingDiverged
 
 
 def check_finite(values: ArrayLike, what: str) -> None:
-    """`what` names the method and the step. Raises ModelError: some of `values` are NaN or infinite."""
+    """`what` names the method and the step. Raises TrainingDiverged: some of `values` are NaN or infinite."""
     if not np.isfinite(values).all():
-        raise ModelError(f"{what} is not finite: lower training.learning_rate")
+        raise TrainingDiverged(f"{what} is not finite: lower training.learning_rate")
 
 
 def check_loss(loss: float, what: str) -> None:
-    """`what` names the method and the loss. Raises ModelError: the coordinator would refuse to be told it."""
+    """`what` names the method and the loss. Raises TrainingDiverged: the coordinator would refuse it."""
     if not 0 <= loss <= LARGEST_LOSS:
-        raise ModelError(f"{what} is {loss:g}: lower training.learning_rate")
+        raise TrainingDiverged(f"{what} is {loss:g}: lower training.learning_rate")
 
 
 def not_finite(value: object, name: str) -> str | None:

@@ -129,12 +129,16 @@ class Measured(Message, frozen=True):
 
 
 class Decline(Message, frozen=True):
-    """Device: I will not do this round (round 0: I will not join this run)."""
+    """Device: I will not do this round (round 0: I will not join this run).
+
+    `diverged`: training ended in numbers that are not finite; the model may be the reason.
+    """
 
     run: RunId
     round: Number
     attempt: Number
     reason: Words
+    diverged: bool = False
 
 
 class Finish(Message, frozen=True):

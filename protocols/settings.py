@@ -141,6 +141,9 @@ class RoundSection(Settings, frozen=True):
         buffer: updates an aggregation.
         staleness_power: an update that was planned s aggregations ago weighs 1 / (1 + s) ** staleness_power.
         max_staleness: with a greater s it is refused.
+        max_strain: an update whose largest or RMS value is more than this many times that of the shared model
+            and of the other updates is turned away as if its device had declined; 0: none is.
+        max_samples: a device that says it holds more training samples may not take part: they are its weight.
     """
 
     participants: Count | None = None
@@ -157,6 +160,8 @@ class RoundSection(Settings, frozen=True):
     buffer: Count | None = None
     staleness_power: NonNegative = 0.5
     max_staleness: Annotated[int, Meta(ge=0)] = 20
+    max_strain: NonNegative = 100.0
+    max_samples: Count = 10_000_000
 
     def __post_init__(self) -> None:
         for key, mode in (("window_s", "window"), ("buffer", "buffer")):

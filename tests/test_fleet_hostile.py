@@ -1,6 +1,7 @@
 """What nobody should send, sent to a running coordinator and to a running agent."""
 
 import queue
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -99,7 +100,7 @@ class Liar:
 def run_of(fleet):
     """The id of the run that its coordinator has begun."""
     fleet.coordinator.wait_for("begins")
-    return fleet.coordinator.lines("begins")[0].split()[1]
+    return re.search(r"run (\S+) begins", fleet.coordinator.lines("begins")[0])[1]
 
 
 def offer_of(device, errand, num_bytes=100, digest=None, transfer=None):
@@ -168,12 +169,14 @@ def wait_until_heard(liar):
 
 
 def test_forged_replies_of_a_participant_are_refused_and_change_nothing(tmp_path, tmp_path_factory):
-    toml = run_toml(rounds=6, start_with=4)
+    toml = run_toml(rounds=8, start_with=4)
     with Fleet(tmp_path, toml) as fleet:
         fleet.start_coordinator()
         run, spec = run_of(fleet), prepare(fleet.settings).spec
         values = np.ones(spec.num_parameters, np.float32)
         honest = Reply("mallory", 0, 1, False, Measures(10, 5), Update(Patch(Everything(), values), 10))
+        giant = Update(Patch(Everything(), np.full_like(values, 3e38)), 10)
+        greedy = Update(Patch(Everything(), values), 2**40)
         nan = Update(Patch(Everything(), np.full_like(values, np.nan)), 10)
 
         def encoded(number, **changes):
@@ -186,11 +189,13 @@ def test_forged_replies_of_a_participant_are_refused_and_change_nothing(tmp_path
             (encoded(7), "PacketForeign"),
             (encoded(5, device="device-0"), "PacketForeign"),
             (encoded(6, update=None), "PacketForeign"),
-            (encoded(7), "PacketForeign"),  # a rehearsal has no update
+            (encoded(7, update=giant), "PacketOutlying"),
+            (encoded(8, update=greedy), "PacketOverclaimed"),
+            (encoded(9), "PacketForeign"),  # a rehearsal has no update
         ]
         with Liar(fleet, "mallory") as liar:
             wait_until_heard(liar)
-            liar.say(wire.Ready(run, spec.hash, DeviceReport("mallory")))
+            liar.say(wire.Ready(run, spec.hash, DeviceReport("mallory", num_samples=10)))
             for device in fleet.shares:
                 fleet.start_agent(device)
             for number, (payload, kind) in enumerate(forged, start=1):
@@ -202,7 +207,7 @@ def test_forged_replies_of_a_participant_are_refused_and_change_nothing(tmp_path
         assert len(fleet.coordinator.lines("refused: mallory: ")) == len(forged)
     assert refused["PacketForeign"] == 4 + 1
     assert refused["engine-declined"] == len(forged)
-    wanted = expected(run_toml(rounds=6), tmp_path_factory.mktemp("simulated"))
+    wanted = expected(run_toml(rounds=8), tmp_path_factory.mktemp("simulated"))
     assert found.shared == wanted.shared
     assert found.personal == wanted.personal
     assert {device: found.traffic[device] for device in wanted.traffic} == wanted.traffic

@@ -151,7 +151,7 @@ class Desk:
         if step:
             self.take(self.run.conductor.resume(self.now))
         for device in self.DEVICES:
-            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device)), self.now))
+            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
         while not self.run.conductor.engine.finished:
             self.now += 1.0
             if self.restart:
@@ -171,7 +171,7 @@ class Desk:
         self.run = open_run(self.settings, self.folder, durable=False)
         self.take(self.run.conductor.resume(self.now))
         for device in self.DEVICES:
-            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device)), self.now))
+            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
 
     def take(self, orders):
         for order in orders:

@@ -14,10 +14,11 @@ from itertools import count
 from typing import Any
 
 from coordinator.conductor import Conductor
+from coordinator.engine_state import Turn
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick
 from coordinator.orders import Closed, Finished, Order, Send
 from coordinator.records import RoundRecord
-from protocols.errors import SettingError
+from protocols.errors import PacketError, PacketNotFinite, SettingError
 from protocols.footprint import Footprint
 from protocols.messages import Errand
 from protocols.payloads import Enrolment, run_key
@@ -130,15 +131,21 @@ class Simulation:
         self._follow(self._conductor.handle(event, self.now))
 
     def _follow(self, orders: list[Order]) -> None:
+        unsent = []
         for order in orders:
             match order:
                 case Send():
-                    self._send(order)
+                    try:
+                        self._send(order)
+                    except PacketNotFinite as problem:
+                        unsent.append(order.declined(problem))
                 case Closed(record):
                     self._on_closed(record)
                     self._forget_answers()
                 case Finished():
                     self._finished = True
+        for declined in unsent:
+            self._tell(declined)
         wake_at = self._conductor.engine.wake_at
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
@@ -205,9 +212,13 @@ class Simulation:
         player.spend(taken, self.now)
         if not errand.rehearsal:
             player.learn(answered.ratio, taken)
-        orders = self._conductor.receive(
-            player.name, answered.data, taken, self.now, predicted=answered.predicted
-        )
+        try:
+            orders = self._conductor.receive(
+                player.name, answered.data, taken, self.now, predicted=answered.predicted
+            )
+        except PacketError as problem:
+            turn = Turn(errand.round, errand.attempt)
+            orders = self._conductor.turn_away(player.name, turn, problem, self.now)
         self._follow(orders)
         self._after_round(player)
 

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from protocols.effort import effort
-from protocols.errors import ModelError
+from protocols.errors import TrainingDiverged
 from protocols.exchange import ModelExchange, PersonalModel, Task, Update
 from protocols.method import Budget, FitPlan, Trainer
 from protocols.model import FlatArray, MaskArray
@@ -109,5 +109,5 @@ class PerFedAvg(ModelExchange):
             step = meta_gradient(shared, trainer.gradient, self.adaptation_rate, difference)
             shared = shared - self.meta_rate * step
         if not (np.isfinite(shared).all() and np.isfinite(personal).all()):
-            raise ModelError(f"training diverged: lower method.meta_rate (now {self.meta_rate:g})")
+            raise TrainingDiverged(f"training diverged: lower method.meta_rate (now {self.meta_rate:g})")
         return PersonalModel(personal), self.update(shared, trainer)
