@@ -1,16 +1,22 @@
 """What comes down to this device, from the offer to the disk: wanted or not, stored, and timed."""
 
+import logging
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 
 from edge_agent.store import AgentStore
+from protocols.errors import StoreError
 from protocols.mailbox import Arrived, Inbox
-from protocols.messages import Errand, Offer, Refuse
+from protocols.messages import Errand, Offer, Refuse, readable
 from protocols.parts import part_folder
-from protocols.transfer import Reply, digest_of
+from protocols.transfer import Chunk, Reply, digest_of
+
+log = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 2**31
 SMALL_BYTES = 2**20  # there is always room for so much
+AGAIN_S = 60.0
 COPIES = 2  # at least: in memory packed and unpacked, on disk arriving and kept
 
 
@@ -46,31 +52,55 @@ class Intake:
             objects=self._objects,
         )
         self._transfer, self._offered_at = "", 0.0
+        self.again_at: float | None = None  # when to ask again for what there was no room for
         self._arrived: tuple[str, float] | None = None  # the last transfer that came in whole, and when
 
     def offer(self, offer: Offer) -> list[Reply | Arrived]:
         """Answer an offer; what it brings may be here already, from before a restart of either side."""
         if (problem := self._has_no_room(offer.num_bytes)) is not None:
+            self.again_at = self._clock() + AGAIN_S
             return [Refuse(offer.transfer, problem)]
         if offer.transfer != self._transfer:
             self._transfer, self._offered_at = offer.transfer, self._clock()
-        return self._inbox.handle_offer(offer)
+        try:
+            return self._inbox.handle_offer(offer)
+        except StoreError as fault:
+            return [self._refuse(offer.transfer, fault)]
 
     def chunk(self, data: bytes) -> list[Reply | Arrived]:
-        """Raises PacketError, StoreError."""
-        return self._inbox.handle_chunk(data, self._clock())
+        """Raises PacketError."""
+        try:
+            return self._inbox.handle_chunk(data, self._clock())
+        except StoreError as fault:
+            return [self._refuse(Chunk.decode(data).transfer, fault)]
 
-    def keep(self, arrived: Arrived) -> None:
-        """Put it on disk. Raises StoreError."""
-        offer = arrived.offer
-        self._arrived = offer.transfer, self._clock()
+    def keep(self, arrived: Arrived) -> Refuse | None:
+        """Put it on disk; or, where that cannot be, what to answer instead."""
+        self._arrived = arrived.offer.transfer, self._clock()
+        try:
+            self._store_it(arrived.offer, arrived.payload())
+        except StoreError as fault:
+            return self._refuse(arrived.offer.transfer, fault)
+        self._inbox.settle(arrived.offer.transfer)
+        return None
+
+    def _store_it(self, offer: Offer, payload: bytes) -> None:
         if offer.errand.kind == "enrolment":
-            self._store.enrolment(offer.errand.run).write(arrived.payload())
+            self._store.enrolment(offer.errand.run).write(payload)
         elif offer.errand.kind == "bundle":
-            self._store.keep_bundle(offer.errand.run, arrived.payload())
+            self._store.keep_bundle(offer.errand.run, payload)
         else:
-            self._store.keep_task(offer.errand.run, offer.transfer, arrived.payload())
-        self._inbox.settle(offer.transfer)
+            self._store.keep_task(offer.errand.run, offer.transfer, payload)
+
+    def _refuse(self, transfer: str, fault: StoreError) -> Refuse:
+        """What cannot be stored: nobody shall wait for us, and what is there of it makes room. Offered again
+        it is tried again.
+        """
+        log.error("%s", fault)
+        with suppress(StoreError):
+            self._inbox.give_up(transfer)
+        self.again_at = self._clock() + AGAIN_S
+        return Refuse(transfer, readable(str(fault)))
 
     def download_s(self, transfer: str) -> float | None:
         """From its offer to its last byte; None: it was not this process that received it."""

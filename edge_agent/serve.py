@@ -134,6 +134,7 @@ class Agent:
                 self._send_all(self._outbox.tick(self._clock()))
                 self._enrolling.tick(self._clock())
                 self._look(self._clock())
+                self._ask_again(self._clock())
         finally:
             self._manager.stopping()
             self._transport.close(wire.encode(wire.Presence(False)))
@@ -141,8 +142,8 @@ class Agent:
             self._lock.close()
 
     def _next_event(self) -> Any:
-        due = (self._outbox.wake_at, self._look_at, self._enrolling.wake_at, self._manager.wake_at)
-        wake_at = min((at for at in due if at is not None), default=None)
+        due = (self._outbox.wake_at, self._look_at, self._enrolling.wake_at, self._intake.again_at)
+        wake_at = min((at for at in (*due, self._manager.wake_at) if at is not None), default=None)
         timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
         try:
             return self.events.get(timeout=timeout_s)
@@ -168,7 +169,7 @@ class Agent:
         except PacketError as problem:
             log.warning("refused a packet: %s", wire.readable(str(problem)))
         except StoreError as problem:
-            log.error("%s; what was not stored will be offered again", problem)  # noqa: TRY400 - one line
+            log.error("%s", problem)  # noqa: TRY400 - one line
 
     def _greet(self, now: float) -> None:
         log.info("connected; fleet %s, device %s", self._settings.fleet, self._settings.device)
@@ -216,9 +217,14 @@ class Agent:
     def _is_in(self, run: str) -> bool:
         return self._joined is not None and self._joined.enrolment.run == run
 
-    def _take_in(self, arrived: Arrived) -> None:
-        self._intake.keep(arrived)
-        self._go_on(arrived.offer)
+    def _take_in(self, arrived: Arrived) -> bool:
+        """Whether it is on disk, and may be acknowledged."""
+        refusal = self._intake.keep(arrived)
+        if refusal is None:
+            self._go_on(arrived.offer)
+        else:
+            self._send(refusal)
+        return refusal is None
 
     def _go_on(self, offer: Offer) -> None:
         """What this offer brings is on disk: do what it is for."""
@@ -261,6 +267,13 @@ class Agent:
             self._look_at = self._clock() + LOOK_EVERY_S
         self._send_all(self._outbox.reconnected(self._clock()))  # the coordinator may be a new process
 
+    def _ask_again(self, now: float) -> None:
+        """Whoever greets is enrolled: there may be room by now for what could not be stored."""
+        if self._intake.again_at is not None and now >= self._intake.again_at:
+            self._intake.again_at = None
+            if self._joined is None:
+                self._greet(now)
+
     def _look(self, now: float) -> None:
         """Has the board's state changed so that it takes part again, or no longer?"""
         if self._look_at is None or now < self._look_at:
@@ -287,7 +300,11 @@ class Agent:
         if self._working is not None:
             self._next = (errand, transfer) if _turn(errand) > _turn(self._working) else self._next
             return
-        payload = self._store.task(errand.run, transfer).read()
+        try:
+            payload = self._store.task(errand.run, transfer).read()
+        except StoreError as problem:
+            self._decline(errand, f"round {errand.round}", problem)
+            return
         if payload is None:
             return  # a late copy of an offer; a newer task has taken its place
         log.info("round %d: training", errand.round)
@@ -366,7 +383,8 @@ class Agent:
                 case Chunk():
                     self._transport.publish(self._topic("update"), item.encode())
                 case Arrived():
-                    self._take_in(item)
+                    if not self._take_in(item):
+                        return
                 case Sent(errand, None, seconds=seconds):
                     self._delivered(errand, seconds)
                 case Sent(errand, refused):

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -68,11 +68,13 @@ def claim(folder: Path) -> IO[bytes]:
     make_folder(folder)
     held = lock(folder)
     try:
-        if not is_marked(folder):
-            write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
+        marked = is_marked(folder)
     except StoreError:
         held.close()
         raise
+    if not marked:
+        with suppress(StoreError):  # a full disk: the next start marks it
+            write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
     return held
 
 

@@ -186,7 +186,7 @@ class Inbox:
         """Raises StoreError."""
         problem = objection(offer, self._device, self._max_bytes) or self._settled.get(offer.transfer)
         if problem is None and (offer.transfer in self._settled or self._have(offer)):
-            self._close(offer.transfer)
+            self.give_up(offer.transfer)
             return [Ack(offer.transfer, offer.num_bytes)]
         problem = problem or self._objects(offer.errand)
         if problem is not None:
@@ -215,7 +215,7 @@ class Inbox:
         """The payload is stored elsewhere, or `refused` for this reason: remove the part, and answer at
         once when it is offered again.
         """
-        self._close(transfer)
+        self.give_up(transfer)
         self._settled[transfer] = refused
         if len(self._settled) > MAX_REMEMBERED:
             self._settled.popitem(last=False)
@@ -232,18 +232,19 @@ class Inbox:
 
     def _admit(self, offer: Offer) -> Receiver:
         while len(self._open) >= MAX_OPEN:
-            self._close(next(iter(self._open)))
+            self.give_up(next(iter(self._open)))
         self._open[offer.transfer] = Receiver(offer, self._open_part(offer.transfer))
         return self._open[offer.transfer]
 
-    def _close(self, transfer: str) -> None:
+    def give_up(self, transfer: str) -> None:
+        """Forget what is there of a payload; it may be offered again. Raises StoreError."""
         receiver = self._open.pop(transfer, None)
         if receiver is not None:
             receiver.part.clear()
 
     def _outcome(self, receiver: Receiver, reply: Reply) -> list[Reply | Arrived]:
         if isinstance(reply, Refuse):
-            self._close(receiver.offer.transfer)
+            self.give_up(receiver.offer.transfer)
         if not receiver.complete:
             return [reply]
         arrived = Arrived(receiver.offer, receiver.part, receiver.received_bytes, receiver.goodput_bps)
