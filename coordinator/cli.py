@@ -76,8 +76,9 @@ def serve(
 
 
 def _serve(run: Any, broker: Any, fleet: str) -> None:
+    from coordinator.event_queue import Stop
     from coordinator.present import Presenter
-    from coordinator.serve import Server, Stop
+    from coordinator.serve import Server
     from protocols.transport.mqtt import MqttTransport
 
     def make_transport(events: "queue.SimpleQueue[Any]") -> MqttTransport:

@@ -7,6 +7,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from coordinator.small_parts import Room, small_parts
 from protocols.footprint import Footprint
 from protocols.mailbox import Inbox, Outbox
 from protocols.messages import Errand, Measured
@@ -40,7 +41,9 @@ class Peer:
     download_s: float | None = None
 
     @classmethod
-    def met(cls, device: str, folder: Path, max_bytes: int, objects: Callable[[Errand], str | None]) -> Self:
+    def met(
+        cls, device: str, folder: Path, max_bytes: int, objects: Callable[[Errand], str | None], room: Room
+    ) -> Self:
         """A device that was just heard of.
 
         Args:
@@ -48,9 +51,16 @@ class Peer:
             folder: for what arrives from it.
             max_bytes: the longest payload it may send.
             objects: why an errand is not wanted; None if it is.
+            room: for what is small, of all devices.
         """
-        inbox = Inbox(device, part_folder(folder), max_bytes=max_bytes, objects=objects)
+        parts = small_parts(part_folder(folder), room)
+        inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects)
         return cls(device, Outbox(device), inbox)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a payload is on its way to or from it, or it said that it is at work."""
+        return bool(self.outbox) or self.inbox.progress is not None or bool(self.stage)
 
     def forget_times(self) -> None:
         """A new task is on its way: what was measured belongs to the one before."""
@@ -67,3 +77,20 @@ class Peer:
     def predicted(self) -> Footprint:
         """What it expected its part in the round to take."""
         return self.measured.predicted if self.measured else Footprint()
+
+
+class Peers(dict[str, Peer]):
+    """Devices heard of since the start, by name, and those among them that something is open with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = Room()
+        self._busy: set[str] = set()
+
+    def note(self, peer: Peer) -> None:
+        """It said something, or was told something."""
+        (self._busy.add if peer.is_busy else self._busy.discard)(peer.device)
+
+    def busy(self) -> list[Peer]:
+        """Those with a payload on its way to or from them, or at work, ascending."""
+        return [self[device] for device in sorted(self._busy)]

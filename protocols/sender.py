@@ -43,6 +43,7 @@ class Sender:
         self.ended_at: float | None = None
         self.wake_at: float | None = None
         self._offered_at: float | None = None  # of the offer that waits for an answer
+        self._asked_at = 0.0  # of the first of those that wait for it
         self._offers = 0
         self._wait_s = FIRST_WAIT_S
         self._rtt_s = 0.0
@@ -71,7 +72,9 @@ class Sender:
         return self._make_offer(now)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Offer again when nothing was heard for too long: 2 s at first, doubling up to 30 s, for ever."""
+        """Offer again when nothing was heard for too long: 2 s at first, or twice as long as the peer took to
+        answer the offer before, doubling up to 30 s, for ever.
+        """
         if self.wake_at is None or now < self.wake_at:
             return []
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
@@ -83,6 +86,7 @@ class Sender:
         if self.started_at is None or self.ended:
             return []
         self._wait_s = FIRST_WAIT_S
+        self._offered_at = None
         self._window.reset()
         return self._make_offer(now)
 
@@ -90,6 +94,8 @@ class Sender:
         """Answer a reply; one that belongs to another transfer or that makes no sense is ignored."""
         if message.transfer != self.offer.transfer or self.started_at is None or self.ended:
             return []
+        if self._offered_at is not None:
+            self._window.answer_s = now - self._asked_at
         match message:
             case Refuse():
                 self.refused = message.reason
@@ -164,8 +170,11 @@ class Sender:
 
     def _make_offer(self, now: float) -> list[Outgoing]:
         self._offers += 1
+        if self._offered_at is None:
+            self._asked_at = now
         self._offered_at = now
-        self.wake_at = now + max(self._wait_s, 4 * self._rtt_s)
+        patience_s = min(2 * self._window.answer_s, LONGEST_WAIT_S)
+        self.wake_at = now + max(self._wait_s, 4 * self._rtt_s, patience_s)
         return [self.offer]
 
     def _heard(self, now: float) -> None:

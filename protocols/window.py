@@ -20,6 +20,7 @@ class Window:
     Attributes:
         limit_bytes: payload that may be unacknowledged; never under two of the smallest chunks.
         base_s: the shortest round trip seen since the last `reset`, infinite before the first.
+        answer_s: how long the peer took to answer the latest offer, counted from when it was first made.
     """
 
     def __init__(self, max_chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
@@ -36,6 +37,7 @@ class Window:
         """Another connection, perhaps over another link: forget everything."""
         self.limit_bytes = 2 * self._min_chunk
         self.base_s = float("inf")
+        self.answer_s = 0.0
 
     def collapse(self) -> None:
         """Nothing was acknowledged for long: start small again, on the same link."""

@@ -17,7 +17,7 @@ class Crowd(Desk):
         self.DEVICES = tuple(f"d{index:03}" for index in range(size))
         super().__init__(folder, settings(rounds=1, start_with=size, **round_), restart=False)
         for device in self.DEVICES:
-            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device)), self.now))
+            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
 
     def written(self, act):
         """Rows that the store was given while `act`, and 100s of bytes of what is written at every event."""
@@ -79,7 +79,7 @@ def test_a_simulation_is_written_down_when_a_round_closes(tmp_path):
     store, conductor = desk.run.store, desk.run.conductor
     conductor.keeps_steps = False
     for device in desk.DEVICES:
-        ready = DeviceReady(DeviceReport(device))
+        ready = DeviceReady(DeviceReport(device, num_samples=10))
         assert rows_of(store, lambda ready=ready: desk.take(conductor.handle(ready, 0.0))) == 0
     payload = [desk.reply(device, desk.tasks[device]) for device in desk.DEVICES]
     for device, data in zip(desk.DEVICES[:-1], payload, strict=False):
