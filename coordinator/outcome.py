@@ -39,7 +39,7 @@ def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> dict[str,
     """The summary, its personal accuracies filled in from each device's last reply.
 
     A run without a rehearsal has none; `after` of the last reply is the same quantity: how the personal
-    model did when it was last trained. The same of the models that devices would serve.
+    model did when it was last trained.
     """
     last = {
         device: reply.measures
@@ -51,15 +51,11 @@ def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> dict[str,
     for device, row in rows.items():
         if row["personal"] is None and device in last:
             row.update(personal=last[device].after, num_samples=last[device].num_samples)
-            row.update(kept=last[device].kept)
     accuracy = dict(summary["accuracy"])
     if accuracy["personal_mean"] is None:
         accuracy["personal_mean"] = mean(row["personal"] for row in rows.values())
         pairs = ((row["personal"], row["num_samples"] or 0) for row in rows.values())
         accuracy["personal_weighted"] = weighted_mean(pairs)
-        accuracy["kept_mean"] = mean(row.get("kept") for row in rows.values())
-        pairs = ((row.get("kept"), row["num_samples"] or 0) for row in rows.values())
-        accuracy["kept_weighted"] = weighted_mean(pairs)
     return {**summary, "accuracy": accuracy, "by_device": rows}
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from msgspec import UNSET
+
 from coordinator.predictions import both, predicted_vs_actual
 from coordinator.records import DeviceRound, Ledger, RoundRecord
 from coordinator.runs import Run
@@ -116,12 +118,16 @@ def _accuracy(training: Sequence[RoundRecord], rehearsal: RoundRecord | None) ->
         "before_weighted": weighted_mean((m.before, m.num_samples) for m in final),
         "after_mean": mean(m.after for m in final),
         "after_weighted": weighted_mean((m.after, m.num_samples) for m in final),
-        "kept_mean": mean(m.kept for m in final),
-        "kept_weighted": weighted_mean((m.kept, m.num_samples) for m in final),
+        "kept_mean": mean(_kept(m) for m in final),
+        "kept_weighted": weighted_mean((_kept(m), m.num_samples) for m in final),
         "local_only": None,
         "fedavg": None,
         "best_round": {"round": best[1], "after_mean": best[0]} if best else None,
     }
+
+
+def _kept(measures: Measures) -> float | None:
+    return None if measures.kept is UNSET else measures.kept
 
 
 def _seconds(training: Sequence[RoundRecord], ledger: Ledger) -> dict[str, float | None]:
@@ -166,7 +172,7 @@ def _devices(
             "personal": reply.measures.personal if reply else None,
             "before": reply.measures.before if reply else None,
             "after": reply.measures.after if reply else None,
-            "kept": reply.measures.kept if reply else None,
+            "kept": _kept(reply.measures) if reply else None,
             "up": traffic.up,
             "down": traffic.down,
             "updates": traffic.updates,

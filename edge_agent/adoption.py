@@ -77,7 +77,7 @@ class Standing:
     @property
     def words(self) -> str:
         """Where it comes from and how it does, for people."""
-        said = [f"run {self.run}, {'closing rehearsal after ' if self.closing else ''}round {self.round}"]
+        said = [f"run {self.run}, {'closing rehearsal' if self.closing else f'round {self.round}'}"]
         if self.validation_loss is not None:
             said.append(f"validation loss {self.validation_loss:.4g}")
         if self.accuracy is not None:

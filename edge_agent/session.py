@@ -168,6 +168,9 @@ class Session:
     def _rehearse(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         _, _, measures = self._do(assignment, budget)
         measures = replace(measures, personal=self._trainer.accuracy(self.personal_model))
+        if self._adoption is not None:
+            best = self._adoption.best
+            measures = replace(measures, kept=None if best is None else best.accuracy)
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
         data = codec.encode(reply, self.spec)
         self._rehearsed = assignment.round, assignment.attempt, data
@@ -198,7 +201,6 @@ class Session:
             train_loss=loss,
             before=observed.before,
             after=after,
-            kept=self._accuracy_of_best(),
         )
         return state, update, measures
 
@@ -210,10 +212,6 @@ class Session:
         return lambda weights, accuracy: adoption.offer(
             weights, assignment.round, accuracy, trained=False, closing=True
         )
-
-    def _accuracy_of_best(self) -> float | None:
-        best = None if self._adoption is None else self._adoption.best
-        return None if best is None else best.accuracy
 
     def _check_finite(self, state: Any, update: Any) -> None:
         found = not_finite(update, "update") or not_finite(state, "state")

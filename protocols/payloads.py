@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from protocols import codec
 from protocols.bounds import (
@@ -93,7 +93,8 @@ class Measures:
         before: accuracy of the model that local training started from.
         after: accuracy of the personal model after the round's work.
         personal: in a rehearsal, accuracy of the personal model as it was before.
-        kept: accuracy of the model that the device would serve, of all that this run has led it to.
+        kept: in a rehearsal, accuracy of the model that the device would serve, of all that this run has led
+            it to. It does not travel with other replies.
     """
 
     num_samples: NumSamples
@@ -102,7 +103,7 @@ class Measures:
     before: Accuracy | None = None
     after: Accuracy | None = None
     personal: Accuracy | None = None
-    kept: Accuracy | None = None
+    kept: Accuracy | UnsetType | None = UNSET
 
 
 @dataclass(frozen=True)

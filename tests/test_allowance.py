@@ -98,15 +98,30 @@ def test_the_explanation_shows_every_ratio_its_limits_and_why():
     console = rich.console.Console(width=120, file=io.StringIO())
     console.print(explanation(known, Conditions(memory_bytes=500_000_000, celsius=50)))
     shown = console.file.getvalue()
-    rows = [line for line in shown.splitlines() if re.match(r"\s+(0\.\d|1) ", line)]
+    rows = [line for line in shown.splitlines() if re.match(r"\s*(0\.\d|1) ", line)]
     assert len(rows) == len(CHOICES)
     assert "of 20 s" in shown
     assert "of 450 MB" in shown
     assert known.report.reason in " ".join(shown.split())
-    assert "too much time" in rows[-1]
-    assert "fits" in rows[0]
+    assert rows[-1].rstrip().endswith("no: time")
+    assert rows[0].rstrip().endswith("yes")
     assert "corrected by 5 past rounds" in shown
     assert "it does not train just now: max_celsius: 50.0 °C, at most 40 °C" in shown
+
+
+@pytest.mark.parametrize("thin", [1.0, 1e-3, 1e5])
+def test_the_explanation_fits_into_80_characters(thin):
+    """Also of a slow link, a large model and a thin battery."""
+    known = an_allowance(max_battery_percent_per_hour=0.5)
+    known = replace(known, capability=replace(known.capability, uplink_bps=thin * 1.1e6, base_bytes=10**9))
+    console = rich.console.Console(width=80, file=io.StringIO())
+    console.print(explanation(known, Conditions(memory_bytes=64 * 10**9, power="battery", battery=0.5)))
+    table, _, _ = console.file.getvalue().partition("p = ")
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= 80
+    rows = [line.split() for line in table.splitlines() if re.match(r"\s*(0\.\d|1) ", line)]
+    assert [row[0] for row in rows] == [f"{choice.ratio:g}" for choice in known.choices]
+    assert all(len(row) in (10, 11) for row in rows)
 
 
 class SomeSession:
