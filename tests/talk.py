@@ -104,6 +104,9 @@ class Coordinating:
     def id(self):
         return self.run.enrolment.run
 
+    def close(self):
+        self.run.store.close()
+
     def hear(self, device, message, channel="up"):
         """A message, or bytes, from a device."""
         data = message if isinstance(message, bytes) else wire.encode(message)

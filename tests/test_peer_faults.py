@@ -3,6 +3,7 @@ anything: it is counted and logged, nothing is half done, and the loop goes on.
 """
 
 import logging
+from contextlib import ExitStack
 
 import msgspec
 import pytest
@@ -17,9 +18,20 @@ from tests.talk import AgentTalk, Coordinating, answered, run_settings
 DEVICES = ("a", "b")
 
 
-def begun(folder, **settings):
-    """A run of two devices, both of which have been asked in round 1."""
-    talk = Coordinating.of(folder, run_settings(start_with=2, **settings))
+@pytest.fixture
+def begun():
+    """Begins runs of two devices, both of which have been asked in round 1."""
+    with ExitStack() as open_runs:
+
+        def begin(folder, **settings):
+            talk = Coordinating.of(folder, run_settings(start_with=2, **settings))
+            open_runs.callback(talk.close)
+            return _greeted(talk)
+
+        yield begin
+
+
+def _greeted(talk):
     for device in DEVICES:
         talk.greet(device, num_samples=10)
     return talk, {device: talk.session(device) for device in DEVICES}
@@ -72,7 +84,7 @@ class Broken:
 @pytest.mark.parametrize("step", ["aggregate", "plan"])
 @pytest.mark.parametrize("mode", ["synchronous", "buffer"])
 def test_a_fault_in_mid_step_is_told_counted_and_logged_and_the_run_goes_on(
-    tmp_path, monkeypatch, caplog, step, mode
+    begun, tmp_path, monkeypatch, caplog, step, mode
 ):
     changes = {"mode": mode, "buffer": 2} if mode == "buffer" else {}
     talk, sessions = begun(tmp_path, **changes)
@@ -104,7 +116,7 @@ def _disarmed(conductor, broken):
     return go
 
 
-def test_a_run_goes_on_in_the_next_process_as_if_nothing_had_happened(tmp_path, monkeypatch):
+def test_a_run_goes_on_in_the_next_process_as_if_nothing_had_happened(begun, tmp_path, monkeypatch):
     calm = finished(*begun(tmp_path / "calm"))
     talk, sessions = begun(tmp_path / "shaken")
     broken = Broken(monkeypatch, type(talk.run.method), "aggregate")
@@ -125,7 +137,7 @@ def test_a_run_goes_on_in_the_next_process_as_if_nothing_had_happened(tmp_path, 
     assert finished(talk, again_sessions) == calm
 
 
-def test_the_step_that_failed_can_be_taken_again(tmp_path, monkeypatch):
+def test_the_step_that_failed_can_be_taken_again(begun, tmp_path, monkeypatch):
     calm = finished(*begun(tmp_path / "calm"))
     talk, sessions = begun(tmp_path / "shaken")
     broken = Broken(monkeypatch, type(talk.run.method), "aggregate")
@@ -141,7 +153,7 @@ def test_the_step_that_failed_can_be_taken_again(tmp_path, monkeypatch):
     assert finished(talk, sessions) == calm
 
 
-def test_a_fault_of_the_disk_still_ends_the_coordinator(tmp_path, monkeypatch):
+def test_a_fault_of_the_disk_still_ends_the_coordinator(begun, tmp_path, monkeypatch):
     talk, _ = begun(tmp_path)
 
     def full(*_):
@@ -152,7 +164,7 @@ def test_a_fault_of_the_disk_still_ends_the_coordinator(tmp_path, monkeypatch):
         talk.hear("a", wire.Presence(False), "state")
 
 
-def test_a_number_beyond_every_column_is_refused_and_the_loop_goes_on(tmp_path):
+def test_a_number_beyond_every_column_is_refused_and_the_loop_goes_on(begun, tmp_path):
     talk, sessions = begun(tmp_path)
     measured = wire.encode(wire.Measured(talk.id, 1, 1, wire.Footprint()))
     for digits in (2**31, 2**63, 2**70):
