@@ -22,6 +22,7 @@ from edge_agent.probes.memory import own as own_memory
 from edge_agent.probes.training import measure_training
 from edge_agent.profile import board_named, report_of
 from edge_agent.session import Session
+from edge_agent.step_guard import StepGuard
 from edge_agent.store import AgentStore, FileMemory
 from edge_agent.trainer import Backend
 from edge_agent.trainers import AUTO, Kind, check_room, make_backend, needs_bundle
@@ -43,6 +44,7 @@ from protocols.model import FlatArray
 from protocols.payloads import Enrolment, read_enrolment
 
 CALIBRATION_S = 0.5
+LONGEST_STEP_S = 60.0  # at least; a step longer than the round is of no use
 COPIES = 3  # of a payload that is being unpacked: packed, unpacked, and as arrays
 
 log = logging.getLogger(__name__)
@@ -113,7 +115,8 @@ def join(
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
     own = _own_data(settings, enrolment)
     method = from_section(enrolment.method, enrolment.spec)
-    backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions)
+    guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
+    backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions, guard)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
     memory = store.allowance(run)
@@ -316,10 +319,17 @@ def _own_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
 
 
 def _backend(
-    enrolment: Enrolment, kind: Kind, bundle: bytes | None, threads: int, conditions: Conditions
+    enrolment: Enrolment,
+    kind: Kind,
+    bundle: bytes | None,
+    threads: int,
+    conditions: Conditions,
+    guard: StepGuard,
 ) -> Backend:
     check_room(kind, conditions.memory_bytes, own_memory().resident or 0)
     if bundle is not None:
         _check_fits(bundle, "bundle", conditions)
     read = None if bundle is None else read_bundle(bundle, enrolment.spec)
-    return make_backend(kind, enrolment.spec, read, threads)
+    usable, held = conditions.memory_bytes, own_memory().resident
+    room = None if usable is None or held is None else max(0, usable - held)
+    return make_backend(kind, enrolment.spec, read, threads, guard=guard, room=room)

@@ -2,13 +2,17 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from edge_agent.ort_training_package import without_torch
+from edge_agent.step_guard import StepGuard
 from protocols.bundle import Bundle
 from protocols.errors import ModelError
+from protocols.graph import Graph
+from protocols.graph_cost import cost_of
 from protocols.onnx_file import write_onnx
 
 OLDEST = (1, 16)
@@ -23,14 +27,20 @@ class Sessions:
     Args:
         bundle: of the model.
         threads: processor threads of one run.
+        guard: ends runs; None: nothing does.
+        room: bytes that a run may take at most; None: whatever the model's description allows.
 
     Raises:
         ModelError: ONNX Runtime is not installed, or too old.
     """
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+    ) -> None:
         self._runtime = runtime()
         self._bundle, self._threads = bundle, threads
+        self._guard, self._room = guard or StepGuard(lambda: None), room
+        self._priced: set[tuple[str, frozenset[str], int]] = set()
         self._open: OrderedDict[tuple[str, frozenset[str]], Any] = OrderedDict()
 
     def run(self, graph: str, outputs: frozenset[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -42,14 +52,37 @@ class Sessions:
             feeds: arrays by the name of an input.
 
         Raises:
-            ModelError: the bundle has no such graph, or the runtime cannot compute it.
+            ModelError: the bundle has no such graph, or the runtime cannot compute it, or it takes too long.
+            PacketError: it would take more than the model's description, or this device, allows.
+            TrainingStopped: the guard was told so; nothing was changed.
         """
+        self._price(graph, outputs, len(feeds["x"]))
         session, inputs, names = self._session(graph, outputs)
-        try:
-            found = session.run(names, {name: feeds[name] for name in inputs})
-        except Exception as problem:  # each of the runtime's errors is a type of its own
-            raise ModelError(f"model {self._bundle.spec.name} cannot compute: {_line(problem)}") from problem
+        options = self._runtime.RunOptions()
+        with self._guard.over(options) as run:
+            try:
+                found = session.run(names, {name: feeds[name] for name in inputs}, options)
+            except Exception as problem:  # each of the runtime's errors is a type of its own
+                reason = f"model {self._bundle.spec.name} cannot compute: {_line(problem)}"
+                raise run.problem or ModelError(reason) from problem
         return dict(zip(names, found, strict=True))
+
+    def _price(self, graph: str, outputs: frozenset[str], num_samples: int) -> None:
+        """Before the first run of so many samples. Raises ModelError, PacketError."""
+        key = graph, outputs, num_samples
+        if key in self._priced:
+            return
+        most = self._bundle.most(num_samples)
+        if self._room is not None:
+            most = replace(most, num_bytes=min(most.num_bytes, self._room))
+        cost_of(graph, self._kept(graph, outputs), num_samples).check(graph, most)
+        self._priced.add(key)
+
+    def _kept(self, graph: str, outputs: frozenset[str]) -> Graph:
+        name = self._bundle.spec.name
+        if graph not in self._bundle.graphs:
+            raise ModelError(f"the bundle of model {name} cannot do {graph!r}, which this method needs")
+        return self._bundle.graphs[graph].keeping(outputs)
 
     def _session(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
         key = graph, outputs
@@ -62,10 +95,7 @@ class Sessions:
         return found
 
     def _start(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
-        name = self._bundle.spec.name
-        if graph not in self._bundle.graphs:
-            raise ModelError(f"the bundle of model {name} cannot do {graph!r}, which this method needs")
-        kept = self._bundle.graphs[graph].keeping(outputs)
+        name, kept = self._bundle.spec.name, self._kept(graph, outputs)
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
         options.log_severity_level = 4  # what goes wrong is raised

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.onnx_sessions import Sessions
+from edge_agent.step_guard import StepGuard
 from edge_agent.trainer import Hint, InputArray, LabelArray
 from protocols import bundle as graphs
 from protocols.bundle import Bundle
@@ -26,14 +27,17 @@ class OnnxBackend:
     Args:
         bundle: of the model.
         threads: processor threads of a step.
+        guard, room: see `Sessions`.
 
     Raises:
         ModelError: ONNX Runtime is not installed, or too old.
     """
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+    ) -> None:
         self._bundle, self._spec = bundle, bundle.spec
-        self._sessions = Sessions(bundle, threads)
+        self._sessions = Sessions(bundle, threads, guard=guard, room=room)
         self._weights = np.zeros(self._spec.size, np.float32)
         self._gradient = np.zeros(self._spec.size, np.float32)
         self._tensors = {tensor.name: view for tensor, view in self._spec.views(self._weights)}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge_agent.onnx_trainer import OnnxBackend
 from edge_agent.ort_training_package import training_api
+from edge_agent.step_guard import StepGuard
 from edge_agent.trainer import Hint, InputArray, LabelArray
 from protocols import ort_training
 from protocols.bundle import Bundle
@@ -34,14 +35,17 @@ class OrtTrainingBackend(OnnxBackend):
     Args:
         bundle: of the model.
         threads: processor threads of a step.
+        guard, room: see `Sessions`; the package's own steps cannot be ended in their middle.
 
     Raises:
         ModelError: onnxruntime-training is not installed, or the bundle has nothing for it.
     """
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+    ) -> None:
         self._api = training_api()
-        super().__init__(bundle, threads)
+        super().__init__(bundle, threads, guard=guard, room=room)
         if ort_training.TRAINING_MODEL not in bundle.ort_training:
             raise ModelError(
                 f"the bundle of model {bundle.spec.name} has no part for onnxruntime-training: --trainer onnx"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from edge_agent.ort_training_package import MISSING
+from edge_agent.step_guard import StepGuard
 from edge_agent.trainer import Backend
 from protocols.bundle import Bundle
 from protocols.errors import ModelError, SettingError
@@ -91,7 +92,15 @@ def needs_bundle(kind: Kind) -> bool:
     return kind != "torch"
 
 
-def make_backend(kind: Kind, spec: ModelSpec, bundle: Bundle | None, threads: int) -> Backend:
+def make_backend(
+    kind: Kind,
+    spec: ModelSpec,
+    bundle: Bundle | None,
+    threads: int,
+    *,
+    guard: StepGuard | None = None,
+    room: int | None = None,
+) -> Backend:
     """The backend of a model.
 
     Args:
@@ -99,6 +108,8 @@ def make_backend(kind: Kind, spec: ModelSpec, bundle: Bundle | None, threads: in
         spec: the model.
         bundle: of it, see `needs_bundle`.
         threads: processor threads.
+        guard: may end a step in its middle, where the backend can.
+        room: bytes that a step of a bundle may take; None: as its model's description allows.
 
     Raises:
         ModelError: the model cannot be built here, or differs from the fleet's.
@@ -114,10 +125,10 @@ def make_backend(kind: Kind, spec: ModelSpec, bundle: Bundle | None, threads: in
     if kind == "ort-training":
         from edge_agent.ort_training_trainer import OrtTrainingBackend
 
-        return OrtTrainingBackend(bundle, threads)
+        return OrtTrainingBackend(bundle, threads, guard=guard, room=room)
     from edge_agent.onnx_trainer import OnnxBackend
 
-    return OnnxBackend(bundle, threads)
+    return OnnxBackend(bundle, threads, guard=guard, room=room)
 
 
 def check_room(kind: Kind, usable: int | None, held: int) -> None:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from protocols import codec
 from protocols.bounds import Amount, Finite, Label, Share
 from protocols.errors import PacketCorrupt, PacketForeign, SettingError
-from protocols.graph import Graph
+from protocols.graph import BATCH, Graph
+from protocols.graph_cost import GraphCost, cost_of
 from protocols.model import MAX_TENSORS, FlatArray, ModelSpec, Shape
 from protocols.model_check import check_spec
 from protocols.randomness import Key
@@ -30,6 +31,9 @@ from protocols.scaling import Mean, Std, check_channels
 
 MAX_BYTES = 2**28  # also when unpacked
 MAX_ELEMENTS = 400_000  # resnet8 has 40,000
+SLACK = 10
+MOST_OPERATIONS = 10**13
+PROBE = 3  # samples of the run that is priced when a bundle is read
 MAX_GRAPHS, MAX_NOISES, MAX_CLASSES = 16, 1000, 100_000
 
 TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
@@ -110,6 +114,14 @@ class Bundle:
     weights: FlatArray | None = None
     ort_training: Annotated[dict[Label, bytes], Meta(max_length=4)] = field(default_factory=dict)
 
+    def most(self, num_samples: int) -> GraphCost:
+        """The most that a run of one graph may take, by what is said of the model. Honest ones come to 1.2
+        times the operations and 1.3 times the bytes that are said.
+        """
+        held = num_samples * self.activation_bytes_per_sample + 8 * 4 * self.spec.size
+        operations = SLACK * num_samples * self.flops_per_sample + 10**9
+        return GraphCost(int(min(MOST_OPERATIONS, operations)), int(SLACK * held) + 2**26)
+
     def encoded(self) -> bytes:
         """Equal bundles give equal bytes."""
         return codec.encode(self, self.spec)
@@ -141,7 +153,12 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
         check_channels(bundle.mean, bundle.std, bundle.spec.input_shape)
     except SettingError as problem:
         raise PacketCorrupt(f"bundle of model {bundle.spec.name}: {problem}") from None
-    if bundle.weights is not None and bundle.weights.shape != (bundle.spec.size,):
+    _check_noises(bundle)
+    _check_recipe(bundle)
+    for name, graph in bundle.graphs.items():
+        cost_of(name, graph, PROBE).check(name, bundle.most(PROBE))
+    weights = bundle.weights
+    if weights is not None and (weights.shape != (bundle.spec.size,) or weights.dtype != np.float32):
         raise PacketCorrupt(f"bundle of model {bundle.spec.name}: its weights do not fit")
     return bundle
 
@@ -158,6 +175,23 @@ def _check_ports(bundle: Bundle) -> None:
         needed = {"logits"} if name == ANSWER else {"loss", *_gradients(bundle.spec)}
         if absent := needed - set(graph.output_names):
             raise PacketCorrupt(f"bundle: {name} does not give {min(absent)}")
+
+
+def _check_noises(bundle: Bundle) -> None:
+    """They are drawn as they are said to be, so a graph must take them as such."""
+    ports = {port.name: port for port in bundle.graphs[TRAIN].inputs}
+    for index, noise in enumerate(bundle.noises):
+        port = ports.get(f"noise:{index}")
+        if port is None or port.shape != (BATCH, *noise.shape):
+            raise PacketCorrupt(f"bundle: graph {TRAIN} takes no noise:{index} of shape {noise.shape}")
+
+
+def _check_recipe(bundle: Bundle) -> None:
+    if bundle.recipe is not None:
+        known = {tensor.name for tensor in bundle.spec.tensors}
+        named = {draw.tensor for draw in bundle.recipe.draws} | set(bundle.recipe.constants)
+        if not named <= known:
+            raise PacketCorrupt(f"bundle: the recipe fills {min(named - known)!r}, which is no tensor")
 
 
 def _gradients(spec: ModelSpec) -> set[str]:

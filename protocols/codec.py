@@ -33,6 +33,7 @@ from protocols.errors import (
     PacketVersion,
 )
 from protocols.model import ModelSpec
+from protocols.one_line import flat
 from protocols.patch import Patch
 
 VERSION = 1
@@ -121,7 +122,7 @@ def decode(
     except PacketError:
         raise
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as problem:
-        raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {problem}") from None
+        raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {flat(problem)}") from None
     if spec is not None:
         _check_patches(message, spec)
     return message

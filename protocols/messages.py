@@ -24,6 +24,7 @@ from protocols.bounds import (
 from protocols.errors import PacketCorrupt, PacketTooLarge
 from protocols.footprint import Footprint
 from protocols.method import DeviceReport
+from protocols.one_line import flat
 
 MAX_CONTROL_BYTES = 16_384
 M = TypeVar("M")
@@ -199,4 +200,4 @@ def _read(decoder: msgspec.json.Decoder[M], data: bytes) -> M:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
-        raise PacketCorrupt(f"control message: {problem}") from None
+        raise PacketCorrupt(f"control message: {flat(problem)}") from None

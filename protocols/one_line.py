@@ -7,9 +7,14 @@ from contextlib import contextmanager
 from protocols.errors import FleetuneError
 
 
+def flat(words: object) -> str:
+    """What another wrote, without its line breaks."""
+    return " ".join(str(words).split())
+
+
 def unexpected(fault: BaseException) -> str:
     """What went wrong that nobody foresaw, in one line for a log; its traceback is for the debug log."""
-    words = " ".join(str(fault).split())[:300]
+    words = flat(fault)[:300]
     return f"unexpected {type(fault).__name__}" + (f" ({words})" if words else "")
 
 

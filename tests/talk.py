@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from conftest import PullToTarget, tiny_spec
 
 from coordinator.bundles import BundleDesk
 from coordinator.runs import Run, open_run
@@ -24,6 +23,7 @@ from protocols.settings import TrainingSection, parse_run
 from protocols.transfer import Chunk
 from protocols.transport import Received
 from protocols.transport.memory import MemoryBroker
+from tests.conftest import PullToTarget, tiny_spec
 
 FLEET = "talk"
 SPEC = tiny_spec()

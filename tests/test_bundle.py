@@ -16,7 +16,14 @@ from tests.linear_bundle import SPEC, bundle, training_graph
 
 
 def test_a_bundle_comes_back_as_it_was_and_always_has_the_same_bytes():
-    made = bundle(class_names=("a", "b", "c"), noises=(Noise((4,), 0.5),), ort_training={"file": b"bytes"})
+    train = training_graph()
+    noisy = replace(train, inputs=(*train.inputs, Port("noise:0", "f4", ("n", 4))))
+    made = bundle(
+        graphs={**bundle().graphs, TRAIN: noisy},
+        class_names=("a", "b", "c"),
+        noises=(Noise((4,), 0.5),),
+        ort_training={"file": b"bytes"},
+    )
     data = made.encoded()
     assert data == made.encoded()
     back = read_bundle(data, SPEC)

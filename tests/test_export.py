@@ -24,6 +24,7 @@ from protocols import architectures
 from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
 from protocols.errors import ModelError
 from protocols.graph import Graph
+from protocols.graph_cost import cost_of
 from protocols.guide import Contrast, Distillation
 from protocols.onnx_file import write_onnx
 from protocols.randomness import Key
@@ -148,7 +149,16 @@ def exported(name):
     make, shape = MODELS[name]
     module = seeded(lambda: make(shape))
     spec = describe(name, module, shape, 10)
-    return module, spec, export(spec, module, weights_of(spec, module))
+    made = export(spec, module, weights_of(spec, module))
+    price(made)
+    return module, spec, made
+
+
+def price(made):
+    """Devices know what each graph takes before they run it, for one sample as for many."""
+    for name, graph in made.graphs.items():
+        one, many = (cost_of(name, graph, num_samples) for num_samples in (1, 9))
+        assert 0 < one.operations < many.operations < 10 * one.operations + 10**6
 
 
 def seeded(make):
@@ -164,7 +174,9 @@ def weights_of(spec, module):
 
 def exported_module(module, shape, classes=4, name="mine:net"):
     spec = describe(name, module, shape, classes)
-    return spec, export(spec, module, weights_of(spec, module))
+    made = export(spec, module, weights_of(spec, module))
+    price(made)
+    return spec, made
 
 
 def run(graph: Graph, given):

@@ -10,8 +10,8 @@ from coordinator.export.graphs import export
 from coordinator.export.ort_training import can_differentiate, training_part
 from coordinator.export.recipe import recipe_of
 from protocols.architectures import build, training_flops
-from protocols.bundle import Bundle
-from protocols.errors import ModelError
+from protocols.bundle import Bundle, read_bundle
+from protocols.errors import ModelError, PacketError
 from protocols.model import FlatArray, ModelSpec
 from protocols.randomness import Key
 
@@ -34,7 +34,7 @@ def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: 
     module = build(name, input_shape, num_classes)
     exported, recipe = export(spec, module, weights), recipe_of(spec, module)
     ort_training = _ort_training(spec, module, weights) if can_differentiate() else {}
-    return Bundle(
+    made = Bundle(
         spec=spec,
         graphs=exported.graphs,
         noises=exported.noises,
@@ -45,6 +45,10 @@ def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: 
         weights=None if recipe else weights,
         ort_training=ort_training,
     )
+    try:
+        return read_bundle(made.encoded(), spec)  # as devices do, with all that they refuse
+    except PacketError as problem:
+        raise ModelError(f"model {name!r} cannot be exported: devices would refuse it: {problem}") from None
 
 
 def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> dict[str, bytes]:
