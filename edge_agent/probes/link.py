@@ -97,10 +97,13 @@ class ProbeLine(MqttTransport):
         """The event; raises TransportError."""
         give_up_at = self._clock() + patience_s
         while True:
+            left_s = give_up_at - self._clock()
             try:
-                event = self._arrivals.get(timeout=max(0.0, give_up_at - self._clock()))
+                event = self._arrivals.get(timeout=max(0.0, left_s))
             except queue.Empty:
                 raise TransportError(f"{failure} within {patience_s:g} s") from None
+            if left_s < 0:  # others talk and talk here
+                raise TransportError(f"{failure} within {patience_s:g} s")
             if isinstance(event, Disconnected):
                 raise TransportError(event.reason)
             if wanted(event):

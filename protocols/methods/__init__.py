@@ -14,6 +14,7 @@ import msgspec
 from protocols.errors import SettingError
 from protocols.method import Method
 from protocols.model import ModelSpec
+from protocols.one_line import flat
 from protocols.user_code import as_line, user_module
 
 REGISTRY = {
@@ -84,7 +85,7 @@ def _find(name: str) -> Any:
 def _check(method: str, key: str, value: Any, known: list[str], hints: dict[str, Any]) -> Any:
     if key not in known:
         allowed = ", ".join(known) or "none"
-        raise SettingError(f"method.{key}: {method} has no such setting; it has: {allowed}")
+        raise SettingError(f"method.{flat(key)}: {method} has no such setting; it has: {allowed}")
     try:
         return msgspec.convert(value, hints[key])
     except msgspec.ValidationError as problem:
