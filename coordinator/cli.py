@@ -65,8 +65,8 @@ def serve(
 
     Stopped at any moment, the same command goes on where it was.
     """
+    from coordinator.opening import open_run
     from coordinator.options import broker_at
-    from coordinator.runs import open_run
 
     with one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)

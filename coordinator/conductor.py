@@ -107,12 +107,6 @@ class Conductor:
 
     def recall(self) -> bool:
         """Take over what the store holds, without going on; False for a new run. Raises StoreError."""
-        try:
-            return self._recall()
-        except msgspec.MsgspecError as problem:
-            raise StoreError(f"{self._store.path} is damaged: {problem}") from None
-
-    def _recall(self) -> bool:
         self._accounts = Accounts(read_ledger(self._store))
         state = read_engine(self._store)
         if state is None:
@@ -124,6 +118,16 @@ class Conductor:
         self.engine = self._engine_type(self._settings.run, self._settings.round, state)
         self.engine.judge = self._aggregating.judge
         return True
+
+    def reopen(self) -> None:
+        """Take a run up again that had come to its rehearsal or its end; to be resumed then."""
+        with self._store.step():
+            self._store.drop_record(self.engine.state.turn.number)
+            self._store.drop_tasks()
+            self._forget_round()
+            self.engine.reopen()
+            self.ledger.ended_at = None
+            self._write_down()
 
     def resume(self, now: float) -> list[Order]:
         """Go on with what the store holds; nothing to do for a new run."""

@@ -5,7 +5,8 @@ a run is resumed; what else there is of engine and ledger is a small value besid
 open round is written when that changes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from coordinator.engine_state import EngineState, Member
 from coordinator.records import Ledger, Traffic
 from coordinator.store import RunStore
+from protocols.errors import StoreError
 from protocols.method import DeviceId
 
 ENGINE, PARTICIPANTS, LEDGER = "engine", "participants", "ledger"
@@ -57,19 +59,29 @@ class DeviceRows:
 
 
 def read_engine(store: RunStore) -> EngineState | None:
-    """The engine's state as it was written; None: it never was."""
+    """The engine's state as it was written; None: it never was. Raises StoreError: it is damaged."""
     kept, participants = store.get(ENGINE), store.get(PARTICIPANTS)
     if kept is None:
         return None
-    scalars = msgspec.msgpack.decode(kept, type=EngineState)
-    members = {name: _member.decode(data) for name, data in store.rows("member")}
-    listed = msgspec.msgpack.decode(participants or b"\x90", type=tuple[DeviceId, ...])
+    with _undamaged(store):
+        scalars = msgspec.msgpack.decode(kept, type=EngineState)
+        members = {name: _member.decode(data) for name, data in store.rows("member")}
+        listed = msgspec.msgpack.decode(participants or b"\x90", type=tuple[DeviceId, ...])
     return replace(scalars, members=members, participants=listed)
 
 
 def read_ledger(store: RunStore) -> Ledger:
-    """The ledger as it was written, or a new one."""
+    """The ledger as it was written, or a new one. Raises StoreError: it is damaged."""
     kept = store.get(LEDGER)
-    ledger = Ledger() if kept is None else msgspec.json.decode(kept, type=Ledger)
-    ledger.traffic = {name: _traffic.decode(data) for name, data in store.rows("traffic")}
+    with _undamaged(store):
+        ledger = Ledger() if kept is None else msgspec.json.decode(kept, type=Ledger)
+        ledger.traffic = {name: _traffic.decode(data) for name, data in store.rows("traffic")}
     return ledger
+
+
+@contextmanager
+def _undamaged(store: RunStore) -> Iterator[None]:
+    try:
+        yield
+    except msgspec.MsgspecError as problem:
+        raise StoreError(f"{store.path} is damaged: {problem}") from None

@@ -99,6 +99,15 @@ class RoundEngine:
         restart: list[Action] = [engine._start_action(resumed=True)] if state.running else []
         return engine, restart + engine._advance(now)
 
+    def reopen(self) -> None:
+        """Go back from the rehearsal, or the end, to waiting for the next round: it may come after all.
+
+        The rehearsal asked for this round already, so what comes is another attempt.
+        """
+        asked = any(member.asked >= self.state.turn for member in self.state.members.values())
+        attempt = self.state.attempt + int(asked)
+        self.state.change(stage="waiting", attempt=attempt, participants=(), until=None, reason="")
+
     @property
     def wake_at(self) -> float | None:
         """When `handle(Tick(), now)` is due at the latest; None: not before another event."""

@@ -1,33 +1,38 @@
 """What every device of a run starts from, made once by the coordinator."""
 
 import uuid
+from pathlib import Path
 
 from coordinator.models import Model, find_model
+from coordinator.starting import start_of
 from protocols.payloads import Enrolment
 from protocols.scaling import check_channels
 from protocols.settings import RunSettings
 
 
-def prepare(settings: RunSettings) -> Enrolment:
-    """Describe the model, draw its initial weights, count its work and memory; the run gets a unique id.
+def prepare(settings: RunSettings, runs: Path = Path("runs")) -> Enrolment:
+    """Describe the model, find its initial weights, count its work and memory; the run gets a unique id.
 
     Args:
         settings: of the run; `model.input_shape` and `model.num_classes` must be there.
+        runs: the folder of other runs, for `model.weights`.
 
     Raises:
-        SettingError: the model's shape is not known.
-        ModelError: the model cannot be built or described.
+        SettingError: the model's shape is not known, or there is no run to start from.
+        ModelError: the model cannot be built or described, or the weights to start from are not for it.
     """
-    return enrolment_of(settings, find_model(settings))
+    return enrolment_of(settings, find_model(settings), runs)
 
 
-def enrolment_of(settings: RunSettings, model: Model) -> Enrolment:
+def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
     """What the devices of a run of `model` get; the run gets a unique id.
 
     Raises:
         SettingError: data.mean or data.std is not one number for each channel of the model.
+        FleetuneError: as `start_of`.
     """
     check_channels(settings.data.mean, settings.data.std, model.spec.input_shape)
+    start = start_of(settings, model, runs)
     return Enrolment(
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
         seed=settings.run.seed,
@@ -40,5 +45,6 @@ def enrolment_of(settings: RunSettings, model: Model) -> Enrolment:
         deadline_s=settings.round.deadline_s,
         flops_per_sample=model.flops_per_sample,
         activation_bytes_per_sample=model.activation_bytes_per_sample,
-        weights=model.weights,
+        weights=start.weights,
+        continues=start.continues,
     )

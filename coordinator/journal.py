@@ -37,23 +37,26 @@ class RoundJournal:
         self._path = folder / ROUNDS
         self._records = records
         self._is_whole = False
+        self._newest = 0
         if records() or self._path.exists():
             self._write_anew()
 
     def add(self, record: RoundRecord) -> None:
-        """The round that has just closed."""
-        if not self._is_whole:
+        """The round that has just closed; perhaps in place of one that was taken back."""
+        if not self._is_whole or record.number <= self._newest:
             self._write_anew()
             return
         try:
             disk.DISK.append(self._path, lines_of([record]))
+            self._newest = record.number
         except OSError as problem:
             self._is_whole = False
             log.warning("cannot write %s: %s; its lines follow", self._path, problem.strerror)
 
     def _write_anew(self) -> None:
         try:
-            write_atomically(self._path, lines_of(self._records()), durable=False)
-            self._is_whole = True
+            records = self._records()
+            write_atomically(self._path, lines_of(records), durable=False)
+            self._is_whole, self._newest = True, max((record.number for record in records), default=0)
         except StoreError as problem:
             log.warning("%s; the run goes on without it", problem)

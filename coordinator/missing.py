@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from textwrap import shorten
 
 from coordinator import readable
 from coordinator.engine_state import EngineState, Member
@@ -19,6 +20,7 @@ _GIVEN_UP: dict[Miss, str] = {
     "spoilt": "its updates do not aggregate to finite numbers",
     "diverged": "training diverges on the model that the round before made",
 }
+_LETTERS = 80  # of a reason
 PATIENCE_S = 10.0
 REPEAT_S = 300.0
 
@@ -119,6 +121,6 @@ def _why(member: Member | None, number: int) -> str:
 def _listed(absent: Iterable[tuple[DeviceId, str]]) -> str:
     """Their names and reasons in one printable line, the first few."""
     pairs = list(absent)
-    named = [f"{device} ({why})" for device, why in pairs[:_NAMED]]
+    named = [f"{device} ({shorten(why, _LETTERS, placeholder=' ...')})" for device, why in pairs[:_NAMED]]
     more = [f"{len(pairs) - _NAMED} more"] if len(pairs) > _NAMED else []
     return readable.printable(", ".join([*named, *more]))

@@ -2,6 +2,10 @@
 
 They are compared by meaning, not as text: what a release added since has its default, a key that is left out
 is the same as its default, and what a run ignores does not count.
+
+What may change in a run is what only the coordinator looks at, each time that it plans or closes a round
+(`CHANGEABLE`). Nothing that devices hold may change (model, method, training, data; `deadline_s`, by which
+they choose their ratios), nor the seed, nor how rounds overlap.
 """
 
 import dataclasses
@@ -17,6 +21,17 @@ from protocols.model import ModelSpec
 from protocols.settings import RunSettings, convert
 
 _IGNORED = ("compare", "paper")  # sections that only `edge-sim compare` and `edge-sim paper` read
+CHANGEABLE = (
+    "run.rounds",
+    "round.participants",
+    "round.over_selection",
+    "round.quorum",
+    "round.start_with",
+    "round.prefer",
+    "round.min_battery",
+    "round.deadline",
+    "round.deadline_slack",
+)
 Differences = dict[str, tuple[Any, Any]]
 
 
@@ -53,6 +68,27 @@ def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Diffe
         was["method.name"], wanted["method.name"] = before.method["name"], now.method["name"]
     pairs = {key: (was.get(key), wanted.get(key)) for key in {**was, **wanted}}
     return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
+
+
+def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
+    """Raises SettingError when a run that is under way cannot go on with these differences.
+
+    Args:
+        found: between what it was begun with and what it is to go on with.
+        rounds_done: that it has closed.
+        folder: of the run.
+    """
+    firm = {key: values for key, values in found.items() if key not in CHANGEABLE}
+    if firm:
+        raise SettingError(
+            f"{folder} holds a run with other settings: {difference_words(firm)}; put that back to go on "
+            "with it, or take another run.name (--fresh deletes the run)"
+        )
+    _, rounds = found.get("run.rounds", (0, rounds_done))
+    if rounds < rounds_done:
+        raise SettingError(
+            f"run.rounds = {rounds}: {folder} has closed {rounds_done} rounds already; say at least as many"
+        )
 
 
 def difference_words(found: Differences) -> str:

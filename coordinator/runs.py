@@ -1,4 +1,4 @@
-"""A run's folder: opening a new run there, or the one that was stopped."""
+"""A run in its folder: what it is made of, looking at it, and what it leaves."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from coordinator.conductor import Conductor
-from coordinator.enrol import enrolment_of
-from coordinator.models import find_model
-from coordinator.run_folder import SHARED, STATE, clear
-from coordinator.run_settings import difference_words, differences, stored_settings
+from coordinator.run_folder import SHARED, STATE
+from coordinator.run_settings import stored_settings
 from coordinator.store import RunStore
-from coordinator.windows import check_method
 from protocols import codec
 from protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
 from protocols.files import write_atomically
@@ -23,7 +18,7 @@ from protocols.methods import from_section
 from protocols.payloads import Enrolment
 from protocols.settings import RunSettings
 
-BUNDLE = "bundle"  # its name in the store, once it is made
+BUNDLE, FINISHED = "bundle", "finished"  # names in the store, once the bundle is made and the run is over
 
 
 @dataclass(frozen=True)
@@ -49,44 +44,6 @@ class Run:
     store: RunStore
     conductor: Conductor
     resumed: bool
-
-
-def open_run(
-    settings: RunSettings,
-    folder: Path,
-    *,
-    fresh: bool = False,
-    durable: bool = True,
-    enrolment: Enrolment | None = None,
-) -> Run:
-    """Open `folder` for a run: anew, or to go on with it.
-
-    Args:
-        settings: of the run.
-        folder: its own.
-        fresh: remove what an earlier run left there, see `run_folder.clear`.
-        durable: survive a power cut; simulations do without.
-        enrolment: of a new run; None: made here.
-
-    Raises:
-        SettingError: the folder holds a finished run, or one of other settings.
-        ModelError, StoreError: see `prepare` and `RunStore`.
-    """
-    if fresh:
-        clear(folder, durable=durable)
-    store = RunStore.open(folder / STATE, durable=durable)
-    try:
-        kept = store.get("enrolment")
-        payload = _begin(settings, store, enrolment) if kept is None else kept
-        whole = _read_enrolment(payload, folder)
-        if kept is not None:
-            _check_same(settings, store, whole, folder)
-        method = method_of(whole)
-        conductor = Conductor(settings, whole, method, store)
-    except BaseException:
-        store.close()
-        raise
-    return Run(folder, settings, whole, payload, method, store, conductor, resumed=kept is not None)
 
 
 @dataclass(frozen=True)
@@ -118,7 +75,7 @@ def stored_run(folder: Path) -> Iterator[Stored]:
         kept, payload = store.get("settings"), store.get("enrolment")
         if kept is None or payload is None:
             raise SettingError(f"{folder} holds no run that began")
-        yield Stored(stored_settings(kept, folder), _read_enrolment(payload, folder), payload, store)
+        yield Stored(stored_settings(kept, folder), read_enrolment(payload, folder), payload, store)
 
 
 @contextmanager
@@ -145,61 +102,27 @@ def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
 def mark_finished(run: Run) -> None:
     """A finished run is not gone on with."""
     with run.store.step():
-        run.store.put("finished", b"1")
+        run.store.put(FINISHED, b"1")
 
 
 def save_shared_model(run: Run, path: Path | None = None) -> Path:
-    """Write the coordinator's model as safetensors; its file, `models/shared.safetensors` if not given."""
+    """Write the coordinator's model as safetensors, running statistics included; its file,
+    `models/shared.safetensors` if not given.
+    """
     from safetensors.numpy import save
 
     weights = run.method.shared_model(run.conductor.state)
-    tensors = {
-        tensor.name: view.copy()
-        for tensor, view in run.enrolment.spec.views(weights)
-        if tensor.kind != "stat"
-    }
+    tensors = {tensor.name: view.copy() for tensor, view in run.enrolment.spec.views(weights)}
     path = path or run.folder / SHARED
     write_atomically(path, save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run}))
     return path
 
 
-def _begin(settings: RunSettings, store: RunStore, enrolment: Enrolment | None) -> bytes:
-    bundle = None
-    if enrolment is None:
-        model = find_model(settings)
-        enrolment, bundle = enrolment_of(settings, model), model.bundle
-    method = method_of(enrolment)
-    check_method(settings, method)
-    if method.needs_validation and not settings.data.validation_fraction:
-        name = settings.method["name"]
-        raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
-    payload = codec.encode(enrolment, enrolment.spec)
-    with store.step():
-        store.put("enrolment", payload)
-        store.put("settings", msgspec.json.encode(settings))
-        if bundle is not None:
-            store.put(BUNDLE, bundle.encoded())
-    return payload
-
-
-def _read_enrolment(payload: bytes, folder: Path) -> Enrolment:
+def read_enrolment(payload: bytes, folder: Path) -> Enrolment:
+    """What a run's store holds. Raises StoreError: it is damaged; StoreVersion."""
     try:
         return codec.decode(payload, Enrolment, None, finite=False)
     except PacketVersion as problem:
         raise StoreVersion(f"{folder}: its enrolment is from another version ({problem})") from None
     except PacketError as problem:
         raise StoreError(f"{folder}: its enrolment is damaged ({problem})") from None
-
-
-def _check_same(settings: RunSettings, store: RunStore, enrolment: Enrolment, folder: Path) -> None:
-    before = stored_settings(store.get("settings") or b"null", folder)
-    found = differences(before, settings, enrolment.spec)
-    if found:
-        raise SettingError(
-            f"{folder} holds a run with other settings: {difference_words(found)}; put that back to go on "
-            "with it, or take another run.name (--fresh deletes the run)"
-        )
-    if store.get("finished") is not None:
-        raise SettingError(
-            f"{folder} holds a finished run: take another run.name to keep it (--fresh deletes it)"
-        )

@@ -101,6 +101,14 @@ class RunStore:
     def get(self, name: str) -> bytes | None:
         return self._one("SELECT data FROM value WHERE name = ?", name)
 
+    def drop(self, name: str) -> None:
+        self._connection.execute("DELETE FROM value WHERE name = ?", (name,))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for (table,) in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            self._connection.execute(f'DELETE FROM "{table}"')  # noqa: S608 - names of our own
+
     def put_rows(self, table: Rows, rows: Iterable[tuple[str, bytes]]) -> None:
         """Replace the rows of some devices."""
         self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", rows)  # noqa: S608

@@ -230,6 +230,8 @@ class Agent:
         """What this offer brings is on disk: do what it is for."""
         errand = offer.errand
         if errand.kind == "enrolment":
+            if self._finished == errand.run:  # it goes on: its rounds were raised
+                self._finished = None
             self._enrolling.note_dealt(errand.run, offer.ratio)
         if errand.kind in ("enrolment", "bundle"):
             self._join(errand.run)

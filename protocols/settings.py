@@ -54,11 +54,14 @@ class ModelSection(Settings, frozen=True):
             (input_shape, num_classes), or `bundle:FILE` that `edge-coordinator export` wrote.
         input_shape: of one sample, e.g. [1, 28, 28]; None: as data.source has it.
         num_classes: None: as data.source has it.
+        weights: what the run starts from: `run:NAME`, the shared model of another run in the same folder of
+            runs, or a safetensors file; None: weights drawn with the run's seed.
     """
 
     name: str
     input_shape: tuple[Count, ...] | None = None
     num_classes: Annotated[int, Meta(ge=2)] | None = None
+    weights: str | None = None
 
 
 class Partition(Settings, frozen=True):

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from coordinator.bundles import BundleDesk
-from coordinator.runs import Run, open_run
+from coordinator.opening import open_run
+from coordinator.runs import Run
 from coordinator.serve import Server
 from edge_agent.joining import DeviceSettings
 from edge_agent.serve import Agent

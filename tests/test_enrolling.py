@@ -222,7 +222,7 @@ def test_the_trainer_that_was_chosen_is_the_one_that_joins(device, monkeypatch):
 
 @pytest.fixture
 def desk(tmp_path):
-    from coordinator.runs import open_run
+    from coordinator.opening import open_run
 
     content = {
         "run": {"name": "r"},

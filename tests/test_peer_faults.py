@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
+from coordinator.opening import open_run
 from coordinator.records import Ledger
-from coordinator.runs import open_run
 from protocols import messages as wire
 from protocols.errors import StoreError
 from protocols.messages import Errand

@@ -7,8 +7,8 @@ from test_simulate import settings
 from typer.testing import CliRunner
 
 from coordinator import plots
+from coordinator.opening import open_run
 from coordinator.run_folder import PICTURES, clear
-from coordinator.runs import open_run
 from coordinator.store import RunStore
 from protocols.errors import StoreError
 from tests.power import ForgetfulDisk, PowerCut

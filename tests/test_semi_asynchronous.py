@@ -10,8 +10,8 @@ from conftest import tiny_spec
 
 from coordinator.enrol import prepare
 from coordinator.events import DeviceReady, Tick
+from coordinator.opening import open_run
 from coordinator.orders import Closed, Send
-from coordinator.runs import open_run
 from coordinator.store import RunStore
 from protocols import codec
 from protocols.errors import SettingError, StoreError

@@ -66,6 +66,16 @@ def test_a_line_a_round_as_rounds_close_and_none_twice_after_a_crash(tmp_path):
     assert [msgspec.json.decode(line, type=RoundRecord) for line in whole.splitlines()] == closed
 
 
+def test_a_round_that_was_taken_back_keeps_no_line(tmp_path):
+    closed = []
+    journal = RoundJournal(tmp_path, lambda: closed)
+    for number, attempt in [(1, 1), (2, 1), (2, 2), (3, 1)]:
+        closed = [record for record in closed if record.number < number]
+        closed.append(record_of(number, attempt=attempt))
+        journal.add(closed[-1])
+    assert [(line["number"], line["attempt"]) for line in lines_in(tmp_path)] == [(1, 1), (2, 2), (3, 1)]
+
+
 def test_a_disk_that_was_full_costs_the_journal_no_line(tmp_path, monkeypatch, caplog):
     closed = [record_of(1)]
     journal = RoundJournal(tmp_path, lambda: closed)
@@ -123,7 +133,7 @@ def test_an_attempt_that_is_given_up_names_who_was_missing(tmp_path):
     desk = Desk(tmp_path / "run", desk_settings(start_with=4, quorum=3, deadline_s=10.0), restart=False)
     conductor = desk.run.conductor
     for device in "abcd":
-        desk.take(conductor.handle(DeviceReady(DeviceReport(device)), 0.0))
+        desk.take(conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
     reply = desk.reply("b", desk.tasks.pop("b"))
     desk.take(conductor.receive("b", reply, Footprint(), 1.0))
     conductor.handle(DeviceGone("d"), 2.0)
@@ -157,7 +167,7 @@ def test_a_round_that_goes_on_is_no_wait():
 def test_status_shows_a_run_that_its_coordinator_holds_and_one_that_was_left(tmp_path):
     desk = Desk(tmp_path / "run", desk_settings(start_with=4, deadline_s=1000.0), restart=False)
     for device in "abcd":
-        desk.take(desk.run.conductor.handle(DeviceReady(DeviceReport(device)), 1.0))
+        desk.take(desk.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 1.0))
     text = shown(lambda console: show_status(desk.folder, console))
     assert "round 1 of" in text
     assert "training: 0 of 4 replied" in text
@@ -186,7 +196,7 @@ def test_following_ends_with_the_run_and_tells_each_round_once(desk):
 def test_the_report_of_a_run_that_goes_on_leaves_its_rounds_to_the_coordinator(desk):
     journal = RoundJournal(desk.folder, desk.run.conductor.records)
     with look_at(desk.folder) as run:
-        journal.add(desk.closed[-1])  # between the look and the report
+        journal.add(replace(desk.closed[-1], number=99))  # between the look and the report
         shown(lambda console: report_run(run, console, live=True))
     assert len(lines_in(desk.folder)) == len(desk.closed) + 1
     with look_at(desk.folder) as run:

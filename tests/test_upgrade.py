@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator import store_versions
-from coordinator.runs import look_at, open_run
+from coordinator.opening import open_run
+from coordinator.runs import look_at
 from coordinator.store import RunStore
 from protocols.errors import SettingError, StoreError, StoreVersion
 from protocols.settings import read_run

@@ -11,9 +11,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from coordinator.enrol import prepare
+from coordinator.opening import open_run
 from coordinator.records import RoundRecord
 from coordinator.run_folder import DEVICES
-from coordinator.runs import Run, method_of, open_run
+from coordinator.runs import Run, method_of
 from coordinator.summary import summary_of
 from coordinator.windows import check_method
 from edge_agent.policy import Policy
@@ -55,6 +56,7 @@ def simulate(
     workers: int,
     fresh: bool,
     on_closed: Callable[[RoundRecord], None] = lambda _: None,
+    runs: Path | None = None,
 ) -> tuple[Run, dict[str, Any]]:
     """Simulate a run; the open run and its summary.
 
@@ -64,17 +66,18 @@ def simulate(
         workers: processes that train devices, one torch thread each; 0: none but this one.
         fresh: replace what an earlier run left in the folder.
         on_closed: told of every closed round.
+        runs: the folder of runs that this one may start from; None: the one that `folder` is in.
 
     Raises:
         FleetuneError: settings, data or model are wrong; StoreError when the disk is full.
     """
     shares = Shares(settings)
     settings = with_model_shape(settings, shares)
-    enrolment = prepare(settings)
+    enrolment = prepare(settings, runs or folder.parent)
     check_method(settings, method_of(enrolment))
     players = _players(settings, enrolment, shares)
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
-    run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment)
+    run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, goes_on=False)
     try:
         _play(run, players, workers, on_closed)
     except BaseException:
@@ -84,10 +87,6 @@ def simulate(
 
 
 def _play(run: Run, players: list[Player], workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
-    if run.resumed:
-        raise SettingError(
-            f"{run.folder} holds a simulation that was stopped: give --fresh to start it again"
-        )
     with _executor(run, workers) as executor:
         Simulation(
             run.conductor,
