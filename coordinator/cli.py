@@ -3,7 +3,6 @@
 import logging
 import queue
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,6 +77,7 @@ def serve(
 def _serve(run: Any, broker: Any, fleet: str) -> None:
     from coordinator.event_queue import Stop
     from coordinator.present import Presenter
+    from coordinator.run_clock import RunClock
     from coordinator.serve import Server
     from protocols.transport.mqtt import MqttTransport
 
@@ -85,7 +85,8 @@ def _serve(run: Any, broker: Any, fleet: str) -> None:
         subscriptions = topics.coordinator_subscriptions(fleet)
         return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
 
-    with Presenter(run, fleet, str(broker), time.time) as presenter:
+    clock = RunClock.of(run.store)
+    with Presenter(run, fleet, str(broker), clock) as presenter:
         server = Server(
             run,
             fleet,
@@ -93,6 +94,7 @@ def _serve(run: Any, broker: Any, fleet: str) -> None:
             on_look=presenter.look,
             on_closed=presenter.closed,
             on_notice=presenter.say,
+            clock=clock,
         )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: server.events.put(Stop()))

@@ -25,6 +25,7 @@ from coordinator.peer import Peer, Peers
 from coordinator.readiness import check_ready
 from coordinator.records import RoundRecord
 from coordinator.refusals import Refusals
+from coordinator.run_clock import RunClock
 from coordinator.run_folder import INCOMING
 from coordinator.runs import Run
 from coordinator.spool import spooled
@@ -58,7 +59,7 @@ class Server:
         on_look: called now and then with this server (a live view).
         on_closed: told of every closed round.
         on_notice: takes lines for people.
-        clock: wall clock in seconds: a deadline goes on while the coordinator is not there.
+        clock: of the run, see `RunClock`: a deadline goes on while the coordinator is not there.
         timer: seconds that never jump, for everything on the wire.
         peers: devices heard of since the start.
         problem: why the broker is not reached; None: it is.
@@ -71,7 +72,7 @@ class Server:
     on_look: Callable[["Server"], None] = lambda _: None
     on_closed: Callable[[RoundRecord], None] = lambda _: None
     on_notice: Callable[[str], None] = log.info
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = field(default_factory=RunClock)
     timer: Callable[[], float] = time.monotonic
     peers: Peers = field(default_factory=Peers)
     events: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)

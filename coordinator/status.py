@@ -72,7 +72,7 @@ def status_of(folder: Path, now: float) -> Status:
     for record in records:
         watch.note(record)
     stopped = not running and state.stage != "finished"
-    at = now if running else state.seen_at
+    at = max(now, state.seen_at) if running else state.seen_at  # the time of day may have been set back
     shot = watch.snapshot(state, ledger, at, problem=_STOPPED if stopped else None)
     return Status(run.settings, state, records, shot, running)
 
