@@ -6,8 +6,8 @@ import pytest
 from test_semi_asynchronous import Desk, settings
 
 from coordinator.events import DeviceReady
+from coordinator.opening import open_run
 from coordinator.run_clock import RunClock
-from coordinator.runs import open_run
 from coordinator.summary import summary_of
 from protocols.method import DeviceReport
 
