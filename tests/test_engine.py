@@ -354,7 +354,7 @@ def test_who_rested_and_is_back_is_asked_at_once_also_for_the_round_it_declined(
 
 
 def test_who_refuses_before_its_first_round_is_not_admitted():
-    script = Script(start_with=2)
+    script = Script(start_with=3)
     script.ready("a")
     script.decline("a", (0, 0))
     script.ready("b")
@@ -612,3 +612,20 @@ def test_the_view_tells_what_every_device_does():
     assert (view.stage, view.number, view.attempt) == ("training", 1, 1)
     assert (view.asked, view.replied, view.declined, view.awaited, view.target) == (4, 1, 1, 2, 4)
     assert view.until == DEADLINE_S
+
+
+def test_a_device_that_refused_the_run_is_not_waited_for():
+    script = Script(start_with=3)
+    script.ready("a", "b")
+    refused = script.do(Declined("c", 0, 0, "no camera here"))
+    assert asked(refused) == ("a", "b")
+
+
+def test_a_refusal_stands_for_one_device_and_as_long_as_it_lasts():
+    script = Script(start_with=4)
+    script.ready("a")
+    assert not script.do(Declined("c", 0, 0, "no"))
+    assert not script.do(Declined("c", 0, 0, "no, again"))
+    assert not asked(script.ready("b"))
+    script.ready("c")
+    assert asked(script.do(Declined("d", 0, 0, "no"))) == ("a", "b", "c")
