@@ -21,12 +21,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from coordinator.access_rules import mosquitto_rules
+from coordinator.credentials import Credentials
 from protocols.errors import TransportError
+from protocols.files import write_atomically
+from protocols.window import MAX_CHUNK_BYTES
 
 Which = Literal["auto", "mosquitto", "amqtt"]
 START_S = 20.0
 STOP_S = 5.0
+MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 65_536
+MAX_QUEUED_MESSAGES = 50_000  # for one client that does not read
+MAX_QUEUED_BYTES = 512 * 2**20
+MAX_LOG_BYTES = 5 * 2**20
 AMQTT_PATIENCE_S = 5  # beyond the keepalive; it has none of its own
+
+_OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
 # Debian keeps mosquitto where an ordinary user's PATH may not reach.
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
@@ -47,9 +57,30 @@ def free_port(bind: str = "127.0.0.1") -> int:
 
 
 @dataclass(frozen=True)
+class Access:
+    """Who is let in, and to what: the devices of one fleet and its coordinator (see `access_rules`).
+
+    Attributes:
+        fleet: its name.
+        credentials: its passwords.
+    """
+
+    fleet: str
+    credentials: Credentials
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """The password file and mosquitto's rules, for nobody but us to read. Raises StoreError."""
+        passwords, rules = folder / "passwords", folder / "rules"
+        write_atomically(passwords, self.credentials.password_file().encode(), mode=0o600)
+        write_atomically(rules, mosquitto_rules(self.fleet).encode(), mode=0o600)
+        return passwords, rules
+
+
+@dataclass(frozen=True)
 class _Listener:
     bind: str
     port: int
+    access: Access | None
     password_file: Path | None
     cert: Path | None
     key: Path | None
@@ -83,6 +114,7 @@ class EmbeddedBroker:
         port: int = 0,
         bind: str = "127.0.0.1",
         which: Which = "auto",
+        access: Access | None = None,
         password_file: Path | None = None,
         cert: Path | None = None,
         key: Path | None = None,
@@ -93,10 +125,11 @@ class EmbeddedBroker:
         Args:
             folder: for its configuration and its log.
             port: 0 takes a free one.
-            bind: address to listen on; 0.0.0.0 opens it to the network, then give a password file.
+            bind: address to listen on; 0.0.0.0 opens it to the network, then give `access`.
             which: "auto" takes mosquitto if it is on the PATH, else amqtt.
-            password_file: made by `mosquitto_passwd` (mosquitto), or lines of `user:hash` (amqtt, see
-                its documentation); without it everybody who reaches the port is let in.
+            access: passwords and rules of a fleet; None: everybody may do everything.
+            password_file: instead of these, for all in it to do everything; made by `mosquitto_passwd`, or
+                for amqtt lines of `user:hash` (see its documentation).
             cert: PEM file of the broker's certificate; with it and its key the broker speaks TLS only.
             key: PEM file of the certificate's key.
             timeout_s: how long it may take to listen.
@@ -109,15 +142,16 @@ class EmbeddedBroker:
         kind = _choose(which)
         port = _claim(bind, port)
         folder.mkdir(parents=True, exist_ok=True)
-        settings = _Listener(bind, port, password_file, cert, key)
+        settings = _Listener(bind, port, access, password_file, cert, key)
         command = _mosquitto(folder, settings) if kind == "mosquitto" else _amqtt(folder, settings)
-        log = folder / f"{kind}.log"
+        log = _fresh_log(folder / f"{kind}.log")
         with log.open("ab") as output:
             process = subprocess.Popen(  # noqa: S603 - our own command line
                 [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": _OURS},  # amqtt loads our plugins
             )
         broker = cls(kind, bind, port, process, log)
         broker._wait_until_listening(timeout_s)
@@ -193,15 +227,21 @@ def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
         f"listener {listener.port} {listener.bind}",
         "persistence false",
         "set_tcp_nodelay true",
-        # Our own windows bound what is on its way; a limit here would only lose parts of it.
-        "message_size_limit 0",
-        "max_queued_messages 0",
-        "max_queued_bytes 0",
-        f"allow_anonymous {'false' if listener.password_file else 'true'}",
+        # A chunk is the largest thing that we send, and our windows bound what is on its way: what is beyond
+        # these is a flood. What an honest transfer loses by it is sent again.
+        f"message_size_limit {MAX_MESSAGE_BYTES}",
+        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
+        f"max_queued_bytes {MAX_QUEUED_BYTES}",
+        "log_type error",
+        "log_type warning",
+        f"allow_anonymous {'false' if listener.password_file or listener.access else 'true'}",
     ]
     # Else a mosquitto started by root becomes a user who cannot read our files, and the kernel forgets that
     # it is tied to us.
     lines += ["user root"] if os.geteuid() == 0 else []
+    if listener.access:
+        passwords, rules = listener.access.write(folder)
+        lines += [f"password_file {passwords.absolute()}", f"acl_file {rules.absolute()}"]
     lines += [f"password_file {listener.password_file}"] if listener.password_file else []
     lines += [f"certfile {listener.cert}", f"keyfile {listener.key}"] if listener.cert else []
     path = folder / "mosquitto.conf"
@@ -210,9 +250,16 @@ def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
 
 
 def _amqtt(folder: Path, listener: _Listener) -> list[str]:
-    plugins: dict[str, dict[str, object]] = {
-        "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": not listener.password_file}
-    }
+    plugins: dict[str, dict[str, object]] = {}
+    if listener.access:
+        passwords, _ = listener.access.write(folder)
+        fleet = listener.access.fleet
+        own: dict[str, object] = {"fleet": fleet, "password_file": str(passwords.absolute())}
+        plugins["coordinator.amqtt_access.FleetPasswords"] = own
+        plugins["coordinator.amqtt_access.FleetTopics"] = {"fleet": fleet}
+    else:
+        anonymous: dict[str, object] = {"allow_anonymous": not listener.password_file}
+        plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = anonymous
     if listener.password_file:
         plugins["amqtt.plugins.authentication.FileAuthPlugin"] = {
             "password_file": str(listener.password_file)
@@ -226,6 +273,13 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
     path = folder / "amqtt.yaml"
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")  # JSON is YAML
     return [sys.executable, "-P", "-m", "amqtt.scripts.broker_script", "-c", str(path)]
+
+
+def _fresh_log(path: Path) -> Path:
+    """The log of the start before is kept once when it has grown."""
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        path.replace(path.with_name(path.name + ".1"))
+    return path
 
 
 def _last_words(log: Path) -> str:

@@ -50,7 +50,7 @@ def serve(
         ),
     ] = None,
     bind: Annotated[
-        str, typer.Option(help="address of the embedded broker; 0.0.0.0 for the network")
+        str, typer.Option(help="address of the embedded broker; 0.0.0.0 for the network, with a password")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="of the embedded broker; 0 takes a free one")] = 1883,
     ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
@@ -69,9 +69,10 @@ def serve(
 
     with one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
+        fleet = topics.check_name(fleet or settings.run.name, "fleet")
         run = open_run(settings, runs / settings.run.name, fresh=fresh)
-        with broker_at(broker, run.folder, bind=bind, port=port, ca=ca, cert=cert, key=key) as where:
-            _serve(run, where, topics.check_name(fleet or settings.run.name, "fleet"))
+        with broker_at(broker, run.folder, fleet, bind=bind, port=port, ca=ca, cert=cert, key=key) as where:
+            _serve(run, where, fleet)
 
 
 def _serve(run: Any, broker: Any, fleet: str) -> None:

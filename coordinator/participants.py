@@ -22,9 +22,9 @@ def rehearsers(state: EngineState) -> tuple[DeviceId, ...]:
 def needed(state: EngineState, settings: RoundSection) -> int:
     """How many devices must be there for a round to start.
 
-    The quorum, and `start_with` before the first round: who refused the run, or left, has answered and is not
-    waited for. Devices that left for good lower the quorum to those that remain, else the last few could never
-    train to their end; who refused may come back and does not lower it.
+    The quorum, and `start_with` before the first round: who refused the run, or left, has answered and is
+    not waited for. Devices that left for good lower the quorum to those that remain, else the last few could
+    never train to their end; who refused may come back and does not lower it.
     """
     if state.turn == (1, 1):
         answered = len(state.members) - len(state.groups.staying)

@@ -164,7 +164,7 @@ def run(
         def make_transport(farewell: bytes, events: "queue.SimpleQueue[Any]") -> MqttTransport:
             return MqttTransport(
                 where,
-                f"{fleet}-{device}",
+                topics.client_id(fleet, device, where.username),
                 subscriptions=topics.device_subscriptions(fleet, device),
                 events=events,
                 will=Will(topics.topic(fleet, device, "state"), farewell),

@@ -15,7 +15,8 @@ Channel = Literal["state", "up", "update", "down", "task", "probe"]
 FROM_DEVICE: tuple[Channel, ...] = ("state", "up", "update")
 TO_DEVICE: tuple[Channel, ...] = ("down", "task")
 
-_ROOT = "fleetune/v1"
+JOIN_USER, COORDINATOR_USER = "join", "coordinator"  # on an embedded broker with passwords
+ROOT = "fleetune/v1"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -39,7 +40,24 @@ def check_name(name: str, what: str) -> str:
 
 
 def topic(fleet: str, device: str, channel: Channel) -> str:
-    return f"{_ROOT}/{fleet}/{device}/{channel}"
+    return f"{ROOT}/{fleet}/{device}/{channel}"
+
+
+def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
+    """Of a device's connection to its broker; `role` of one beside the agent's.
+
+    An embedded broker that asks for the join password serves one fleet, and knows a device by its client id.
+    Elsewhere a broker may serve many.
+    """
+    if user == JOIN_USER:
+        return f"{device}~{role}" if role else device
+    return "-".join(filter(None, (fleet, device, role)))
+
+
+def probe(fleet: str, device: str, user: str | None) -> tuple[str, str]:
+    """Client id and topic of a device's second connection, which measures its link."""
+    name = client_id(fleet, device, user, "probe")
+    return name, topic(fleet, name if user == JOIN_USER else device, "probe")
 
 
 def device_subscriptions(fleet: str, device: str) -> list[str]:
@@ -47,12 +65,12 @@ def device_subscriptions(fleet: str, device: str) -> list[str]:
 
 
 def coordinator_subscriptions(fleet: str) -> list[str]:
-    return [f"{_ROOT}/{fleet}/+/{channel}" for channel in FROM_DEVICE]
+    return [f"{ROOT}/{fleet}/+/{channel}" for channel in FROM_DEVICE]
 
 
 def parse(name: str) -> Address:
     """Raises PacketForeign when `name` is no topic of ours."""
     parts = name.split("/")
-    if len(parts) != 5 or name[: len(_ROOT)] != _ROOT or not all(map(_NAME.fullmatch, parts[2:4])):
+    if len(parts) != 5 or name[: len(ROOT)] != ROOT or not all(map(_NAME.fullmatch, parts[2:4])):
         raise PacketForeign(f"topic {name!r} is not fleetune/v1/<fleet>/<device>/<channel>")
     return Address(*parts[2:])

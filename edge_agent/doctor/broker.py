@@ -47,8 +47,8 @@ class _Visit(ProbeLine):
     """A connection that also asks which subscriptions are granted."""
 
     def __init__(self, broker: Broker, fleet: str, device: str) -> None:
-        topic = topics.topic(fleet, device, "probe")
-        super().__init__(broker, f"{fleet}-{device}-probe", topic, time.monotonic, PATIENCE_S)
+        client_id, topic = topics.probe(fleet, device, broker.username)
+        super().__init__(broker, client_id, topic, time.monotonic, PATIENCE_S)
         self._client.on_subscribe = lambda _client, _data, _message, codes, _properties: self.events.put(
             _Granted(tuple(n for n, code in enumerate(codes) if code.is_failure))  # type: ignore[arg-type]
         )
@@ -149,7 +149,8 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
             who = f"as {broker.username}" if broker.username else "without user name"
             yield Finding("ok", what, f"{broker} takes us, {who}")
             what = "subscriptions"
-            yield _subscribed(visit, topics.device_subscriptions(fleet, device))
+            if broker.username != topics.JOIN_USER:  # else they are for the agent's client id alone
+                yield _subscribed(visit, topics.device_subscriptions(fleet, device))
             what = "round trip"
             yield _there_and_back(visit)
     except TransportError as problem:

@@ -125,7 +125,7 @@ def measure_link(
     """Measure the link by messages that double from 16 kB until one takes half a second or has 1 MiB.
 
     At most 2 MiB go up and 4 MiB down. Nothing else should use the link meanwhile. An agent may stay
-    connected: this is another client, `<fleet>-<device>-probe`.
+    connected: this is another client (`topics.client_id`).
 
     Args:
         broker: where, and who we are to it.
@@ -134,9 +134,9 @@ def measure_link(
         clock: seconds that never jump.
         patience_s: how long one message may take.
     """
-    topic, found = topics.topic(fleet, device, "probe"), LinkSpeed()
+    (client_id, topic), found = topics.probe(fleet, device, broker.username), LinkSpeed()
     try:
-        with closing(ProbeLine(broker, f"{fleet}-{device}-probe", topic, clock, patience_s)) as line:
+        with closing(ProbeLine(broker, client_id, topic, clock, patience_s)) as line:
             line.open()
             for better in _measure(line):
                 found = better
