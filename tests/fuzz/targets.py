@@ -189,7 +189,8 @@ def _read_foreign(server: Any, topic: str, packet: bytes) -> None:
     def see(_: str, fault: Exception) -> None:
         raise fault
 
-    server._blame = see
+    assert server._refusals.blame
+    server._refusals.blame = see
     server._handle(Received(topic, packet))
 
 
