@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from coordinator.blueprint import draw
@@ -214,3 +215,49 @@ def test_protobuf_fields_are_read_as_written():
     assert [field.number for field in fields(data)] == [3, 2, 1, 1, 200]
     assert b"".join(field.whole for field in fields(data)) == data
     assert texts(data, 1) == ["one", "two"]
+
+
+def _with_file(model):
+    tensor = model.graph.initializer.add(name="w", data_type=1, dims=[2], data_location=1)
+    tensor.external_data.add(key="location", value="/etc/passwd")
+
+
+def _with_branch(model):
+    branch = onnx.GraphProto(name="then")
+    model.graph.node.add(op_type="If", input=["x"], output=["y"]).attribute.add(name="then", g=branch, type=5)
+
+
+def _with_tensor_of_a_file(model):
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[2], data_location=1)
+    model.graph.node.add(op_type="Constant", output=["y"]).attribute.add(name="value", t=tensor, type=4)
+
+
+def _with_sparse_tensor(model):
+    model.graph.sparse_initializer.add().dims.append(2**40)
+
+
+def _with_function(model):
+    model.functions.add(name="f", domain="mine")
+
+
+def _with_remainder(model):
+    model.graph.node.add(op_type="Mod", input=["x", "x"], output=["y"])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_with_file, "a tensor in a file of its own"),
+        (_with_tensor_of_a_file, "a tensor in a file of its own"),
+        (_with_branch, "a graph in a node"),
+        (_with_sparse_tensor, "a sparse tensor"),
+        (_with_function, "functions"),
+        (_with_remainder, "operator 'Mod'"),
+    ],
+)
+def test_a_training_model_leads_nowhere_else(change, told):
+    model = onnx.load_from_string(write_onnx(chain()))
+    assert cut(model.SerializeToString(), ["b"])
+    change(model)
+    with pytest.raises(PacketCorrupt, match=told):
+        cut(model.SerializeToString(), ["b"])
