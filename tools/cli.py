@@ -9,7 +9,7 @@ import typer
 from protocols.one_line import one_line_errors
 from protocols.settings import read_run
 from protocols.version import show_version
-from tools import link_cli
+from tools import bench_fleet, link_cli
 
 app = typer.Typer(
     help="Simulate a fleet: the real round engine, methods, codec and training on a virtual clock.",
@@ -18,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(link_cli.app, name="link")
+app.add_typer(bench_fleet.app, name="bench")
 
 RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
