@@ -14,7 +14,7 @@ from edge_agent.trainer import Backend, Hint, InputArray, LabelArray
 from protocols.effort import trained_tensors
 from protocols.errors import TrainingDiverged, TrainingStopped
 from protocols.guide import Guide
-from protocols.method import Fit, FitPlan, Part
+from protocols.method import Fit, FitPlan, Part, Rows
 from protocols.model import FlatArray, ModelSpec
 from protocols.randomness import Key
 from protocols.settings import TrainingSection
@@ -144,15 +144,34 @@ class LocalTrainer:
         """Fraction predicted correctly in evaluation mode, 0..1. None: the part is empty."""
         return self._evaluate(weights, part)[1] if self.data.size(part) else None
 
-    def gradient(self, weights: FlatArray) -> FlatArray:
-        """Of the mean training loss in evaluation mode, shape (spec.size,), 0 at statistics."""
+    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
+        """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples
+        or those in `rows`.
+        """
         self.backend.load(weights)
         mean = np.zeros(self.spec.size, np.float32)
-        for x, y in self._parts("train"):
+        chosen = np.arange(self.num_samples) if rows is None else rows
+        for x, y in self._parts("train", chosen):
             self.backend.step(x, y, Key(0), training=False)
-            self.backend.gradient[:] *= np.float32(y.size / self.num_samples)
+            self.backend.gradient[:] *= np.float32(y.size / chosen.size)
             mean += self.backend.gradient
         return mean
+
+    def batches(self, key: Key) -> Iterator[Rows]:
+        """Each batch's rows, in the order of `fit` with the same key.
+
+        Raises:
+            TrainingStopped: `stop` gave a reason.
+        """
+        slices = batch_slices(self.num_samples, self.settings.batch_size)
+        num_batches = self.settings.epochs * len(slices)
+        for epoch in range(self.settings.epochs if slices else 0):
+            order = key.child("epoch", epoch).permutation(self.num_samples)
+            for done, batch in enumerate(slices, start=epoch * len(slices)):
+                if reason := self.stop():
+                    raise TrainingStopped(f"training stopped after {done} of {num_batches} batches: {reason}")
+                yield order[batch]
+                self.progress((done + 1) / num_batches)
 
     def _evaluate(self, weights: FlatArray, part: Part) -> tuple[float, float]:
         """Mean loss and accuracy."""
@@ -161,7 +180,8 @@ class LocalTrainer:
         size = max(1, self.data.size(part))
         return sum(loss for loss, _ in results) / size, sum(correct for _, correct in results) / size
 
-    def _parts(self, part: Part) -> Iterator[tuple[InputArray, LabelArray]]:
-        size = self.data.size(part)
-        for start in range(0, size, _EVALUATION_BATCH):
-            yield self.data.batch(part, np.arange(start, min(start + _EVALUATION_BATCH, size)))
+    def _parts(self, part: Part, rows: Rows | None = None) -> Iterator[tuple[InputArray, LabelArray]]:
+        """All samples of a part, or those in `rows`, a few at a time."""
+        chosen = np.arange(self.data.size(part)) if rows is None else rows
+        for start in range(0, chosen.size, _EVALUATION_BATCH):
+            yield self.data.batch(part, chosen[start : start + _EVALUATION_BATCH])

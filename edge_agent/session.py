@@ -4,7 +4,7 @@ The personal model and the method's device state live here. A reply is kept with
 one write: the same assignment, asked again after any crash, gets the same reply and trains nothing twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from protocols import codec
 from protocols.bounds import LARGEST_LOSS
 from protocols.errors import PacketForeign, TrainingDiverged
 from protocols.finite import not_finite
-from protocols.method import Budget, Fit, FitPlan, Method, Part, Trainer
+from protocols.method import Budget, Fit, FitPlan, Method, Part, Rows, Trainer
 from protocols.model import FlatArray, ModelSpec
 from protocols.payloads import Assignment, Enrolment, Measures, Reply, work_key
 from protocols.randomness import Key
@@ -276,5 +276,8 @@ class _Observed:
     def accuracy(self, weights: FlatArray, part: Part) -> float | None:
         return self._trainer.accuracy(weights, part)
 
-    def gradient(self, weights: FlatArray) -> FlatArray:
-        return self._trainer.gradient(weights)
+    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
+        return self._trainer.gradient(weights, rows)
+
+    def batches(self, key: Key) -> Iterable[Rows]:
+        return self._trainer.batches(key)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
 from protocols.conditions import UNKNOWN, Conditions
 from protocols.guide import Guide
@@ -17,6 +20,7 @@ from protocols.randomness import Key
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
 
 DeviceId = str
+Rows = NDArray[np.intp]  # which training samples, shape (n,)
 Part = Literal["train", "validation", "test"]
 
 
@@ -192,8 +196,18 @@ class Trainer(Protocol):
         """
         ...
 
-    def gradient(self, weights: FlatArray) -> FlatArray:
-        """Of the mean training loss in evaluation mode, shape (spec.size,), 0 at statistics."""
+    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
+        """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples
+        or those in `rows`.
+        """
+        ...
+
+    def batches(self, key: Key) -> Iterable[Rows]:
+        """The training samples as `fit` takes them, each batch's rows, epoch after epoch of the run.
+
+        Raises:
+            TrainingStopped: the agent wants to stop.
+        """
         ...
 
 

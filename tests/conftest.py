@@ -113,8 +113,15 @@ class PullToTarget:
     def loss(self, weights: np.ndarray, part: str = "train") -> float:
         return float(np.mean((weights - self.target) ** 2)) / 2 + {"validation": 0.1}.get(part, 0.0)
 
-    def gradient(self, weights: np.ndarray) -> np.ndarray:
+    def batches(self, key: Key) -> list[np.ndarray]:
+        """Seven epochs of six."""
+        return [rows for rows in np.array_split(key.permutation(self.num_samples), 6) if rows.size] * 7
+
+    def gradient(self, weights: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """A batch's target lies a little beside all samples' one, by its first row."""
         gradient = weights - self.target
+        if rows is not None:
+            gradient += np.float32(0.001) * np.float32(rows[0] - (self.num_samples - 1) / 2)
         gradient[self.spec.num_parameters :] = 0
         return gradient
 

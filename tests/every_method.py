@@ -21,6 +21,8 @@ SETTINGS = [
     ("perfedmask", {"fine_tuning_epochs": 2}),
     ("fedbabu", {"fine_tuned": "all"}),
     ("per-fedavg", {"approximation": "first-order", "steps": 2}),
+    ("per-fedavg", {"approximation": "hessian-free"}),
+    ("ditto", {"personal_epochs": 3}),
     ("fedamp", {"form": "cosine"}),
     ("fedcac", {"beta": 1, "tau": 0.2}),
     ("lotteryfl", {"threshold": 0.99, "rate": 0.5}),

@@ -55,8 +55,13 @@ class Exact:
     def accuracy(self, weights, part):
         return 1 / (1 + self.loss(weights, part))
 
-    def gradient(self, weights):
-        return np.where(PARAMETERS, weights - self.targets["train"], np.float32(0))
+    def gradient(self, weights, rows=None):
+        """A batch's target is the row's number times all samples' one."""
+        scale = np.float32(1 if rows is None else rows[0])
+        return np.where(PARAMETERS, weights - scale * self.targets["train"], np.float32(0))
+
+    def batches(self, key):
+        return [np.array([number]) for number in (0, 1, 2, 3, 4)] * RUN_EPOCHS
 
 
 def _extra(w, plan):

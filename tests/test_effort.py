@@ -120,6 +120,10 @@ def test_methods_that_train_a_part_ask_for_less():
         2 * body + 3
     )
     assert epochs_of("per-fedavg", spec, 2, steps=1, adaptation_steps=1) == pytest.approx(3 + nothing)
+    assert epochs_of("per-fedavg", spec, 2) == pytest.approx(2 + 1 + nothing)
+    assert epochs_of("per-fedavg", spec, 3, approximation="hessian-free") == pytest.approx(4 + 1 + nothing)
+    assert epochs_of("ditto", spec, 3) == 6
+    assert epochs_of("ditto", spec, 3, personal_epochs=5) == 3 + 5
     assert epochs_of("fedavg", spec, 2) == epochs_of("fedspu", spec, 2) == 2
 
 

@@ -53,7 +53,10 @@ class OnTheEdge(PullToTarget):
     def loss(self, weights, part="train"):
         return self.said
 
-    def gradient(self, weights):
+    def batches(self, key):
+        return [np.arange(2)] * min(3, self.num_samples)
+
+    def gradient(self, weights, rows=None):
         return weights_of([self.slope, -1])
 
     def accuracy(self, weights, part="test"):

@@ -319,3 +319,35 @@ def test_without_training_samples_nothing_happens():
     assert np.array_equal(fit.weights, weights)
     assert (fit.loss, fit.num_steps) == (0.0, 0)
     assert not one.gradient(weights).any()
+
+
+def test_batches_are_those_that_fit_takes():
+    one = trainer(batch_size=8, epochs=2)
+    rows = list(one.batches(KEY))
+    orders = [KEY.child("epoch", epoch).permutation(37) for epoch in range(2)]
+    assert np.array_equal(np.concatenate(rows), np.concatenate(orders))
+    one.fit(start(one.spec), FitPlan(), KEY)
+    assert [batch.size for batch in rows] == [size for size, _ in one.backend.batches]
+
+
+def test_batches_end_when_the_agent_stops_and_say_how_far_they_are():
+    one, seen = trainer(batch_size=8, epochs=2), []
+    reasons = iter([None, None, "too hot"])
+    stopping = LocalTrainer(
+        one.backend, one.data, one.settings, stop=lambda: next(reasons), progress=seen.append
+    )
+    with pytest.raises(TrainingStopped, match="after 2 of 10 batches: too hot"):
+        list(stopping.batches(KEY))
+    assert seen == [0.1, 0.2]
+    assert list(trainer(sizes=(0, 0, 5)).batches(KEY)) == []
+
+
+def test_the_gradient_of_some_samples_is_theirs_alone():
+    one = trainer()
+    weights, rows = start(one.spec), np.array([3, 1, 36, 4])
+    one.backend.load(weights)
+    one.backend.step(*one.data.batch("train", rows), KEY, training=False)
+    expected = one.backend.gradient.copy()
+    assert one.gradient(weights, rows) == pytest.approx(expected, abs=1e-7)
+    halves = one.gradient(weights, np.arange(18)), one.gradient(weights, np.arange(18, 37))
+    assert one.gradient(weights) == pytest.approx((18 * halves[0] + 19 * halves[1]) / 37, abs=1e-6)

@@ -71,6 +71,35 @@ def ditto(trainer, mine, put):
     return mine["copy"], mine["own"]
 
 
+def ditto_epochs(trainer, mine, put):
+    start = put(mine.get("copy", START))
+    mine["copy"] = trainer.train(start)
+    mine["own"] = trainer.train(mine["own"], pull=Pull(start, 0.75), epochs=5)
+    return mine["copy"], mine["own"]
+
+
+def per_fedavg(inner_outer, hessian=None):
+    """Steps w <- w - 0.5 * (g - 0.25 * H g), g the outer batch's gradient at w - 0.25 * the inner batch's."""
+
+    def local(trainer, mine, put):
+        def target(number):
+            return number * trainer.targets["train"].astype(float)
+
+        start = trainer.train(put(mine["own"]), trainable=~PARAMETERS, epochs=1)
+        personal, w = start - 0.25 * (start - target(1)), start.astype(float)
+        for inner, outer in inner_outer:
+            g = w - 0.25 * (w - target(inner)) - target(outer)
+            w = w - 0.5 * (g if hessian is None else g - 0.25 * g)
+        mine["own"] = np.where(PARAMETERS, personal, start).astype(np.float32)
+        return np.where(PARAMETERS, w, start), mine["own"]
+
+    return local
+
+
+PAIRS = [(0, 1), (2, 3), (4, 0), (1, 2), (3, 4)]  # of batches 0 to 4, twice
+TRIPLES = [(0, 1), (3, 4), (1, 2), (4, 0)]  # the third is the Hessian's; the last lacks two
+
+
 def moon(trainer, mine, put):
     start = put(mine["own"])
     mine["own"] = trainer.train(start, guide=Contrast(start, mine["own"], 0.5, 0.25))
@@ -105,6 +134,10 @@ def growing(number):
 
 
 CD2 = {"growth_rounds": 2, "strength": 0.5, "temperature": 2.0}
+PER, HESSIAN = (
+    {"adaptation_rate": 0.25, "meta_rate": 0.5},
+    {"approximation": "hessian-free", "difference": 0.5},
+)
 METHODS = [  # name, settings, what one device does, what travels, whether by samples
     ("fedavg", {}, plain, always(PARAMETERS), True),
     ("local-only", {}, local_only, always(mask_of()), True),
@@ -117,6 +150,10 @@ METHODS = [  # name, settings, what one device does, what travels, whether by sa
     ("fedbabu", {"fine_tuning_epochs": 3}, fedbabu, always(BODY), True),
     ("fedbabu", {"fine_tuning_epochs": 3, "fine_tuned": "all"}, fedbabu_all, always(BODY), True),
     ("ditto", {"pull": 1.5}, ditto, always(PARAMETERS), False),
+    ("ditto", {"pull": 1.5, "personal_epochs": 5}, ditto_epochs, always(PARAMETERS), False),
+    ("per-fedavg", PER, per_fedavg(PAIRS), always(PARAMETERS), False),
+    ("per-fedavg", {**PER, **HESSIAN}, per_fedavg(TRIPLES, "counts"), always(PARAMETERS), False),
+    ("per-fedavg", {**PER, "steps": 3}, per_fedavg([(1, 1)] * 3), always(PARAMETERS), False),
     ("moon", {"strength": 0.5, "temperature": 0.25}, moon, always(PARAMETERS), True),
     ("pfedsd", {"strength": 0.5, "temperature": 2.0}, pfedsd, always(PARAMETERS), False),
     ("cd2-pfed", CD2, cd2, growing, True),

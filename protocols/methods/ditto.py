@@ -36,9 +36,11 @@ class Ditto(AveragedModel[Device]):
     Attributes:
         pull: lambda, how near the personal models are held to the global one; 0: local training. The paper
             chooses among 0.1, 1 and 2 (0.05, 0.1 and 0.2 under attack), by device, on validation data.
+        personal_epochs: s, in epochs, of the personal models; None: the run's.
     """
 
     pull: Annotated[float, Meta(ge=0)] = 1.0
+    personal_epochs: Annotated[int, Meta(ge=1, le=1000)] | None = None
 
     by_samples: ClassVar[bool] = False
     extra_models: ClassVar[int] = 1
@@ -47,8 +49,12 @@ class Ditto(AveragedModel[Device]):
 
     @property
     def relative_work(self) -> float:
-        """Two trainings."""
-        return 2.0
+        """Two trainings, or one beside the epochs below."""
+        return 2.0 if self.personal_epochs is None else 1.0
+
+    @property
+    def extra_epochs(self) -> float:
+        return float(self.personal_epochs or 0)
 
     def init_device(self, weights: FlatArray) -> Device:
         return Device(weights, weights)
@@ -63,7 +69,7 @@ class Ditto(AveragedModel[Device]):
     ) -> tuple[Device, Update]:
         received = task.patch.apply(state.copy, self.spec)
         trained = trainer.fit(received, FitPlan(), key.child("global"))
-        plan = FitPlan(pull=Pull(received, self.pull / 2))
+        plan = FitPlan(pull=Pull(received, self.pull / 2), epochs=self.personal_epochs)
         personal = trainer.fit(state.weights, plan, key.child("personal"))
         return Device(personal.weights, trained.weights), self.update(trained.weights, trainer)
 

@@ -7,13 +7,17 @@ without the Hessian, and Hessian-free, with its product as a difference of gradi
 
 The personal model is the shared one as it came after a step w - alpha * grad f_i(w), or a few.
 
-Gradients are exact, over all of the device's training samples, where the paper draws three batches a step:
-a trainer tells no single batch's gradient. So nothing is drawn, and the run's optimiser and epochs play no
-part.
+Gradients are of batches, as many and as large as the run's [training] says, in evaluation mode: as in the
+paper each step draws one for the inner gradient, another for the outer one, and with the Hessian a third
+(PFLlib cuts a batch of twice the size in two). Where the batches run out, the first ones are taken
+once more. With `steps` set gradients are exact instead, over all of the device's samples, and nothing is
+drawn. Learning rates are the method's own; the run's, its momentum and its weight decay play no part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice, repeat
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -22,32 +26,46 @@ from msgspec import Meta
 from protocols.effort import effort
 from protocols.errors import TrainingDiverged
 from protocols.exchange import ModelExchange, PersonalModel, Task, Update
-from protocols.method import Budget, FitPlan, Trainer
+from protocols.method import Budget, FitPlan, Rows, Trainer
 from protocols.model import FlatArray, MaskArray
 from protocols.randomness import Key
 
+Gradient = Callable[[FlatArray], FlatArray]
+
 
 def meta_gradient(
-    weights: FlatArray,
-    gradient: Callable[[FlatArray], FlatArray],
-    adaptation: float,
-    difference: float | None,
+    weights: FlatArray, gradients: Sequence[Gradient], adaptation: float, difference: float | None
 ) -> FlatArray:
     """The gradient of f(w - alpha * grad f(w)) at `weights`, same shape.
 
     Args:
         weights: w.
-        gradient: grad f.
+        gradients: grad f on the inner step's batch, on the outer one's, and on the Hessian's where it counts.
         adaptation: alpha.
         difference: delta: the Hessian's product with g is (grad f(w + delta g) - grad f(w - delta g)) /
             (2 delta); None: it is left out.
     """
-    adapted = gradient(weights - adaptation * gradient(weights))
+    inner, outer, *more = gradients
+    adapted = outer(weights - adaptation * inner(weights))
     if difference is None:
         return adapted
-    step = difference * adapted
-    curved = (gradient(weights + step) - gradient(weights - step)) / (2 * difference)
+    (curving,), step = more, difference * adapted
+    curved = (curving(weights + step) - curving(weights - step)) / (2 * difference)
     return adapted - adaptation * curved
+
+
+def grouped(batches: Iterable[Rows], count: int) -> Iterator[list[Rows]]:
+    """The batches, `count` by `count`; the last ones made up by the first, over and over."""
+    first: list[Rows] = []
+    group: list[Rows] = []
+    for batch in batches:
+        first += [batch] * (len(first) < count)
+        group.append(batch)
+        if len(group) == count:
+            yield group
+            group = []
+    if group:
+        yield [*group, *islice(cycle(first), count - len(group))]
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,7 @@ class PerFedAvg(ModelExchange):
     """Settings.
 
     Attributes:
-        steps: tau.
+        steps: tau, of exact gradients; None: batch after batch of the run's epochs.
         adaptation_rate: alpha.
         meta_rate: beta.
         approximation: of the Hessian's product. The Hessian-free one works twice as much, follows larger
@@ -67,7 +85,7 @@ class PerFedAvg(ModelExchange):
     rounds.
     """
 
-    steps: Annotated[int, Meta(ge=1, le=1000)] = 10
+    steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     adaptation_rate: Annotated[float, Meta(ge=0)] = 0.01
     meta_rate: Annotated[float, Meta(gt=0)] = 0.1
     approximation: Literal["first-order", "hessian-free"] = "first-order"
@@ -78,13 +96,20 @@ class PerFedAvg(ModelExchange):
 
     @property
     def relative_work(self) -> float:
-        return 0.0
+        """Each batch has one gradient, a third one two: of w on both sides."""
+        if self.steps is not None:
+            return 0.0
+        return 4 / 3 if self._needs_hessian else 1.0
 
     @property
     def extra_epochs(self) -> float:
-        """Every gradient is a pass over all samples; one more, forward only, is for the statistics."""
-        gradients = self.steps * (4 if self.approximation == "hessian-free" else 2) + self.adaptation_steps
+        """Every exact gradient is a pass over all samples; one more, forward only, is for the statistics."""
+        gradients = (self.steps or 0) * (4 if self._needs_hessian else 2) + self.adaptation_steps
         return gradients + effort(self.spec, self._nothing)
+
+    @property
+    def _needs_hessian(self) -> bool:
+        return self.approximation == "hessian-free"
 
     @property
     def _nothing(self) -> MaskArray:
@@ -104,10 +129,19 @@ class PerFedAvg(ModelExchange):
         personal = shared = trainer.fit(received, statistics, key).weights
         for _ in range(self.adaptation_steps):
             personal = personal - self.adaptation_rate * trainer.gradient(personal)
-        difference = self.difference if self.approximation == "hessian-free" else None
-        for _ in range(self.steps):
-            step = meta_gradient(shared, trainer.gradient, self.adaptation_rate, difference)
+        difference = self.difference if self._needs_hessian else None
+        for gradients in self._gradients(trainer, key.child("batches")):
+            step = meta_gradient(shared, gradients, self.adaptation_rate, difference)
             shared = shared - self.meta_rate * step
         if not (np.isfinite(shared).all() and np.isfinite(personal).all()):
             raise TrainingDiverged(f"training diverged: lower method.meta_rate (now {self.meta_rate:g})")
         return PersonalModel(personal), self.update(shared, trainer)
+
+    def _gradients(self, trainer: Trainer, key: Key) -> Iterator[Sequence[Gradient]]:
+        """What each step takes: two gradients, or three."""
+        count = 3 if self._needs_hessian else 2
+        if self.steps is not None:
+            yield from repeat([trainer.gradient] * count, self.steps)
+            return
+        for group in grouped(trainer.batches(key), count):
+            yield [partial(trainer.gradient, rows=rows) for rows in group]
