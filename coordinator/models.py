@@ -12,8 +12,9 @@ from protocols.first_weights import draw_weights
 from protocols.model import FlatArray, ModelSpec
 from protocols.payloads import run_key
 from protocols.scaling import check_channels
-from protocols.settings import RunSettings
+from protocols.settings import DataSection, RunSettings
 from protocols.shipped import shipped_bundle
+from protocols.user_code import running_model
 
 FROM_FILE = "bundle:"
 
@@ -76,12 +77,20 @@ def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
     data = settings.data
     _check_names(data.class_names, bundle.spec.num_classes)
     check_channels(data.mean, data.std, bundle.spec.input_shape)
+    _check_scale(settings, ids=bundle.vocabulary is not None)
     return replace(bundle, mean=data.mean, std=data.std, class_names=data.class_names or bundle.class_names)
 
 
 def _check_names(names: tuple[str, ...], num_classes: int) -> None:
     if names and len(names) != num_classes:
         raise SettingError(f"data.class_names has {len(names)} names; the model has {num_classes} classes")
+
+
+def _check_scale(settings: RunSettings, *, ids: bool) -> None:
+    plain = DataSection()
+    for key in ("mean", "std"):
+        if ids and getattr(settings.data, key) != getattr(plain, key):
+            raise SettingError(f"data.{key}: model {settings.model.name!r} takes token ids; leave it out")
 
 
 def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
@@ -139,13 +148,15 @@ def _by_torch(settings: RunSettings) -> Model:
         from coordinator.blueprint import draw
         from coordinator.export.figures import activation_bytes
         from protocols.architectures import build, training_flops
+        from protocols.token_ids import samples_of
     except ImportError:
         raise _no_torch(name) from None
     spec, weights = draw(name, input_shape, num_classes, run_key(settings.run.seed).child("weights"))
     module = build(name, input_shape, num_classes)
-    return Model(
-        spec, weights, training_flops(module, input_shape), activation_bytes(module, input_shape), None
-    )
+    _check_scale(settings, ids=samples_of(module, input_shape).ids)
+    with running_model(name, "cannot be trained"):
+        flops, kept = training_flops(module, input_shape), activation_bytes(module, input_shape)
+    return Model(spec, weights, flops, kept, None)
 
 
 def _no_torch(name: str) -> ModelError:

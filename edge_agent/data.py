@@ -19,7 +19,17 @@ from protocols.model import ModelSpec
 from protocols.randomness import Key
 from protocols.scaling import Mean, Std, check_channels, over_channels
 
-__all__ = ["Dataset", "DeviceData", "check_fits", "check_source", "load", "save_npz", "split", "take"]
+__all__ = [
+    "Dataset",
+    "DeviceData",
+    "check_fits",
+    "check_source",
+    "for_vocabulary",
+    "load",
+    "save_npz",
+    "split",
+    "take",
+]
 
 Rows = NDArray[np.intp]
 Inputs = NDArray[np.generic]
@@ -35,6 +45,7 @@ class DeviceData:
         y_train, y_validation, y_test: labels, shape (n,). Validation may be empty.
         mean, std: of [data]: the model sees (x / 255 if uint8 else x) minus mean, over std. Lists have one
             number for each channel of the model's input.
+        ids: samples are token ids: the model sees them as they are, int64.
         source: for messages.
     """
 
@@ -46,6 +57,7 @@ class DeviceData:
     y_test: LabelArray
     mean: Mean = 0.0
     std: Std = 1.0
+    ids: bool = False
     source: str = "data"
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
@@ -70,10 +82,12 @@ class DeviceData:
         return digest.hexdigest()
 
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
-        """The model's input, float32, shape (len(rows), ...), and labels: new arrays."""
+        """The model's input, float32 or ids, shape (len(rows), ...), and labels: new arrays."""
         x, y = self.part(part)
         picked = np.take(x, rows, axis=0)
-        inputs: InputArray = picked.astype(np.float32, copy=False)
+        if self.ids:
+            return picked.astype(np.int64), y[rows]
+        inputs: NDArray[np.float32] = picked.astype(np.float32, copy=False)
         if picked.dtype == np.uint8:
             inputs /= np.float32(255)
         if self.mean:
@@ -227,6 +241,30 @@ def _check_part(data: DeviceData, part: Part, num_classes: int) -> None:
 def _check_finite(source: str, x: Inputs, where: str) -> None:
     if x.dtype != np.uint8 and x.size and not np.isfinite([x.min(), x.max()]).all():
         raise DataError(f"{source}: NaN or infinite inputs{where}; clean or drop them")
+
+
+def for_vocabulary(data: DeviceData, vocabulary: int | None) -> DeviceData:
+    """`data` for a model whose samples are token ids below `vocabulary`; None: they are numbers.
+
+    Raises:
+        DataError: a sample holds something else than such ids, or the run would shift and scale them.
+    """
+    if vocabulary is None:
+        return data
+    if (data.mean, data.std) != (0.0, 1.0):
+        raise DataError(f"{data.source}: the model takes token ids; leave out data.mean and data.std")
+    for part in get_args(Part):
+        x, _ = data.part(part)
+        if not x.size:
+            continue
+        if (np.floor(x) != x).any():
+            raise DataError(f"{data.source}: {part} samples with fractions; the model takes token ids")
+        if x.min() < 0 or x.max() >= vocabulary:
+            wrong = int(x.min() if x.min() < 0 else x.max())
+            raise DataError(
+                f"{data.source}: token id {wrong} in the {part} samples; the model has 0..{vocabulary - 1}"
+            )
+    return replace(data, ids=True)
 
 
 def _shaped(x: Inputs, wanted: tuple[int, ...], source: str) -> Inputs:

@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_agent.adoption import Adoption, read_served
 from edge_agent.allowance import Allowance, remembered
-from edge_agent.data import DeviceData, check_fits, load, scaled, split
+from edge_agent.data import DeviceData, check_fits, for_vocabulary, load, scaled, split
 from edge_agent.experience import Experience
 from edge_agent.fit import LocalTrainer
 from edge_agent.forecast import capability_of
@@ -117,6 +117,7 @@ def join(
     method = from_section(enrolment.method, enrolment.spec)
     guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
     backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions, guard)
+    own = for_vocabulary(own, backend.vocabulary)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
     memory = store.allowance(run)

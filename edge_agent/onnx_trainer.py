@@ -52,6 +52,11 @@ class OnnxBackend:
         return self._spec
 
     @property
+    def vocabulary(self) -> int | None:
+        """Of token ids, see `Backend.vocabulary`."""
+        return self._bundle.vocabulary
+
+    @property
     def weights(self) -> FlatArray:
         return self._weights
 

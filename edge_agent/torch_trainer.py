@@ -24,6 +24,7 @@ from protocols.guide import Answer
 from protocols.layers import norm_layers
 from protocols.model import FlatArray, ModelSpec
 from protocols.randomness import Key
+from protocols.token_ids import samples_of
 from protocols.torch_dropout import Dropouts
 
 _STATISTICS = ("running_mean", "running_var")
@@ -49,9 +50,8 @@ class TorchBackend:
         self._last = _last_layer(spec)
         self._has_dropout = True  # until a step in training shows that it has none
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
-        self._input_dtype = (
-            torch.float32 if architectures.takes_floats(module, spec.input_shape) else torch.int64
-        )
+        self._samples = samples_of(module, spec.input_shape)
+        self._input_dtype = torch.int64 if self._samples.ids else torch.float32
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> "TorchBackend":
@@ -67,6 +67,11 @@ class TorchBackend:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Of token ids, see `Backend.vocabulary`."""
+        return self._samples.vocabulary if self._samples.ids else None
 
     @property
     def weights(self) -> FlatArray:

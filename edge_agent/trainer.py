@@ -15,7 +15,7 @@ from protocols.guide import Answer, Guide
 from protocols.model import FlatArray, ModelSpec
 from protocols.randomness import Key
 
-InputArray = NDArray[np.float32]
+InputArray = NDArray[np.float32] | NDArray[np.int64]  # numbers, or token ids
 LabelArray = NDArray[np.int64]
 
 
@@ -36,6 +36,11 @@ class Backend(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Samples are token ids, whole numbers from 0 and below this; None: they are numbers."""
+        ...
 
     @property
     def weights(self) -> FlatArray:

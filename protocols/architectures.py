@@ -9,14 +9,14 @@ import difflib
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from protocols.errors import ModelError
+from protocols.token_ids import blank_batch, forward_blank
 from protocols.user_code import as_line, user_module
 
 Shape = tuple[int, ...]
@@ -78,14 +78,14 @@ def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
 def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) -> Tensor:
     """The logits of a batch of two zero samples in evaluation mode, shape (2, num_classes).
 
-    Models with an embedding that refuse float samples get integers. Weights, statistics and training
+    A model that refuses float samples gets whole numbers. Weights, statistics and training
     modes stay as they are.
 
     Raises:
         ModelError: the forward pass fails or its output has another shape.
     """
     try:
-        _, logits = _forward(module, input_shape)
+        _, logits = forward_blank(module, input_shape)
     except Exception as problem:  # a user's module may raise anything
         raise ModelError(f"model {name!r} cannot take input {input_shape}: {as_line(problem)}") from problem
     if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):
@@ -113,35 +113,6 @@ def _load(name: str) -> Build:
     return cast("Build", found)
 
 
-def blank_batch(module: nn.Module, input_shape: Shape) -> Tensor:
-    """Two samples of zeros as the module takes them: whole numbers where it has an embedding and refuses
-    floats.
-    """
-    return _forward(module, input_shape)[0]
-
-
-def takes_floats(module: nn.Module, input_shape: Shape) -> bool:
-    """Whether samples are numbers, and not the whole ones that an embedding may want."""
-    embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
-    return not embeds or blank_batch(module, input_shape).is_floating_point()
-
-
-def _forward(module: nn.Module, input_shape: Shape) -> tuple[Tensor, Any]:
-    """Two blank samples, and what the module gives for them in evaluation mode."""
-    batch = torch.zeros(2, *input_shape)
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        return batch, module(batch)
-    except (RuntimeError, TypeError):
-        if not any(isinstance(part, nn.Embedding) for part, _ in modes):
-            raise
-        return batch.long(), module(batch.long())
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
 def _sequential(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
@@ -151,7 +122,7 @@ def _with_head(
 ) -> nn.Sequential:
     """`features`, flattened, and fully connected layers of `widths` with ReLU, then of `num_classes`."""
     features.add_module("flatten", nn.Flatten())
-    size = math.prod(_forward(features, input_shape)[1].shape[1:])
+    size = math.prod(forward_blank(features, input_shape)[1].shape[1:])
     for index, width in enumerate(widths, start=1):
         features.add_module(f"fc{index}", nn.Linear(size, width, bias=bias))
         features.add_module(f"fc{index}_relu", nn.ReLU())

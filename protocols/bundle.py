@@ -12,6 +12,7 @@ Graphs (see `protocols.graph`), all with an input for each tensor of the spec, b
     train+contrast      as train; near, far, strength, temperature in
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -30,6 +31,8 @@ from protocols.randomness import Key
 from protocols.scaling import Mean, Std, check_channels
 
 MAX_BYTES = 2**28  # also when unpacked
+MOST_IDS = 2**24  # samples are stored as float32, which holds every whole number up to here
+_KEEPING_IDS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 MAX_ELEMENTS = 400_000  # resnet8 has 40,000
 SLACK = 10
 MOST_OPERATIONS = 10**13
@@ -122,6 +125,11 @@ class Bundle:
         operations = SLACK * num_samples * self.flops_per_sample + 10**9
         return GraphCost(int(min(MOST_OPERATIONS, operations)), int(SLACK * held) + 2**26)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Samples are token ids, whole numbers from 0 and below this; None: they are numbers."""
+        return min(_rows_by_id(self.graphs[ANSWER]), default=MOST_IDS) if self.input_type == "i8" else None
+
     def encoded(self) -> bytes:
         """Equal bundles give equal bytes."""
         return codec.encode(self, self.spec)
@@ -192,6 +200,19 @@ def _check_recipe(bundle: Bundle) -> None:
         named = {draw.tensor for draw in bundle.recipe.draws} | set(bundle.recipe.constants)
         if not named <= known:
             raise PacketCorrupt(f"bundle: the recipe fills {min(named - known)!r}, which is no tensor")
+
+
+def _rows_by_id(graph: Graph) -> Iterator[int]:
+    """Of every table whose rows a graph takes by the samples, how many it has."""
+    tables = {port.name: port.shape for port in graph.inputs}
+    ids = {"x"}
+    for node in graph.nodes:
+        if node.op in _KEEPING_IDS and node.inputs[0] in ids:
+            ids.update(node.outputs)
+        elif node.op == "Gather" and node.inputs[1] in ids and not node.attributes.get("axis"):
+            rows = next(iter(tables.get(node.inputs[0], ())), None)
+            if isinstance(rows, int):
+                yield rows
 
 
 def _gradients(spec: ModelSpec) -> set[str]:

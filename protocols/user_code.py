@@ -5,11 +5,15 @@ is common.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+
+from protocols.errors import FleetuneError, ModelError
 
 
 class _CurrentFolder(MetaPathFinder):
@@ -30,3 +34,14 @@ def user_module(name: str) -> ModuleType:
 def as_line(problem: Exception) -> str:
     """An exception as one line."""
     return " ".join(f"{type(problem).__name__}: {problem}".split())
+
+
+@contextmanager
+def running_model(name: str, what: str) -> Iterator[None]:
+    """A user's module runs inside; what it raises becomes a ModelError: `what`, and why."""
+    try:
+        yield
+    except FleetuneError:
+        raise
+    except Exception as problem:  # a user's module may raise anything
+        raise ModelError(f"model {name!r} {what}: {as_line(problem)}") from problem

@@ -125,7 +125,7 @@ def export(folder: Path) -> None:
         spec, weights = draw(name, shape, NUM_CLASSES, KEY)
         module = build(name, shape, NUM_CLASSES)
         files, model = training_part(spec, module, weights), prepare(spec, module)
-        kind = "f4" if model.takes_floats else "i8"
+        kind = "i8" if model.samples.ids else "f4"
         bundle = Bundle(spec, {}, model.noises, kind, ort_training=files, weights=weights)
         (folder / f"{name}.bundle").write_bytes(bundle.encoded())
     forward = linear_bundle.training_graph().keeping(["loss"])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_agent.adoption import Adoption
+from edge_agent.data import for_vocabulary
 from edge_agent.fit import LocalTrainer
 from edge_agent.session import Session
 from edge_agent.store import FileMemory
@@ -33,7 +34,7 @@ class Stage:
 
     def answer(self, name: str, index: int, ratio: float, payload: bytes) -> bytes:
         """Play device `name` through one assignment; its encoded reply."""
-        data = self.shares.of(index, self.enrolment.spec)
+        data = for_vocabulary(self.shares.of(index, self.enrolment.spec), self.backend.vocabulary)
         trainer = LocalTrainer(self.backend, data, self.settings.training)
         memory = FileMemory(self.folder / f"{name}.state", durable=False)
         adoption = Adoption(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coordinator.export.steps import BATCHES, Model, features_watched, inputs
-from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT
+from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, MOST_IDS
 from protocols.errors import ModelError
 from protocols.graph import Graph
 from protocols.model import FlatArray, ModelSpec
@@ -66,13 +66,16 @@ def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatA
         for attempt in range(_ATTEMPTS):
             key = Key.of("export", name, num_samples, attempt)
             tensors = _tensors(model.spec, weights, key if index else None)
-            given = _inputs(model, module, name, num_samples, key)
+            given = _inputs(model, name, num_samples, key)
             try:
                 wanted = reference.run(name, tensors, given)
-            except (ValueError, RuntimeError, IndexError):  # e.g. a norm over one value
+            except Exception as problem:  # a user's module may raise anything; e.g. a norm over one value
                 if num_samples == 1:
                     break
-                raise
+                raise ModelError(
+                    f"model {model.spec.name!r} cannot be exported: torch fails on {num_samples} random"
+                    f" samples: {type(problem).__name__}: {_line(problem)}"
+                ) from problem
             found = run(tensors | given)
             worst, error = differences(found, wanted)
             if error > TOLERANCE:
@@ -134,7 +137,7 @@ class _Reference:
         module.zero_grad()  # to None
         module.train(graph not in (ANSWER, EVALUATE_GRADIENT))
         inputs = {name: torch.from_numpy(value) for name, value in given.items()}
-        watched = Model(model.spec, module, (), True, model.num_features, False)
+        watched = Model(model.spec, module, (), model.samples, model.num_features, False)
         with (
             Dropouts(lambda index, *_: inputs[f"noise:{index}"]),
             features_watched(watched) as calls,
@@ -219,7 +222,7 @@ def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
     return found
 
 
-def _inputs(model: Model, module: nn.Module, graph: str, num_samples: int, key: Key) -> Arrays:
+def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
     """A batch of random samples, a part of each 0 (where maxima are many), and whatever else is taken."""
     rng = key.generator()
     found: Arrays = {}
@@ -229,9 +232,9 @@ def _inputs(model: Model, module: nn.Module, graph: str, num_samples: int, key: 
         found[name] = rng.normal(size=tuple(zeros.shape)).astype(np.float32)
     flat = found["x"].reshape(num_samples, -1)
     flat[:, : flat.shape[1] // 4] = 0
-    if not model.takes_floats:
-        numbers = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-        found["x"] = rng.integers(min(numbers), size=found["x"].shape)
+    if model.samples.vocabulary is not None:
+        ids = rng.integers(min(model.samples.vocabulary, MOST_IDS), size=found["x"].shape)
+        found["x"] = ids if model.samples.ids else ids.astype(np.float32)
     if "y" in found:
         found["y"] = rng.integers(model.spec.num_classes, size=num_samples)
     for index, noise in enumerate(model.noises):

@@ -40,7 +40,7 @@ def export(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> Exported:
     names += [] if model.num_features is None else [CONTRAST]
     graphs = {name: _graph(model, name) for name in names}
     check(model, module, graphs, weights)
-    return Exported(graphs, model.noises, "f4" if model.takes_floats else "i8")
+    return Exported(graphs, model.noises, "i8" if model.samples.ids else "f4")
 
 
 def forward_graph(spec: ModelSpec, module: nn.Module) -> Graph:

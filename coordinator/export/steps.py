@@ -14,13 +14,14 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coordinator.export.primitives import Cumulative, Primitives, is_cumulative
-from protocols.architectures import takes_floats
 from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
 from protocols.errors import ModelError
 from protocols.layers import norm_layers
 from protocols.model import ModelSpec
+from protocols.token_ids import Samples, samples_of
 from protocols.torch_dropout import Dropouts
 from protocols.torch_guide import contrast, distillation
+from protocols.user_code import running_model
 
 _RESERVED = frozenset(
     "x y loss logits features batches teacher near far strength temperature".split()  # noqa: SIM905
@@ -39,7 +40,7 @@ class Model:
         spec: its description.
         module: a copy, whose norms count no batches.
         noises: what its dropout layers take in training.
-        takes_floats: False: samples are whole numbers.
+        samples: what it takes.
         num_features: what its last layer with weights gets for a sample; None: that is not one tensor.
         cumulative: some statistics are means over all batches.
     """
@@ -47,13 +48,13 @@ class Model:
     spec: ModelSpec
     module: nn.Module
     noises: tuple[Noise, ...]
-    takes_floats: bool
+    samples: Samples
     num_features: int | None
     cumulative: bool
 
     @property
     def sample_type(self) -> torch.dtype:
-        return torch.float32 if self.takes_floats else torch.int64
+        return torch.int64 if self.samples.ids else torch.float32
 
 
 @dataclass
@@ -88,9 +89,10 @@ def prepare(spec: ModelSpec, module: nn.Module) -> Model:
             part.momentum = Cumulative()  # type: ignore[assignment]
         if getattr(part, "num_batches_tracked", None) is not None:
             part.num_batches_tracked = None  # type: ignore[assignment]
-    floats = takes_floats(module, spec.input_shape)
-    model = Model(spec, module, (), floats, None, cumulative)
-    seen = [_watch(model, num_samples) for num_samples in (3, 5)]
+    samples = samples_of(module, spec.input_shape)
+    model = Model(spec, module, (), samples, None, cumulative)
+    with running_model(spec.name, "cannot be exported, it does not run in training on 3 and 5 samples"):
+        seen = [_watch(model, num_samples) for num_samples in (3, 5)]
     for num_samples, watched in zip((3, 5), seen, strict=True):
         if any(asked != num_samples for _, asked in watched.noises):
             raise ModelError(
@@ -100,7 +102,7 @@ def prepare(spec: ModelSpec, module: nn.Module) -> Model:
     if noises != others:
         raise ModelError(f"model {spec.name!r} cannot be exported: its dropout depends on the batch size")
     shape = _features_shape(seen[0].features)
-    return Model(spec, module, noises, floats, shape, cumulative)
+    return Model(spec, module, noises, samples, shape, cumulative)
 
 
 def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
