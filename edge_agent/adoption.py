@@ -8,8 +8,9 @@ training starts from and the personal model it leads to. The rule, the same on a
   of another kind, with another hash, this trainer cannot judge: its loss stands as it was found.)
 - Where that cannot tell (no validation samples, or the served model may have been trained on them because
   its run held fewer out), there is nothing honest to compare: within a run the newest model that was
-  trained here is served. One from an earlier run stays until the new run's has no higher training loss, as
-  seen while training; at the latest the new run's rehearsal replaces it.
+  trained here is served. One from an earlier run stays until the new run's has no higher loss on the training
+  samples of today. (Of a model of another kind it is the last epoch's, as seen while training, and the
+  new run's rehearsal replaces it in any case.)
 - What answers another question (other inputs, other classes) is replaced at once.
 
 The test split never decides; its accuracy is shown.
@@ -56,7 +57,8 @@ class Standing:
         held_out: share of the training samples that its run held out as validation samples.
         validation_loss: None: there were no validation samples.
         trained: it comes out of local training here; False: it is what local training started from.
-        training_loss: of the last epoch, as seen while training; None: not known.
+        training_loss: of the last epoch, as seen while training, or on the training samples of today; None:
+            not known.
         accuracy: on the device's test split, 0..1; None: without one.
         samples: which samples the two were found on, see `DeviceData.fingerprint`.
     """
@@ -114,8 +116,10 @@ def is_better(candidate: Standing, served: Standing | None) -> bool:
     ours, theirs = candidate.validation_loss, served.validation_loss
     if ours is not None and theirs is not None and candidate.held_out <= served.held_out:
         return ours <= theirs
-    if not candidate.trained or candidate.run == served.run or candidate.closing:
+    if not candidate.trained or candidate.run == served.run:
         return candidate.trained
+    if candidate.closing and candidate.model != served.model:
+        return True
     ours, theirs = candidate.training_loss, served.training_loss
     return ours is None or theirs is None or ours <= theirs
 
@@ -190,6 +194,8 @@ class Adoption:
             StoreError: it is better, but cannot be written; the one before is still served.
         """
         spec = self._enrolment.spec
+        if trained and self._by_training_loss(self.served):
+            training_loss = self._judge.loss(weights, "train")
         candidate = Standing(
             run=self._enrolment.run,
             round=number,
@@ -217,19 +223,27 @@ class Adoption:
     def _loss(self, weights: FlatArray) -> float | None:
         return self._judge.loss(weights, "validation") if self._judges else None
 
+    def _by_training_loss(self, served: Standing | None) -> bool:
+        """Whether a model of an earlier run is served that only the training samples can judge."""
+        if served is None or served.run == self._enrolment.run:
+            return False
+        judged = self._judges and self._enrolment.validation_fraction <= served.held_out
+        return served.model == self._enrolment.spec.hash and not judged
+
     def _judged_today(self) -> Standing | None:
         """What is served, with its figures on the samples of today if this trainer can find them."""
-        found, spec = read_served(self._memory.read()), self._enrolment.spec
-        if found is None or found.standing.samples == self._samples or found.standing.model != spec.hash:
+        found = read_served(self._memory.read())
+        if found is None or found.standing.model != self._enrolment.spec.hash:
             return None if found is None else found.standing
-        judged = replace(
-            found.standing,
-            validation_loss=self._loss(found.weights),
-            accuracy=self._judge.accuracy(found.weights, "test"),
-            samples=self._samples,
-        )
-        self._serve(judged, found.weights)
-        return judged
+        served = found.standing
+        if served.samples != self._samples:
+            accuracy = self._judge.accuracy(found.weights, "test")
+            loss = self._loss(found.weights)
+            served = replace(served, validation_loss=loss, accuracy=accuracy, samples=self._samples)
+            self._serve(served, found.weights)
+        if self._by_training_loss(served):
+            served = replace(served, training_loss=self._judge.loss(found.weights, "train"))
+        return served
 
     def _serve(self, standing: Standing, weights: FlatArray) -> None:
         kept = Served(standing, weights if self._keep_weights else weights[:0])

@@ -46,7 +46,12 @@ def other(**changes):
         (replace(ONE, trained=False), ONE, False),
         (replace(ONE, run="b", training_loss=0.6), replace(ONE, training_loss=0.5), False),
         (replace(ONE, run="b", training_loss=0.4), replace(ONE, training_loss=0.5), True),
-        (replace(ONE, run="b", training_loss=0.6, closing=True), replace(ONE, training_loss=0.5), True),
+        (replace(ONE, run="b", training_loss=0.6, closing=True), replace(ONE, training_loss=0.5), False),
+        (
+            replace(ONE, run="b", training_loss=0.6, closing=True, model="n"),
+            replace(ONE, training_loss=0.5),
+            True,
+        ),
         (replace(ONE, run="b"), replace(ONE, training_loss=0.5), True),
     ],
 )
@@ -222,6 +227,18 @@ def test_a_restart_judges_what_is_served_by_the_samples_of_today():
     writes = device.served.writes
     device.join()
     assert device.served.writes == writes  # the same samples: nothing to judge
+
+
+def test_without_validation_samples_runs_are_compared_on_the_training_samples_of_today():
+    device = Device(num_validation=0).join()
+    device.work(1, 0.75)
+    device.join("b")
+    device.work(1, 0.5, rehearsal=True)
+    assert device.now == ("a", 1, 0.75)  # not even the closing rehearsal of a worse run replaces it
+    device.trainer.best, device.samples = 0.0, "tomorrow"  # now it is the better one
+    device.join("c")
+    device.work(1, 0.5)
+    assert device.now == ("c", 1, 0.5)
 
 
 @pytest.mark.parametrize("leads_to", [0.875, 0.5])
