@@ -66,15 +66,12 @@ def claim(folder: Path) -> IO[bytes]:
         StoreError: another agent holds it, or it cannot be written.
     """
     make_folder(folder)
-    held = lock(folder)
-    try:
-        marked = is_marked(folder)
-    except StoreError:
-        held.close()
-        raise
-    if not marked:
-        with suppress(StoreError):  # a full disk: the next start marks it
-            write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
+    with ExitStack() as stack:
+        held = stack.enter_context(lock(folder))
+        if not is_marked(folder):
+            with suppress(StoreError):  # a full disk: the next start marks it
+                write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
+        stack.pop_all()
     return held
 
 

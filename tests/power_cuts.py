@@ -1,0 +1,332 @@
+"""A fleet whose power fails, whenever it hurts: the run ends as without.
+
+    PYTHONPATH=.:tests python -m tests.power_cuts --count 100 --seed 0
+
+The real server, stores, intakes, mailboxes and sessions, in one process and without a clock. What a device
+writes, and what arrives at the coordinator, goes to a disk that forgets what was not synced (tests/power.py).
+SQLite has its own files: they are kept as they are at the moment of the cut, which falls before or after any
+commit; what SQLite itself syncs is not looked into here. One seed gives one course of events.
+"""
+
+import argparse
+import dataclasses
+import logging
+import shutil
+import sys
+import tempfile
+from collections import deque
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from conftest import PullToTarget
+from msgspec.structs import replace
+
+from edge_agent.intake import Intake
+from edge_agent.session import Session
+from edge_agent.store import AgentStore
+from protocols import messages as wire
+from protocols import topics
+from protocols.mailbox import Arrived, Outbox, Sent
+from protocols.messages import Ack, Errand, Offer, Refuse, Resume
+from protocols.method import Budget, DeviceReport
+from protocols.methods import REGISTRY, from_section
+from protocols.payloads import read_enrolment
+from protocols.transfer import Chunk
+from tests.power import ForgetfulDisk, PowerCut
+from tests.talk import SPEC, Coordinating, run_settings
+
+DEVICES = ("a", "b", "c")
+CHUNK_BYTES = 300  # a few a payload
+METHODS = list(REGISTRY)
+
+
+class Device:
+    """What an agent does with what it hears, without its threads; one process after another."""
+
+    def __init__(self, name, folder, power, world):
+        self.name, self.power, self.world = name, power, world
+        self.store = AgentStore(folder)
+        self.session = None
+        with power.in_place():
+            self.intake = Intake(
+                name,
+                self.store,
+                is_in=lambda _: self.session is not None,
+                objection=lambda: None,
+                clock=lambda: 0.0,
+            )
+            self.lock = self.store.claim()
+        self.outbox = Outbox(name, max_chunk_bytes=CHUNK_BYTES)
+
+    def hear(self, channel, data):
+        with self.power.in_place():
+            if channel == "task":
+                self._send(self.intake.chunk(data))
+                return
+            match wire.read_to_device(data):
+                case Offer() as offer:
+                    self._consider(offer)
+                case (Resume() | Ack() | Refuse()) as reply:
+                    self._send(self.outbox.handle(reply, 0.0))
+
+    def tick(self, now):
+        with self.power.in_place():
+            self._send(self.outbox.tick(now))
+
+    def _say(self, channel, data):
+        if not self.power.dark:
+            self.world.post.append(("coordinator", self.name, channel, data))
+
+    def _consider(self, offer):
+        if offer.errand.kind == "task" and self.session is None:
+            return
+        answers = self.intake.offer(offer)
+        self._send(answers)
+        if answers == [Ack(offer.transfer, offer.num_bytes)]:
+            self._go_on(offer)
+
+    def _send(self, items):
+        for item in items:
+            match item:
+                case Chunk():
+                    self._say("update", item.encode())
+                case Arrived():
+                    assert self.intake.keep(item) is None
+                    self._go_on(item.offer)
+                case Sent(errand, None):
+                    self.world.acknowledged[self.name] = (errand.round, errand.attempt)
+                case Sent():
+                    pass  # the coordinator had it already, and the power went before its word was here
+                case _:
+                    self._say("up", wire.encode(item))
+
+    def _go_on(self, offer):
+        if offer.errand.kind == "enrolment":
+            self._join(offer.errand.run)
+        else:
+            self._work(offer.errand, offer.transfer)
+
+    def _join(self, run):
+        enrolment = read_enrolment(self.store.enrolment(run).read())
+        if self.session is None:
+            method = from_section(enrolment.method, SPEC)
+            trainer = PullToTarget(SPEC, self.name)
+            self.session = Session(enrolment, self.name, method, trainer, self.store.session(run))
+            report = DeviceReport(self.name, num_samples=10)
+            self.report = dataclasses.replace(report, ratio=method.choices(report)[-1].ratio)
+            kept = self.session._kept
+            assert (kept.round, kept.attempt) >= self.world.acknowledged[self.name], (
+                "an acknowledged round is lost"
+            )
+        self._send([wire.Ready(run, SPEC.hash, self.report)])
+        self._send(self.outbox.reconnected(0.0))
+
+    def _work(self, errand, transfer):
+        update = Errand("update", errand.run, errand.round, errand.attempt, errand.rehearsal)
+        payload = self.store.task(errand.run, transfer).read()
+        if update in self.outbox.errands or payload is None:
+            return
+        self._send(self.outbox.post(update, self.session.answer(payload, Budget(self.report.ratio)), 0.0))
+
+
+class World:
+    """A fleet in one folder. Messages arrive in the order they were sent; a process that starts anew has
+    lost those that were on their way to it.
+
+    Args:
+        folder: of everything.
+        method: its name.
+        seed: of when the power goes, and where.
+        most: cuts; 0: an undisturbed run.
+
+    Attributes:
+        cuts: how many there have been.
+    """
+
+    def __init__(self, folder, method, seed=0, most=0):
+        self.folder, self.settings = folder, settings_of(method)
+        self.rng, self.most, self.cuts, self.starts, self.now = np.random.default_rng(seed), most, 0, 0, 0.0
+        self.post, self.acknowledged = deque(), dict.fromkeys(DEVICES, (0, 0))
+        self.powers, self.devices = {}, {}
+        for name in ("coordinator", *DEVICES):
+            root = folder / name / ("incoming" if name == "coordinator" else "")
+            root.mkdir(parents=True)
+            self.powers[name] = ForgetfulDisk(root, self.rng.integers(2**31))
+        self._plan_cut()
+        self._survive("coordinator", self._start_coordinator)
+        for name in DEVICES:
+            self._survive(name, lambda name=name: self._start_device(name))
+
+    def play(self):
+        """Until the run is finished; the shared model, personal models and counted bytes."""
+        try:
+            while self.coordinator.server.finished is None:
+                while not self.post:
+                    self._wait()
+                self._deliver(*self.post.popleft())
+            return self._outcome()
+        finally:
+            self.coordinator.run.store.close()
+            for device in self.devices.values():
+                device.lock.close()
+
+    def _deliver(self, to, sender, channel, data):
+        if to == "coordinator":
+            self._survive(to, lambda: self._tell_coordinator(sender, channel, data))
+        else:
+            self._survive(to, lambda: self.devices[to].hear(channel, data))
+
+    def _wait(self):
+        """Nothing is on its way: whoever waits for an answer asks again."""
+        self.now += 60.0
+        assert self.now < 60 * 1000, "the run does not go on"
+        self._survive("coordinator", self._tick_coordinator)
+        for name in DEVICES:
+            self._survive(name, lambda name=name: self.devices[name].tick(self.now))
+
+    def _tell_coordinator(self, sender, channel, data):
+        with self.powers["coordinator"].in_place():
+            try:
+                self.coordinator.hear(sender, data, channel)
+            finally:
+                self._collect()
+
+    def _tick_coordinator(self):
+        with self.powers["coordinator"].in_place():
+            self.coordinator.server._tick()
+            self._collect()
+
+    def _collect(self):
+        """What the coordinator said before its power went is on its way."""
+        for topic, data in self.coordinator.said:
+            address = topics.parse(topic)
+            self.post.append((address.device, "coordinator", address.channel, data))
+        self.coordinator.said.clear()
+
+    def _survive(self, who, action):
+        while True:
+            with suppress(PowerCut):
+                action()
+                return
+            self.cuts += 1
+            self.post = deque(one for one in self.post if one[0] != who)
+            if who == "coordinator":
+                self._cut_coordinator()
+                action = self._start_coordinator
+            else:
+                self._cut_device(who)
+                action = lambda: self._start_device(who)  # noqa: E731 - either is called here
+            self._plan_cut()
+
+    def _plan_cut(self):
+        for power in self.powers.values():
+            power.cut_at = None
+        if self.cuts < self.most:
+            power = self.powers[self.rng.choice(list(self.powers))]
+            power.cut_at = power.count + self.rng.integers(0, 60) / 2
+
+    def _start_device(self, name):
+        self.starts += 1
+        self.devices[name] = Device(name, self.folder / name / "state", self.powers[name], self)
+        self._greet(name)
+
+    def _greet(self, name):
+        presence = wire.Presence(True, str(self.starts))
+        self.post.append(("coordinator", name, "state", wire.encode(presence)))
+
+    def _start_coordinator(self):
+        with self.powers["coordinator"].in_place():
+            self.coordinator = Coordinating.of(self.folder / "coordinator", self.settings)
+            self.coordinator.server.timer = lambda: self.now
+            self._strike_at_commits(self.coordinator.run.store)
+            self._collect()
+        for name in self.devices:
+            self._greet(name)
+
+    def _strike_at_commits(self, store):
+        commit, power = store.step, self.powers["coordinator"]
+
+        @contextmanager
+        def step():
+            with commit():
+                yield
+                power.pass_by()
+            power.pass_by()
+
+        store.step = step
+
+    def _cut_device(self, name):
+        if name in self.devices:
+            self.devices[name].lock.close()
+        self.powers[name].cut()
+
+    def _cut_coordinator(self):
+        """SQLite's files stay as they are now, not as closing them leaves them."""
+        folder, kept = self.folder / "coordinator", self.folder / "kept"
+        kept.mkdir()
+        for file in folder.glob("state.sqlite*"):
+            shutil.copy(file, kept / file.name)
+        self.coordinator.run.store.close()
+        for file in folder.glob("state.sqlite*"):
+            file.unlink()
+        for file in kept.glob("state.sqlite*"):
+            shutil.move(file, folder / file.name)
+        kept.rmdir()
+        self.powers["coordinator"].cut()
+
+    def _outcome(self):
+        run = self.coordinator.run
+        traffic = run.conductor.ledger.traffic
+        return {
+            "shared": run.method.shared_model(run.conductor.state).tobytes(),
+            "personal": {name: one.session.personal_model.tobytes() for name, one in self.devices.items()},
+            "traffic": {name: replace(traffic[name], enrolment=0) for name in DEVICES},
+            "rounds": [(one.number, one.attempt, sorted(one.devices)) for one in run.store.records()],
+        }
+
+
+def settings_of(method):
+    """Rounds wait for everybody and nobody rehearses: a round that begins while a device is away does
+    without it, by design.
+    """
+    settings = run_settings(method, rounds=4, start_with=len(DEVICES), quorum=len(DEVICES))
+    return replace(settings, run=replace(settings.run, rehearsal=False))
+
+
+def undisturbed(folder, method):
+    """What the run comes to when the power never goes."""
+    return World(folder, method).play()
+
+
+def cut(folder, method, seed, most):
+    """What it comes to with up to `most` cuts, and how many there were."""
+    world = World(folder, method, seed, most)
+    return world.play(), world.cuts
+
+
+def main():
+    logging.disable()  # what a process says of packets that came to it without their beginning
+    options = argparse.ArgumentParser()
+    options.add_argument("--count", type=int, default=100)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--each", type=int, default=5, help="at most so many a run")
+    asked = options.parse_args()
+    done, runs, failed, wanted = 0, 0, 0, {}
+    while done < asked.count:
+        method = METHODS[runs % len(METHODS)]
+        with tempfile.TemporaryDirectory() as folder:
+            if method not in wanted:
+                wanted[method] = undisturbed(Path(folder) / "undisturbed", method)
+            most = min(asked.each, asked.count - done)
+            found, count = cut(Path(folder) / "cut", method, asked.seed + runs, most)
+        done, runs = done + count, runs + 1
+        if differs := [name for name in found if found[name] != wanted[method][name]]:
+            failed += 1
+            print(f"{method}, seed {asked.seed + runs - 1}, {count} cuts: another {', '.join(differs)}")
+    print(f"{done} power cuts in {runs} runs of {len(METHODS)} methods, {failed} of them not equal")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
