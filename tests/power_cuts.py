@@ -224,7 +224,7 @@ class World:
             power.cut_at = None
         if self.cuts < self.most:
             power = self.powers[self.rng.choice(list(self.powers))]
-            power.cut_at = power.count + self.rng.integers(0, 60) / 2
+            power.cut_at = power.count + self.rng.integers(0, 30) / 2
 
     def _start_device(self, name):
         self.starts += 1
