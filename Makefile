@@ -23,18 +23,23 @@ check: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# A stamp says that a step came to its end, and is written last: what was interrupted begins anew.
 $(VENV)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fleetune needs Python 3.11 or newer; set PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
 $(VENV)/demo: $(VENV)/python pyproject.toml
+	mv $(VENV)/python $(VENV)/installing
 	$(BIN)/pip install -qq --disable-pip-version-check -e '.[demo]'
+	mv $(VENV)/installing $(VENV)/python
 	touch $@
 
 $(VENV)/dev: $(VENV)/python pyproject.toml
+	mv $(VENV)/python $(VENV)/installing
 	$(BIN)/pip install -qq --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install -qq --disable-pip-version-check -e '.[dev]' $(TORCH)
+	mv $(VENV)/installing $(VENV)/python
 	touch $@ $(VENV)/demo
 
 clean:

@@ -106,6 +106,12 @@ class EmbeddedBroker:
         self.pid = process.pid
         self._process = process
 
+    @staticmethod
+    def check(bind: str, port: int) -> None:
+        """Whether one could start now. Raises TransportError: none is installed, or the port is taken."""
+        _choose("auto")
+        _claim(bind, port)
+
     @classmethod
     def start(
         cls,

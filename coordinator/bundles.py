@@ -1,8 +1,11 @@
 """The run's bundle for devices without torch, made in a thread of its own when the first one asks."""
 
 import logging
+import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +14,31 @@ from coordinator.runs import BUNDLE, Run
 from protocols.errors import FleetuneError
 
 log = logging.getLogger(__name__)
+
+
+_THREAD = "bundle"
+
+
+@contextmanager
+def left_unmade() -> Iterator[None]:
+    """Let the process end inside this while a bundle is made: at once, with its exit code.
+
+    Python stops threads at its end where they stand, and torch, there in C++, would abort the process.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        _end(end.code if isinstance(end.code, int) else 1)
+        raise
+    _end(0)
+
+
+def _end(code: int) -> None:
+    if any(thread.name == _THREAD for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 @dataclass(frozen=True)
@@ -47,7 +75,7 @@ class BundleDesk:
         if not self._making:
             self._making = True
             self._say(f"a bundle of {self._run.settings.model.name} is made for devices without torch")
-            threading.Thread(target=self._make, name="bundle", daemon=True).start()
+            threading.Thread(target=self._make, name=_THREAD, daemon=True).start()
         return None
 
     def made(self, event: BundleMade) -> set[str]:

@@ -16,6 +16,7 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK = "lock"
+_TAKEN = "another coordinator runs {}: stop it, or give this run another run.name"
 _ATTEMPTS, _PAUSE_S = 5, 0.05  # whoever asks `is_claimed` holds the lock for a moment
 
 
@@ -32,7 +33,7 @@ def claim(folder: Path) -> IO[bytes]:
         if _lock(lock, shared=False) and _is_there(lock, folder):
             return lock
         lock.close()
-    raise StoreError(f"another coordinator runs {folder}: stop it, or give this run another run.name")
+    raise StoreError(_TAKEN.format(folder))
 
 
 def _opened(folder: Path) -> IO[bytes]:
@@ -48,6 +49,12 @@ def _is_there(lock: IO[bytes], folder: Path) -> bool:
         return os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat())
     except FileNotFoundError:
         return False
+
+
+def check_unclaimed(folder: Path) -> None:
+    """Raises StoreError, as `claim` would: another process holds it now."""
+    if is_claimed(folder):
+        raise StoreError(_TAKEN.format(folder))
 
 
 def is_claimed(folder: Path) -> bool:

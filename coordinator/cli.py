@@ -3,7 +3,7 @@
 import logging
 import queue
 import signal
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +52,9 @@ def serve(
     bind: Annotated[
         str, typer.Option(help="address of the embedded broker; 0.0.0.0 for the network, with a password")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="of the embedded broker; 0 takes a free one")] = 1883,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="of the embedded broker; 0 takes a free one")
+    ] = 1883,
     ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate (TLS)")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of our certificate's key (TLS)")] = None,
@@ -64,14 +66,21 @@ def serve(
 
     Stopped at any moment, the same command goes on where it was.
     """
+    from coordinator.bundles import left_unmade
+    from coordinator.claim import check_unclaimed
     from coordinator.opening import open_run
-    from coordinator.options import broker_at
+    from coordinator.options import broker_at, check_broker
 
-    with one_line_errors("edge-coordinator"):
+    with left_unmade(), one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
-        fleet = topics.check_name(fleet or settings.run.name, "fleet")
-        run = open_run(settings, runs / settings.run.name, fresh=fresh)
-        with broker_at(broker, run.folder, fleet, bind=bind, port=port, ca=ca, cert=cert, key=key) as where:
+        fleet, folder = topics.check_name(fleet or settings.run.name, "fleet"), runs / settings.run.name
+        check_unclaimed(folder)
+        check_broker(broker, bind=bind, port=port)
+        run = open_run(settings, folder, fresh=fresh)
+        with (
+            closing(run.store),
+            broker_at(broker, folder, fleet, bind=bind, port=port, ca=ca, cert=cert, key=key) as where,
+        ):
             _serve(run, where, fleet)
 
 

@@ -15,6 +15,19 @@ from protocols.topics import COORDINATOR_USER, JOIN_USER
 from protocols.transport.mqtt import Broker, parse_broker
 
 
+def check_broker(url: str | None, *, bind: str, port: int) -> None:
+    """See to it, before anything is begun or removed for a run, that it will have a broker.
+
+    Raises:
+        SettingError: the url is none.
+        TransportError: no broker is installed, or the port is taken.
+    """
+    if url is not None:
+        parse_broker(url)
+    else:
+        EmbeddedBroker.check(bind, port)
+
+
 @contextmanager
 def broker_at(
     url: str | None,

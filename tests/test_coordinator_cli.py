@@ -1,7 +1,10 @@
 """edge-coordinator's commands over a run's folder, and the one line of each mistake."""
 
 import shutil
+import socket
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from unittest import mock
 
@@ -197,3 +200,61 @@ def test_a_run_of_another_user_is_looked_at_in_a_folder_that_cannot_be_written(f
         assert not list(folder.glob("state.sqlite-*"))
     finally:
         folder.chmod(0o755)
+
+
+def run_file_in(folder, name="new"):
+    path = folder / "run.toml"
+    path.write_text(
+        f'[run]\nname = "{name}"\n[model]\nname = "mlp"\ninput_shape = [1, 8, 8]\nnum_classes = 10\n'
+        '[method]\nname = "fedspu"\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_is_none_is_refused(tmp_path, port):
+    result = call("serve", run_file_in(tmp_path), "--runs", tmp_path, "--port", port)
+    assert result.exit_code == 2
+    assert "is not in the range 0<=x<=65535" in " ".join(result.output.replace("│", " ").split())
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "no broker can listen on 127.0.0.1:"),
+        (("--broker", "http://x"), "broker 'http://x': use host:port"),
+        (("--fleet", "no/name"), "fleet"),
+        (("--set", "model.name=no.module:here", "--port", 0), "no.module"),
+    ],
+)
+def test_a_start_that_fails_leaves_no_run_and_takes_none_away(finished, tmp_path, options, said):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = ("--port", taken.getsockname()[1])
+        file = run_file_in(tmp_path)
+        result = call("serve", file, "--runs", tmp_path, *port, *options)
+        assert result.exit_code == 2
+        assert said in result.output
+        assert len(result.output.splitlines()) == 1
+        assert not (tmp_path / "new").exists()
+        folder = shutil.copytree(finished[0], tmp_path / "old")
+        before = (folder / "state.sqlite").read_bytes()
+        file = run_file_in(tmp_path, "old")
+        assert call("serve", file, "--runs", tmp_path, "--fresh", *port, *options).exit_code == 2
+        assert (folder / "state.sqlite").read_bytes() == before
+
+
+def test_a_process_that_makes_a_bundle_ends_at_once_with_its_own_exit_code():
+    """An orderly end would wait for this thread; one of torch's would abort the process."""
+    script = (
+        "import threading, time\n"
+        "from coordinator.bundles import _THREAD, left_unmade\n"
+        "threading.Thread(target=time.sleep, args=(600,), name=_THREAD).start()\n"
+        "with left_unmade():\n"
+        "    print('said')\n"
+        "    {end}\n"
+    )
+    for end, code in (("pass", 0), ("raise SystemExit(2)", 2)):
+        command = [sys.executable, "-c", script.format(end=end)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (code, "said\n"), done.stderr
