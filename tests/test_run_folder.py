@@ -134,7 +134,9 @@ def test_a_removal_that_was_cut_short_goes_on(finished, at):
 
 def test_a_cell_of_a_comparison_keeps_files_of_others_too(tmp_path):
     add_mine(tmp_path / "seed-0")
-    play(Cell("fedspu", settings(**SMALL), tmp_path / "seed-0"), workers=0, on_closed=lambda _: None)
+    play(
+        Cell("fedspu", settings(**SMALL), tmp_path / "seed-0", tmp_path), workers=0, on_closed=lambda _: None
+    )
     left = files(tmp_path / "seed-0")
     assert set(left) == {*MINE, "run.json", "summary.json", "rounds.jsonl"}
 

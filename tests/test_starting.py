@@ -18,6 +18,7 @@ from coordinator.runs import look_at, save_shared_model
 from coordinator.starting import start_of
 from protocols.errors import FleetuneError, ModelError, SettingError
 from protocols.settings import parse_run
+from tools.cli import app as simulator
 from tools.runner import simulate
 
 SHAPE = {"input_shape": [1, 8, 8], "num_classes": 10}
@@ -178,3 +179,16 @@ def test_a_folder_in_place_of_a_file_is_one_line(tmp_path):
     with pytest.raises(FleetuneError) as caught:
         read(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_comparison_finds_the_run_beside_it(first):
+    run = first / "compared.toml"
+    run.write_text(
+        '[run]\nname = "compared"\nrounds = 1\n[model]\nname = "mlp"\nweights = "run:sim"\n'
+        '[method]\nname = "fedavg"\n[data]\nsource = "digits"\npartition = { kind = "iid", samples = 40 }\n'
+        "[fleet]\ndevices = 2\n"
+    )
+    options = ["--runs", str(first), "--methods", "fedavg", "--workers", "0"]
+    result = CliRunner().invoke(simulator, ["compare", str(run), *options])
+    assert result.exit_code == 0, result.output
+    assert (first / "compared.compare" / "fedavg" / "seed-0" / "summary.json").is_file()

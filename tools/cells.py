@@ -34,11 +34,12 @@ SETTINGS, SUMMARY, ROUNDS = "run.json", "summary.json", "rounds.jsonl"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the comparison: a contender with a seed, and where it is kept."""
+    """One run of the comparison: a contender with a seed, where it is kept, and where other runs are."""
 
     label: str
     settings: RunSettings
     folder: Path
+    runs: Path
 
     @property
     def title(self) -> str:
@@ -86,7 +87,9 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
     """
     from tools.runner import simulate
 
-    run, summary = simulate(cell.settings, cell.folder, workers=workers, fresh=True, on_closed=on_closed)
+    run, summary = simulate(
+        cell.settings, cell.folder, workers=workers, fresh=True, on_closed=on_closed, runs=cell.runs
+    )
     records = run.conductor.records()
     run.store.close()
     clear(cell.folder, durable=False)

@@ -61,7 +61,7 @@ def compare(
     missing = [cell for cell in cells if fresh or not finished(cell)]
     if missing:
         labels = {cell.label for cell in missing}
-        _check_methods(settings, [one for one in contenders if one.label in labels])
+        _check_methods(settings, [one for one in contenders if one.label in labels], folder.parent)
     for cell in missing:
         forget(cell)
     if len(missing) < len(cells):
@@ -132,6 +132,7 @@ def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int,
                 compare={},
             ),
             folder / one.label.replace(":", "-") / f"seed-{seed}",
+            folder.parent,
         )
         for seed in range(settings.run.seed, settings.run.seed + seeds)
         for one in contenders
@@ -165,13 +166,13 @@ def _method_section(settings: RunSettings, label: str) -> dict[str, object]:
     return section
 
 
-def _check_methods(settings: RunSettings, contenders: Sequence[Contender]) -> None:
+def _check_methods(settings: RunSettings, contenders: Sequence[Contender], runs: Path) -> None:
     """Make each method once: a wrong setting of the last is found before the first has run for hours."""
     from coordinator.enrol import prepare
     from tools.fleet import Shares
     from tools.runner import with_model_shape
 
-    spec = prepare(with_model_shape(settings, Shares(settings))).spec
+    spec = prepare(with_model_shape(settings, Shares(settings)), runs).spec
     for one in contenders:
         try:
             from_section(one.method, spec)

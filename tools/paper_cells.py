@@ -117,6 +117,7 @@ def play_cell(
             f"seed {seed}",
             replace(asked, run=replace(asked.run, seed=seed), paper=None),
             folder / f"seed-{seed}",
+            runs,
         )
         for seed in range(asked.run.seed, asked.run.seed + seeds)
     ]
@@ -135,7 +136,7 @@ def play_cell(
 
 def _check(settings: RunSettings) -> int:
     """Make model and method and deal the data once, so that a mistake is found at once; number of samples."""
-    from coordinator.enrol import prepare
+    from coordinator.models import find_model
     from tools.fleet import Shares
     from tools.runner import with_model_shape
 
@@ -143,7 +144,7 @@ def _check(settings: RunSettings) -> int:
         shares = Shares(settings)
     except DataError as problem:
         raise DataError(f"{problem}; or name the original files' folder with --data FOLDER") from None
-    spec = prepare(with_model_shape(settings, shares)).spec
+    spec = find_model(with_model_shape(settings, shares)).spec
     from_section(settings.method, spec)
     shares.of(0, spec)
     return len(shares.dataset.y)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.enrol import prepare
+from coordinator.models import find_model
 from edge_agent.data import save_npz
 from protocols.settings import RunSettings
 from tools.fleet import Shares, simulated_devices
@@ -19,7 +19,7 @@ def write_shares(settings: RunSettings, folder: Path) -> Iterator[Path]:
         DataError, SettingError, StoreError.
     """
     shares = Shares(settings)
-    spec = prepare(with_model_shape(settings, shares)).spec
+    spec = find_model(with_model_shape(settings, shares)).spec
     for device in simulated_devices(settings):
         path = folder / f"{device.name}.npz"
         save_npz(path, shares.of(device.index, spec))
