@@ -47,7 +47,10 @@ def personal_model(
     try:
         served = None if run else read_served(store.served.read())
     except PacketError as problem:
-        raise StoreError(f"{store.served.path}, the model that this device serves: {problem}") from None
+        raise StoreError(
+            f"{store.served.path}, the model that this device serves, is damaged ({problem}); --run takes"
+            " that of a run"
+        ) from None
     named = served.standing.run if served else run or _latest(store)
     data = None if named is None else store.enrolment(named).read()
     if named is None or data is None:

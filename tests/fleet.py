@@ -24,8 +24,9 @@ from coordinator.method_state import read_state
 from coordinator.records import RoundRecord
 from coordinator.runs import method_of, save_shared_model
 from coordinator.store import RunStore
+from edge_agent.adoption import read_served
 from edge_agent.session import Session
-from edge_agent.store import FileMemory
+from edge_agent.store import AgentStore, FileMemory
 from protocols import codec
 from protocols.payloads import Enrolment
 from protocols.randomness import Key
@@ -243,6 +244,11 @@ class Fleet:
         run = self.folder / "runs" / (name or self.name)
         devices = self.folder / "state" / self.name
         return read_outcome(run, lambda device, run_id: devices / device / "runs" / run_id / "session")
+
+    def served(self):
+        """What is known of the model that each device serves."""
+        stores = {device: AgentStore(self.folder / "state" / self.name / device) for device in self.shares}
+        return {device: read_served(store.served.read()).standing for device, store in stores.items()}
 
     def summary(self):
         return msgspec.json.decode((self.folder / "runs" / self.name / "summary.json").read_bytes())

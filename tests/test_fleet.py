@@ -35,8 +35,13 @@ def test_fedavg_twice_with_agents_that_stay(tmp_path, tmp_path_factory):
         fleet.start(options=())
         assert fleet.coordinator.wait() == 0
         assert_equal(fleet.outcome(), wanted)
+        first = fleet.served()
+        assert all(standing.closing for standing in first.values())
         assert fleet.start_coordinator("--fresh").wait() == 0
         assert_equal(fleet.outcome(), wanted)
+        for device, standing in fleet.served().items():  # the same models again: of equals the newer
+            assert standing.run != first[device].run
+            assert standing.accuracy == first[device].accuracy == wanted.rounds[-1][3][device][2].kept
         for agent in fleet.agents.values():
             assert len(agent.lines("joined run")) == 2
             assert not agent.lines("WARNING|ERROR")
