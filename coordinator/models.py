@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protocols.bundle import Bundle, read_bundle
 from protocols.errors import ModelError, PacketError, SettingError
-from protocols.first_weights import draw_weights
+from protocols.first_weights import draw_convolutions, draw_weights
 from protocols.model import FlatArray, ModelSpec
 from protocols.payloads import run_key
 from protocols.scaling import check_channels
@@ -44,6 +44,26 @@ def find_model(settings: RunSettings) -> Model:
         SettingError: its shape is not known, or is not the bundle's.
         ModelError: it cannot be built or described, or its bundle is missing or damaged.
     """
+    model = _found(settings)
+    if settings.model.init == "default":
+        return model
+    _check_init(model, settings)
+    key = run_key(settings.run.seed).child("weights")
+    return replace(model, weights=draw_convolutions(model.weights, model.spec, key))
+
+
+def _check_init(model: Model, settings: RunSettings) -> None:
+    """Whether `model.init` says anything."""
+    init, convolutions = settings.model.init, [t for t in model.spec.tensors if len(t.shape) > 2]
+    if settings.model.weights is not None:
+        raise SettingError(f"model.init: {init!r} draws weights and model.weights brings them; leave one out")
+    if model.bundle is not None and model.bundle.recipe is None:
+        raise SettingError(f"model.init: the bundle brings its own weights; leave init = {init!r} out")
+    if not convolutions:
+        raise SettingError(f"model.init: {model.spec.name!r} has no convolutions that {init!r} could draw")
+
+
+def _found(settings: RunSettings) -> Model:
     bundle = _bundle_at_hand(settings)
     if bundle is None:
         return _by_torch(settings)

@@ -5,6 +5,8 @@ Torch's generator is the Mersenne twister; a uniform float32 takes the lower 24 
 that order, so the order and the bounds are all that has to be known.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,21 @@ def draw_weights(recipe: Recipe, spec: ModelSpec, key: Key) -> FlatArray:
     for name, value in recipe.constants.items():
         views[name][...] = value
     return weights
+
+
+def draw_convolutions(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
+    """`weights`, shape (spec.size,), with every convolution's drawn anew: normal, variance 2 / fan out.
+
+    He et al. 2015 for ReLU; fan out is output channels times kernel positions. Each tensor from a key of its
+    own name, by NumPy, whatever drew the rest.
+    """
+    drawn = weights.copy()
+    for tensor, view in spec.views(drawn):
+        if tensor.kind == "weight" and len(tensor.shape) > 2:
+            fan_out = tensor.shape[0] * math.prod(tensor.shape[2:])
+            values = key.child("kaiming", tensor.name).generator().standard_normal(tensor.shape)
+            view[...] = values * math.sqrt(2 / fan_out)
+    return drawn
 
 
 def _uniform(twister: np.random.RandomState, count: int, bound: float) -> NDArray[np.float32]:

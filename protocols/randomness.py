@@ -67,5 +67,7 @@ class Key:
         return np.sort(self.permutation(of)[:count])
 
     def generator(self) -> np.random.Generator:
-        """A NumPy generator for distributions beyond the above (data partitions, never the wire)."""
+        """A NumPy generator for distributions beyond the above (data partitions, first
+        weights; never what both sides draw).
+        """
         return np.random.Generator(np.random.Philox(key=self.value))

@@ -56,12 +56,15 @@ class ModelSection(Settings, frozen=True):
         num_classes: None: as data.source has it.
         weights: what the run starts from: `run:NAME`, the shared model of another run in the same folder of
             runs, or a safetensors file; None: weights drawn with the run's seed.
+        init: how they are drawn: `default`, as torch does; or `kaiming`: convolutions normal with variance
+            2 / fan out (He et al. 2015, torchvision), the rest as by default; the same bits without torch.
     """
 
     name: str
     input_shape: tuple[Count, ...] | None = None
     num_classes: Annotated[int, Meta(ge=2)] | None = None
     weights: str | None = None
+    init: Literal["default", "kaiming"] = "default"
 
 
 class Partition(Settings, frozen=True):

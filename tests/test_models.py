@@ -1,6 +1,7 @@
 """Where a coordinator's model comes from: torch, a bundle that is shipped, a bundle in a file."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from coordinator.export.make import make_bundle
 from coordinator.export.recipe import recipe_of
 from protocols.architectures import build
 from protocols.bundle import read_bundle
-from protocols.errors import FleetuneError
-from protocols.first_weights import draw_weights
+from protocols.errors import FleetuneError, SettingError
+from protocols.first_weights import draw_convolutions, draw_weights
 from protocols.payloads import run_key
 from protocols.randomness import Key
 from protocols.settings import parse_run
@@ -165,3 +166,56 @@ def test_mistakes_of_export_are_one_line(options, match):
     assert result.exit_code == 2
     assert match in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def _settings(name="lenet5", shape=(3, 32, 32), **model):
+    section = {"name": name, "input_shape": list(shape), "num_classes": 10, **model}
+    return parse_run({"run": {"name": "r", "seed": 3}, "model": section, "method": {"name": "fedavg"}})
+
+
+def test_kaiming_draws_convolutions_by_their_outputs_and_leaves_the_rest():
+    plain, kaiming = (
+        models.find_model(_settings("resnet8")),
+        models.find_model(_settings("resnet8", init="kaiming")),
+    )
+    for tensor in plain.spec.tensors:
+        before, after = (one.weights[one.spec.slices[tensor.name]] for one in (plain, kaiming))
+        if len(tensor.shape) == 4:
+            channels, _, height, width = tensor.shape
+            assert after.var() == pytest.approx(2 / (channels * height * width), rel=0.1)
+            assert abs(after.mean()) < 4 * after.std() / np.sqrt(after.size)
+            assert not np.any(before == after)
+        else:
+            assert np.array_equal(before, after)
+
+
+def test_kaiming_is_the_same_bits_with_a_bundle_and_by_torch():
+    settings = _settings(init="kaiming")
+    found = models.find_model(settings)
+    assert found.bundle is not None
+    by_torch = draw_convolutions(models._by_torch(settings).weights, found.spec, run_key(3).child("weights"))
+    assert np.array_equal(found.weights, by_torch)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (
+            {"init": "kaiming", "weights": "run:other"},
+            "model.init: 'kaiming' draws weights and model.weights",
+        ),
+        ({"init": "kaiming", "name": "mlp"}, "model.init: 'mlp' has no convolutions"),
+        ({"init": "xavier"}, r"model.init: invalid enum value 'xavier'"),
+    ],
+)
+def test_an_init_that_says_nothing_is_refused(model, line):
+    with pytest.raises(SettingError, match=line):
+        models.find_model(_settings(**model))
+
+
+def test_kaiming_is_refused_where_a_bundle_brings_its_weights(tmp_path):
+    made = replace(bundle(), recipe=None)
+    (tmp_path / "b").write_bytes(made.encoded())
+    settings = _settings(f"bundle:{tmp_path / 'b'}", (2,), num_classes=3, init="kaiming")
+    with pytest.raises(SettingError, match=r"model.init: the bundle brings its own weights"):
+        models.find_model(settings)
