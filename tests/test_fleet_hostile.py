@@ -3,6 +3,7 @@
 import queue
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,13 +12,16 @@ from coordinator.enrol import prepare
 from coordinator.runs import method_of
 from protocols import codec, topics
 from protocols import messages as wire
+from protocols.bundle import TRAIN
 from protocols.exchange import Update
+from protocols.graph import Constant, Node
 from protocols.mailbox import Outbox, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
 from protocols.method import DeviceReport, Round
 from protocols.patch import Patch
 from protocols.payloads import Assignment, Measures, Reply, run_key
 from protocols.selection import Everything
+from protocols.shipped import shipped_bundle
 from protocols.transfer import Chunk, digest_of, transfer_id
 from protocols.transport import Connected, Received
 from protocols.transport.mqtt import Broker, MqttTransport
@@ -283,4 +287,49 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
             assert liar.hear(Offer).errand == Errand("update", run, 2, 1)
         assert len(agent.lines("declined")) == 7
         assert not agent.lines("Traceback")
+        assert agent.stop() == 0
+
+
+def spoilt(made, *nodes, constants=()):
+    """A bundle whose training graph does something more."""
+    train = made.graphs[TRAIN]
+    worse = replace(train, nodes=(*train.nodes, *nodes), constants=(*train.constants, *constants))
+    return replace(made, graphs={**made.graphs, TRAIN: worse})
+
+
+def hostile_bundles(made):
+    """Bundles, and why an agent declines each."""
+    zero = Constant("zero", np.array([0])), Constant("least", np.array([-(2**63)]))
+    square = Constant("square", np.ones((1024, 1024), np.float32))
+    names = ["square", *(f"product {index}" for index in range(2000))]
+    products = [Node("MatMul", (before, "square"), (after,), {}) for before, after in pairwise(names)]
+    size = Constant("size", np.array([2**30]))
+    divided = Node("Div", ("least", "zero"), ("never",), {})
+    yield spoilt(made, divided, constants=zero), "Div is of whole numbers"
+    yield spoilt(made, replace(divided, op="Mod"), constants=zero), "'Mod' is not known"
+    yield spoilt(made, *products, constants=[square]), "operations; a model like this may take"
+    huge = Node("Expand", ("loss", "size"), ("huge",), {})
+    yield spoilt(made, huge, constants=[size]), "operations; a model like this may take"
+
+
+def test_an_agent_declines_hostile_bundles_and_lives(tmp_path):
+    with Fleet(tmp_path, run_toml(method="fedavg")) as fleet:
+        agent = fleet.start_agent("device-0", trainer="onnx")
+        agent.wait_for("connected")
+        enrolment, made = prepare(fleet.settings), shipped_bundle("mlp", (1, 8, 8), 10)
+        assert made.spec.hash == enrolment.spec.hash
+        with Liar(fleet, "device-0", as_coordinator=True) as liar:
+            for number, (worse, reason) in enumerate(hostile_bundles(made)):
+                run = f"run-{number}"
+                payload = codec.encode(replace(enrolment, run=run), made.spec)
+                assert liar.send(Errand("enrolment", run), payload).refused is None
+                assert liar.hear(wire.Fetch).run == run
+                assert liar.send(Errand("bundle", run), worse.encoded()).refused is None
+                assert reason in liar.hear(wire.Decline, lambda said, run=run: said.run == run).reason
+            run = enrolment.run
+            assert liar.send(Errand("enrolment", run), codec.encode(enrolment, made.spec)).refused is None
+            assert liar.hear(wire.Fetch).run == run
+            assert liar.send(Errand("bundle", run), made.encoded()).refused is None
+            assert liar.hear(wire.Ready).run == run
+        assert not agent.lines("Traceback|unexpected")
         assert agent.stop() == 0
