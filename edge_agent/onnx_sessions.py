@@ -40,7 +40,7 @@ class Sessions:
         self._runtime = runtime()
         self._bundle, self._threads = bundle, threads
         self._guard, self._room = guard or StepGuard(lambda: None), room
-        self._priced: set[tuple[str, frozenset[str], int]] = set()
+        self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
         self._open: OrderedDict[tuple[str, frozenset[str]], Any] = OrderedDict()
 
     def run(self, graph: str, outputs: frozenset[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -56,7 +56,7 @@ class Sessions:
             PacketError: it would take more than the model's description, or this device, allows.
             TrainingStopped: the guard was told so; nothing was changed.
         """
-        self._price(graph, outputs, len(feeds["x"]))
+        self.price(graph, outputs, len(feeds["x"]))
         session, inputs, names = self._session(graph, outputs)
         options = self._runtime.RunOptions()
         with self._guard.over(options) as run:
@@ -67,16 +67,26 @@ class Sessions:
                 raise run.problem or ModelError(reason) from problem
         return dict(zip(names, found, strict=True))
 
-    def _price(self, graph: str, outputs: frozenset[str], num_samples: int) -> None:
-        """Before the first run of so many samples. Raises ModelError, PacketError."""
+    def price(self, graph: str, outputs: frozenset[str], num_samples: int) -> frozenset[str]:
+        """What a run of so many samples would take is looked at once, before anything is made for it.
+
+        Returns:
+            The inputs that it takes.
+
+        Raises:
+            ModelError: the bundle has no such graph.
+            PacketError: it would take more than the model's description, or this device, allows.
+        """
         key = graph, outputs, num_samples
         if key in self._priced:
-            return
+            return self._priced[key]
         most = self._bundle.most(num_samples)
         if self._room is not None:
             most = replace(most, num_bytes=min(most.num_bytes, self._room))
-        cost_of(graph, self._kept(graph, outputs), num_samples).check(graph, most)
-        self._priced.add(key)
+        kept = self._kept(graph, outputs)
+        cost_of(graph, kept, num_samples).check(graph, most)
+        self._priced[key] = frozenset(port.name for port in kept.inputs)
+        return self._priced[key]
 
     def _kept(self, graph: str, outputs: frozenset[str]) -> Graph:
         name = self._bundle.spec.name

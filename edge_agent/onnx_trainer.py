@@ -84,12 +84,12 @@ class OnnxBackend:
         """Forward and backward over one batch, see `Backend.step`."""
         self._check(x, y)
         wanted = self._gradients.keys() if tensors is None else tensors
-        graph, outputs = _graph(training, hint), {f"gradient:{name}" for name in wanted}
+        graph, outputs = _graph(training, hint), self._outputs(wanted, training=training)
+        taken = self._sessions.price(graph, outputs, len(y))
         feeds = {"x": self._input(x), "y": y, **self._tensors, **_hint_feeds(hint)}
         if training:
-            outputs.update(f"statistic:{name}" for name in self._statistics)
-            feeds |= self._training_feeds(key, len(y))
-        found = self._sessions.run(graph, frozenset({"loss", *outputs}), feeds)
+            feeds |= self._training_feeds(key, len(y), taken)
+        found = self._sessions.run(graph, outputs, feeds)
         self._take(found, wanted, training=training)
         return float(found["loss"])
 
@@ -113,6 +113,12 @@ class OnnxBackend:
         array: NDArray[np.float32] = self._sessions.run(graphs.ANSWER, frozenset({what}), feeds)[what]
         return array
 
+    def _outputs(self, wanted: Collection[str], *, training: bool) -> frozenset[str]:
+        """Of a step: its loss, the gradients of these tensors, and the new statistics."""
+        statistics = self._statistics if training else ()
+        gradients = (f"gradient:{name}" for name in wanted)
+        return frozenset({"loss", *gradients, *(f"statistic:{name}" for name in statistics)})
+
     def _take(self, found: Mapping[str, Array], wanted: Collection[str], *, training: bool) -> None:
         if len(wanted) < len(self._gradients):
             self._gradient[:] = 0
@@ -125,13 +131,16 @@ class OnnxBackend:
     def _input(self, x: InputArray) -> Array:
         return np.ascontiguousarray(x, _INPUT_TYPES[self._bundle.input_type])
 
-    def _training_feeds(self, key: Key, num_samples: int) -> dict[str, Array]:
+    def _training_feeds(self, key: Key, num_samples: int, taken: Collection[str]) -> dict[str, Array]:
         """What dropout draws, and the number of steps since the weights were loaded, this one included, which
         norms without a momentum average over.
         """
         self._batches += 1
-        noises = enumerate(self._bundle.noises)
-        drawn = {f"noise:{index}": noise.draw(key, index, num_samples) for index, noise in noises}
+        drawn = {
+            f"noise:{index}": noise.draw(key, index, num_samples)
+            for index, noise in enumerate(self._bundle.noises)
+            if f"noise:{index}" in taken
+        }
         return {**drawn, "batches": np.array(self._batches, np.float32)}
 
     def _check(self, x: InputArray, y: LabelArray) -> None:

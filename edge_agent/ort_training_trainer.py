@@ -15,7 +15,7 @@ from edge_agent.ort_training_package import training_api
 from edge_agent.step_guard import StepGuard
 from edge_agent.trainer import Hint, InputArray, LabelArray
 from protocols import ort_training
-from protocols.bundle import Bundle
+from protocols.bundle import TRAIN, Bundle
 from protocols.errors import ModelError, PacketForeign, StoreError
 from protocols.model import TensorSpec
 from protocols.randomness import Key
@@ -68,9 +68,14 @@ class OrtTrainingBackend(OnnxBackend):
         if not training or hint is not None:
             return super().step(x, y, key, training=training, hint=hint, tensors=tensors)
         self._check(x, y)
+        if (
+            TRAIN in self._bundle.graphs
+        ):  # of what came over the wire it always is, and tells what a step takes
+            self._sessions.price(TRAIN, self._outputs(self._gradients, training=True), len(y))
         feeds = {"x": self._input(x), "y": np.ascontiguousarray(y, np.int64), **self._tensors}
         last = next(reversed(self._gradients))  # a Module has to find a gradient; this costs least
-        found = self._module(wanted or frozenset({last})).run(feeds | self._training_feeds(key, len(y)))
+        module = self._module(wanted or frozenset({last}))
+        found = module.run(feeds | self._training_feeds(key, len(y), module.inputs))
         self._take(found, wanted, training=True)
         return float(found["loss"])
 
@@ -115,7 +120,7 @@ class _TrainingModule:
         except Exception as problem:  # the runtime's errors have no common type
             line = f"onnxruntime-training cannot load model {spec.name}: {_line(problem)}"
             raise ModelError(line) from problem
-        self._inputs: list[str] = self._module.input_names()
+        self.inputs: list[str] = self._module.input_names()
         self._parameters = {one.name: state.parameters[one.name].data for one in parameters}
         self._gradients = {f"gradient:{one.name}": state.parameters[one.name].grad for one in trained}
         if any(self._parameters[one.name].shape != one.shape for one in parameters):
@@ -136,11 +141,11 @@ class _TrainingModule:
         """
         for name, view in self._parameters.items():
             view[...] = feeds[name]
-        if not feeds.keys() >= set(self._inputs):
+        if not feeds.keys() >= set(self.inputs):
             raise PacketForeign(_FOREIGN.format(self._name))
         self._module.lazy_reset_grad()
         try:
-            found = self._module(*(feeds[name] for name in self._inputs))
+            found = self._module(*(feeds[name] for name in self.inputs))
         except Exception as problem:  # the runtime's errors have no common type
             raise ModelError(f"model {self._name} cannot compute: {_line(problem)}") from problem
         values = found if isinstance(found, tuple) else (found,)

@@ -25,6 +25,7 @@ from protocols.shipped import shipped_bundle
 from protocols.transfer import Chunk, digest_of, transfer_id
 from protocols.transport import Connected, Received
 from protocols.transport.mqtt import Broker, MqttTransport
+from protocols.window import MAX_CHUNK_BYTES
 from tests.fleet import PATIENCE_S, Fleet, assert_equal, expected, run_toml
 
 pytestmark = pytest.mark.fleet
@@ -139,7 +140,7 @@ def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_
             ("state", b"junk", "PacketCorrupt"),
             ("state", wire.Left(run), "PacketForeign"),
             ("update", b"short", "PacketTruncated"),
-            ("update", bytes(2_000_000), "PacketTooLarge"),
+            ("update", bytes(MAX_CHUNK_BYTES + 100), "PacketTooLarge"),  # a longer one dies at the broker
             ("update", bytes(100), "PacketForeign"),
         ]
         with Liar(fleet, "mallory") as liar:

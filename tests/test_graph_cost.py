@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 from edge_agent.onnx_sessions import Sessions
+from edge_agent.onnx_trainer import OnnxBackend
 from edge_agent.step_guard import StepGuard
 from protocols.bundle import ANSWER, TRAIN, Noise, read_bundle
 from protocols.errors import ModelError, PacketCorrupt, PacketError, PacketTooLarge, TrainingStopped
@@ -17,6 +18,7 @@ from protocols.graph import OPERATORS, Constant, Graph, Node, Port
 from protocols.graph_cost import cost_of
 from protocols.graph_rules import RULES
 from protocols.onnx_file import write_onnx
+from protocols.randomness import Key
 from protocols.shipped import shipped_bundle
 from tests.linear_bundle import bundle, training_graph
 
@@ -306,6 +308,29 @@ def test_a_run_that_nobody_wants_any_more_is_ended_in_its_middle():
         {"x": np.ones((1, 2), F), "out.weight": np.ones((3, 2), F), "out.bias": np.ones(3, F)},
     )
     assert answer["logits"].tolist() == [[3.0] * 3]  # and the next one runs
+
+
+def test_a_step_is_priced_before_anything_is_drawn_for_it():
+    train = training_graph()
+    others = tuple(node for node in train.nodes if node.outputs != ("loss",))
+    more = (
+        Node("Neg", ("mean",), ("bare",), {}),
+        Node("ReduceMean", ("noise:0",), ("noise",), {"keepdims": 0}),
+        Node("Add", ("bare", "noise"), ("loss",), {}),
+    )
+    noise = Noise((2**28,), 0.5)
+    noisy = replace(
+        train,
+        nodes=(*others, *more),
+        inputs=(*train.inputs, Port("noise:0", "f4", ("n", *noise.shape))),
+    )
+    made = bundle(graphs={**bundle().graphs, TRAIN: noisy}, noises=(noise,))
+    with pytest.raises(PacketTooLarge, match="graph train takes 3221 MB"):
+        read_bundle(made.encoded())
+    said = replace(made, activation_bytes_per_sample=1e15)
+    backend = OnnxBackend(read_bundle(said.encoded()), room=10**8)
+    with pytest.raises(PacketTooLarge, match="graph train takes"):
+        backend.step(np.ones((2, 2), F), np.array([0, 1]), Key.of("test"))
 
 
 def test_recipes_fill_tensors_that_are_there():

@@ -10,14 +10,16 @@ import pytest
 
 from edge_agent.intake import Intake
 from edge_agent.joining import _read
+from edge_agent.probes.link import ProbeLine
 from edge_agent.probes.memory import own
 from edge_agent.store import AgentStore
 from protocols import codec, errors
 from protocols.conditions import Conditions
 from protocols.elements import check_elements
-from protocols.errors import ModelError, PacketCorrupt, PacketError, PacketTooLarge
+from protocols.errors import ModelError, PacketCorrupt, PacketError, PacketTooLarge, TransportError
 from protocols.messages import Errand, Offer, Refuse
 from protocols.transfer import transfer_id
+from protocols.transport import Disconnected, Received
 from tests import hostile
 
 MOST_BYTES = 50_000_000
@@ -107,3 +109,16 @@ def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypa
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Disk", (), {"free": 50_000_000}))
     assert "has 50 MB of disk left" in offered(40_000_000)
     assert offered(1_000_000) is None
+
+
+def test_a_probe_that_is_talked_to_without_end_gives_up():
+    """Whoever may write to a device's probe topic could keep it waiting for ever."""
+
+    class Flood:
+        def get(self, timeout):
+            return Received("fleetune/v1/f/a/probe", b"not what was asked for")
+
+    line, ticks = ProbeLine.__new__(ProbeLine), iter(range(1000))
+    line._arrivals, line._clock = Flood(), lambda: float(next(ticks))
+    with pytest.raises(TransportError, match="does not answer within 5 s"):
+        line._wait(lambda event: isinstance(event, Disconnected), 5.0, "it does not answer")
