@@ -111,12 +111,11 @@ def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> lis
 
 
 def _start_with(settings: RunSettings, players: list[Player]) -> int:
-    """Everybody who takes part is there when the clock starts, unless devices come and go."""
+    """Everybody has said whether it takes part before the first round, unless devices come and go."""
     refusals = [player.refusal for player in players]
-    able = refusals.count(None)
-    if not able:
+    if None not in refusals:
         raise SettingError(f"no device can take part: {refusals[0]}")
-    return settings.round.start_with if settings.fleet.availability < 1 else able
+    return settings.round.start_with if settings.fleet.availability < 1 else len(players)
 
 
 @contextmanager
