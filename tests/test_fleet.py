@@ -7,6 +7,8 @@ import numpy as np
 import psutil
 import pytest
 
+from coordinator.run_folder import clear
+from edge_agent.state_folder import belongings, wipe
 from tests.fleet import Fleet, assert_equal, expected, run_toml
 from tests.test_transport import KINDS
 
@@ -26,6 +28,16 @@ def test_fedspu_over_mqtt_is_its_simulation(tmp_path, tmp_path_factory, which):
     assert len({reply[0] for reply in found.rounds[0][3].values()}) == 3  # three boards, three ratios
     assert summary["refused"] == {}
     assert summary["bytes"]["up"] == sum(traffic[1] for traffic in wanted.traffic.values())
+    all_of_it_is_known_as_ours(fleet)
+
+
+def all_of_it_is_known_as_ours(fleet):
+    """Whatever a fleet leaves behind is on the lists of what may be removed."""
+    state, run = fleet.folder / "state", fleet.folder / "runs" / fleet.name
+    wipe(state, belongings(state))
+    assert not state.exists()
+    clear(run)
+    assert list(run.iterdir()) == []
 
 
 def test_fedavg_twice_with_agents_that_stay(tmp_path, tmp_path_factory):
