@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from coordinator.store import RunStore
 from edge_agent.store import AgentStore
 from protocols import disk
 from protocols.errors import StoreError
@@ -124,6 +125,14 @@ def test_what_an_agent_stores_is_synced_with_the_names_of_its_folders(tmp_path):
     assert store.allowance("r").read() == b"experience"
     assert store.task("r", "0" * 32).read() == b"task"
     assert store.bundle("r") == b"bundle"
+
+
+def test_a_new_runs_folder_stays(tmp_path):
+    power = ForgetfulDisk(tmp_path)
+    with power.in_place():
+        RunStore.open(tmp_path / "runs" / "r" / "state.sqlite").close()
+    power.cut()
+    assert (tmp_path / "runs" / "r").is_dir()
 
 
 def test_a_simulation_does_without(tmp_path):
