@@ -13,8 +13,10 @@ from protocols.errors import StoreError
 from protocols.messages import Ack, Errand, Offer
 from protocols.method import DeviceReport
 from protocols.parts import part_folder
+from protocols.sender import Sender
 from protocols.transfer import digest_of, transfer_id
 from protocols.transport import Received
+from protocols.window import Window
 from tests.talk import FLEET, Coordinating, run_settings
 
 
@@ -185,3 +187,26 @@ def test_a_payload_that_was_too_large_for_memory_arrives_the_same(tmp_path):
     assert not isinstance(refused, Ack)
     assert talk.server.peers["a"].inbox.progress is None
     talk.run.store.close()
+
+
+def test_an_offer_is_repeated_no_sooner_than_its_peer_takes_to_answer():
+    """A coordinator that is behind is not asked twice for what it is at; one that is lost is asked at once."""
+    window, payload = Window(), b"x" * 100
+
+    def sender(number, now):
+        made = Sender("a", Errand("update", "r", number, 1), payload, window=window)
+        made.start(now)
+        return made
+
+    slow = sender(1, 0.0)
+    assert slow.wake_at == 2.0
+    slow.tick(2.0)
+    slow.handle(wire.Resume(slow.offer.transfer, 0), 5.0)
+    after = sender(2, 10.0)
+    assert after.wake_at == 20.0
+    after.handle(wire.Refuse(after.offer.transfer, "late"), 10.5)
+    assert sender(3, 20.0).wake_at == 22.0
+    lost = sender(4, 30.0)
+    assert lost.reconnected(400.0) == [lost.offer]
+    lost.handle(wire.Resume(lost.offer.transfer, 0), 400.1)
+    assert window.answer_s == pytest.approx(0.1), "time without a connection is no answering time"
