@@ -104,20 +104,19 @@ def test_bls_goes_down_from_where_it_was():
 
 
 @pytest.mark.parametrize("previous", [1, 2, 3, 4])
-def test_bls_sends_as_many_layers_as_satisfy_the_criterion(previous):
+@pytest.mark.parametrize(("bounds", "expected"), [(1, range(1, 5)), (10, [5])])
+def test_bls_sends_as_many_layers_as_satisfy_the_criterion(previous, bounds, expected):
     shapes = [(6, 25), (16, 150), (12, 16), (8, 12), (10, 8)]
     weights, targets = (
         [KEY.child(name, i).uniform(d * n) for i, (d, n) in enumerate(shapes)] for name in "ws"
     )
     norms, distances = kapc_bls.bounds(weights, targets)
     outputs, inputs = zip(*shapes, strict=True)
-    held = [
-        kapc_bls.criterion(o, (norms, distances), (norms, distances), outputs, inputs, 4)[2]
-        for o in range(1, 6)
-    ]
+    full = norms * bounds, distances * bounds
+    held = [kapc_bls.criterion(o, full, (norms, distances), outputs, inputs, 4)[2] for o in range(1, 6)]
     assert held == sorted(held, reverse=True)
-    assert 0 < sum(held) < 5
-    last = Visit(norms, distances, previous)
+    assert sum(held) in expected
+    last = Visit(*full, previous)
     assert kapc_bls.select(last, weights, targets, shapes, 4, "largest").uploaded == sum(held)
 
 
