@@ -5,6 +5,7 @@ device needs travel to it in its enrolment.
 """
 
 import difflib
+import math
 import re
 import tomllib
 import zlib
@@ -21,6 +22,13 @@ from protocols.scaling import Mean, Std
 
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+Factor = Annotated[float, Meta(ge=1, le=1000)]
+Decibels = Annotated[float, Meta(ge=-500, le=500)]
+Deviation = Annotated[float, Meta(ge=0, le=100)]  # in decibels
+Metres = Annotated[float, Meta(ge=1, le=1e9)]
+Megahertz = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]  # Mbit/s
+MOST_INPUTS = 2**26  # numbers in one sample
 Section = TypeVar("Section", bound=Struct)
 Name = FleetName
 
@@ -62,9 +70,13 @@ class ModelSection(Settings, frozen=True):
 
     name: str
     input_shape: tuple[Count, ...] | None = None
-    num_classes: Annotated[int, Meta(ge=2)] | None = None
+    num_classes: Annotated[int, Meta(ge=2, le=100_000)] | None = None
     weights: str | None = None
     init: Literal["default", "kaiming"] = "default"
+
+    def __post_init__(self) -> None:
+        if self.input_shape is not None and math.prod(self.input_shape) > MOST_INPUTS:
+            raise ValueError(f"input_shape has more than {MOST_INPUTS:,} numbers in a sample")
 
 
 class Partition(Settings, frozen=True):
@@ -87,7 +99,7 @@ class Partition(Settings, frozen=True):
     pool: Annotated[float, Meta(gt=0, le=1)] = 1.0
     alpha: Positive = 0.5
     rho: Annotated[float, Meta(gt=0, le=1)] = 0.7
-    samples: Annotated[int, Meta(ge=2)] | None = None
+    samples: Annotated[int, Meta(ge=2, le=MAX_NUMBER)] | None = None
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.3
 
 
@@ -153,10 +165,10 @@ class RoundSection(Settings, frozen=True):
     """
 
     participants: Count | None = None
-    over_selection: Annotated[float, Meta(ge=1)] = 1.0
+    over_selection: Factor = 1.0
     deadline_s: Positive = 600.0
     deadline: Literal["fixed", "predicted"] = "fixed"
-    deadline_slack: Annotated[float, Meta(ge=1)] = 1.5
+    deadline_slack: Factor = 1.5
     prefer: Literal["any", "able"] = "any"
     min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
     quorum: Count = 1
@@ -165,11 +177,14 @@ class RoundSection(Settings, frozen=True):
     window_s: Positive | None = None
     buffer: Count | None = None
     staleness_power: NonNegative = 0.5
-    max_staleness: Annotated[int, Meta(ge=0)] = 20
+    max_staleness: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 20
     max_strain: NonNegative = 100.0
     max_samples: Count = 10_000_000
 
     def __post_init__(self) -> None:
+        at_most = None if self.mode != "synchronous" else self.participants
+        if at_most is not None and self.quorum > at_most:
+            raise ValueError(f"quorum = {self.quorum} is more than participants = {at_most}")
         for key, mode in (("window_s", "window"), ("buffer", "buffer")):
             value = getattr(self, key)
             if (self.mode == mode) != (value is not None):
@@ -196,16 +211,16 @@ class WirelessSection(Settings, frozen=True):
             add to the noise. The paper gives no unit; decibels are our choice.
     """
 
-    bandwidth_mhz: tuple[Positive, Positive] = (10.0, 30.0)
-    power_dbm: tuple[float, float] = (23.0, 30.0)
-    distance_m: tuple[Annotated[float, Meta(ge=1)], Annotated[float, Meta(ge=1)]] = (100.0, 500.0)
-    server_bandwidth_mhz: Positive = 50.0
-    server_power_dbm: float = 30.0
-    gain_db: float = -40.0
-    path_loss_exponent: Positive = 4.0
-    noise_dbm_hz: float = -174.0
-    uplink_interference_db: tuple[float, NonNegative] = (1.0, 2.0)
-    downlink_interference_db: tuple[float, NonNegative] = (1.0, 3.0)
+    bandwidth_mhz: tuple[Megahertz, Megahertz] = (10.0, 30.0)
+    power_dbm: tuple[Decibels, Decibels] = (23.0, 30.0)
+    distance_m: tuple[Metres, Metres] = (100.0, 500.0)
+    server_bandwidth_mhz: Megahertz = 50.0
+    server_power_dbm: Decibels = 30.0
+    gain_db: Decibels = -40.0
+    path_loss_exponent: Annotated[float, Meta(gt=0, le=20)] = 4.0
+    noise_dbm_hz: Decibels = -174.0
+    uplink_interference_db: tuple[Decibels, Deviation] = (1.0, 2.0)
+    downlink_interference_db: tuple[Decibels, Deviation] = (1.0, 3.0)
 
     def __post_init__(self) -> None:
         for name in ("bandwidth_mhz", "power_dbm", "distance_m"):
@@ -236,11 +251,11 @@ class FleetSection(Settings, frozen=True):
         availability: chance that a device is there when a round starts.
     """
 
-    devices: Count = 10
-    boards: dict[str, Annotated[int, Meta(ge=0)]] = {}
-    uplink_mbps: Positive | None = None
-    downlink_mbps: Positive | None = None
-    links: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    devices: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
+    boards: dict[str, Annotated[int, Meta(ge=0, le=MAX_NUMBER)]] = {}
+    uplink_mbps: Rate | None = None
+    downlink_mbps: Rate | None = None
+    links: dict[str, Annotated[int, Meta(ge=0, le=MAX_NUMBER)]] = {}
     wireless: WirelessSection | bool = False
     ratios: tuple[Annotated[float, Meta(gt=0, le=1)], ...] = ()
     spread: Annotated[float, Meta(ge=0, le=1)] = 0.0

@@ -320,6 +320,7 @@ def test_the_draw_takes_others_only_when_the_able_are_too_few(
     fleet, participants, over_selection, quorum, seed
 ):
     fit, state = fleet
+    quorum = min(quorum, participants or quorum)
     section = RoundSection(
         participants=participants, over_selection=over_selection, quorum=quorum, prefer="able"
     )

@@ -37,8 +37,15 @@ numbers = st.integers(-1, 6)
 runs = st.builds(
     RunSection, name=st.just("t"), seed=st.integers(0, 3), rounds=st.integers(1, 4), rehearsal=st.booleans()
 )
+
+
+def section_of(participants, quorum, **others):
+    """A quorum above the participants is refused."""
+    return RoundSection(participants=participants, quorum=min(quorum, participants or quorum), **others)
+
+
 round_settings = st.builds(
-    RoundSection,
+    section_of,
     participants=st.none() | st.integers(1, 4),
     over_selection=st.sampled_from([1.0, 1.3, 2.0]),
     deadline_s=st.sampled_from([0.5, 10.0]),

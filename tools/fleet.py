@@ -59,15 +59,23 @@ def simulated_devices(settings: RunSettings) -> list[SimulatedDevice]:
         SettingError: an unknown board or link, or more boards or links than devices.
     """
     fleet, seed = settings.fleet, settings.run.seed
+    if (listed := sum(fleet.boards.values())) > fleet.devices:
+        raise SettingError(f"fleet.boards lists {listed} boards for fleet.devices = {fleet.devices}")
     names = [name for name, count in fleet.boards.items() for _ in range(count)]
-    if len(names) > fleet.devices:
-        raise SettingError(f"fleet.boards lists {len(names)} boards for fleet.devices = {fleet.devices}")
     names += [firmware_profiles.UNKNOWN] * (fleet.devices - len(names))
     width = len(str(fleet.devices - 1))
     return [
         _device(f"device-{index:0{width}d}", index, board_named(name), link, fleet, seed)
         for index, (name, link) in enumerate(zip(names, links_of(fleet, seed), strict=True))
     ]
+
+
+def check_counts(settings: RunSettings) -> None:
+    """Raises SettingError: a simulated round waits for more devices than there are."""
+    for key in ("start_with", "quorum"):
+        wanted, there = getattr(settings.round, key), settings.fleet.devices
+        if wanted > there:
+            raise SettingError(f"round.{key} = {wanted} is more than fleet.devices = {there}")
 
 
 def _device(

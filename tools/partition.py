@@ -49,6 +49,10 @@ def deal(
         SettingError: the kind is unknown, or there are not enough samples, classes or groups for it.
     """
     pool = _pool(y.size, settings.pool, key)
+    if settings.samples is not None and settings.samples > pool.size:
+        raise SettingError(
+            f"data.partition.samples = {settings.samples} for each device; the source has {pool.size} to deal"
+        )
     classes = np.unique(y[pool], return_inverse=True)[1]
     groups = None if group is None else group[pool]
     shares = _shares(classes, groups, settings, num_devices, key.child("shares").generator())

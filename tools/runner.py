@@ -22,7 +22,7 @@ from protocols.errors import FleetuneError, SettingError
 from protocols.payloads import Enrolment
 from protocols.settings import RunSettings, convert
 from tools import worker
-from tools.fleet import Shares, allowance_of, simulated_devices
+from tools.fleet import Shares, allowance_of, check_counts, simulated_devices
 from tools.player import Player
 from tools.simulate import Simulation
 
@@ -71,6 +71,7 @@ def simulate(
     Raises:
         FleetuneError: settings, data or model are wrong; StoreError when the disk is full.
     """
+    check_counts(settings)
     shares = Shares(settings)
     settings = with_model_shape(settings, shares)
     enrolment = prepare(settings, runs or folder.parent)

@@ -25,6 +25,9 @@ from protocols.payloads import Enrolment, run_key
 from tools.player import Answer, Player
 from tools.worker import answer
 
+MOST_ATTEMPTS = 300  # at one round
+MOST_STRETCHES = 10_000  # between two rounds
+
 
 class Simulation:
     """A fleet at work on a virtual clock.
@@ -66,13 +69,15 @@ class Simulation:
         self._order = count()
         self._next_tick: float | None = None
         self._finished = False
+        self._idle_stretches = 0
         self.now = 0.0
 
     def run(self) -> None:
         """Play until the run is finished.
 
         Raises:
-            SettingError: it cannot be, because devices that are needed decline.
+            SettingError: it cannot be, because devices that are needed decline or stay away, or a round
+                never has enough updates: a virtual clock would go on for ever.
         """
         self._enrol()
         while self._agenda and not self._finished:
@@ -110,6 +115,12 @@ class Simulation:
     def _draw_presence(self, stretch: int) -> None:
         if self._availability == 1:
             return
+        self._idle_stretches += 1
+        if self._idle_stretches > MOST_STRETCHES:
+            raise SettingError(
+                f"fleet.availability = {self._availability:g}: no round was closed in {MOST_STRETCHES} times"
+                " round.deadline_s; raise it, or lower round.quorum"
+            )
         key = run_key(self._enrolment.seed).child("availability", stretch)
         chances = key.uniform(len(self._fleet))
         for chance, player in zip(chances, self._fleet.values(), strict=True):
@@ -140,12 +151,19 @@ class Simulation:
                     except PacketNotFinite as problem:
                         unsent.append(order.declined(problem))
                 case Closed(record):
+                    self._idle_stretches = 0
                     self._on_closed(record)
                     self._forget_answers()
                 case Finished():
                     self._finished = True
         for declined in unsent:
             self._tell(declined)
+        turn = self._conductor.engine.state.turn
+        if turn.attempt > MOST_ATTEMPTS:
+            raise SettingError(
+                f"round {turn.number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
+                " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
+            )
         wake_at = self._conductor.engine.wake_at
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
