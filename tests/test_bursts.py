@@ -190,7 +190,7 @@ def test_a_payload_that_was_too_large_for_memory_arrives_the_same(tmp_path):
 
 
 def test_an_offer_is_repeated_no_sooner_than_its_peer_takes_to_answer():
-    """A coordinator that is behind is not asked twice for what it is at; one that is lost is asked at once."""
+    """A coordinator that is behind is not asked twice for what it has; one that was lost is asked at once."""
     window, payload = Window(), b"x" * 100
 
     def sender(number, now):
