@@ -107,6 +107,12 @@ def test_any_concentration_deals(kind, digits):
         assert all(len(train) + len(test) >= 2 for train, test in Shares(settings, digits)._rows), alpha
 
 
+def simulated(content):
+    settings = parse_run(content)
+    check_counts(settings)
+    return simulated_devices(settings)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -124,9 +130,7 @@ def test_any_concentration_deals(kind, digits):
 def test_what_cannot_be_is_named(key, value, message):
     content = with_value(key, value)
     with pytest.raises(SettingError, match=message):
-        settings = parse_run(content)
-        check_counts(settings)
-        simulated_devices(settings)
+        simulated(content)
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "mix", "alpha-rho", "primary"])
