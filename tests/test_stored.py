@@ -30,6 +30,7 @@ from tests.world import CAPABILITY, CHOICES
 
 SPEC = tiny_spec()
 OLD = Path(__file__).parent / "data" / "agent-d2699e9.tar.xz"  # made by make_agent_state.py beside it
+TRAINS_OTHERWISE = ("per-fedavg",)  # since then, on purpose: by the run's batches and epochs
 TINY, HUGE = 5e-324, 1e308
 LESSON = Lesson(Demand(0.5, 500, 500, 100.0, 10**6), Footprint(500, 500, 0.001, 1.0, 0.001, 10**8, 1.0))
 
@@ -134,9 +135,10 @@ def test_a_session_of_the_release_before_goes_on_bit_for_bit(old, name):
     method = from_section(enrolment.method, enrolment.spec)
     session = Session(enrolment, "pi", method, PullToTarget(SPEC, "pi"), store.session(name))
     assert session.personal_model.tobytes() == then["model"]
-    assert session.answer(then["task"], Budget(0.5)) == then["reply"]
+    reply = session.answer(then["task"], Budget(0.5))
+    assert (reply == then["reply"]) == (name not in TRAINS_OTHERWISE)
     again = Session(enrolment, "pi", method, None, store.session(name))
-    assert again.answer(then["task"], Budget(0.5)) == then["reply"]
+    assert again.answer(then["task"], Budget(0.5)) == reply
     assert again.personal_model.tobytes() == session.personal_model.tobytes()
 
 
