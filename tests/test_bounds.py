@@ -4,12 +4,13 @@ import importlib
 
 import msgspec
 import pytest
+from conftest import tiny_spec
 from msgspec import inspect
 
 from protocols import messages as wire
 from protocols.bundle import Bundle
-from protocols.errors import PacketCorrupt
-from protocols.methods import REGISTRY
+from protocols.errors import PacketCorrupt, SettingError
+from protocols.methods import REGISTRY, create
 from protocols.payloads import Assignment, Enrolment, Reply
 
 RUN, TRANSFER = "run-1", "0" * 32
@@ -113,3 +114,9 @@ def _huge(said):
 def test_text_that_breaks_parsers_is_refused(packet):
     with pytest.raises(PacketCorrupt):
         wire.read_from_device(packet)
+
+
+def test_a_setting_of_line_breaks_is_named_in_one_line():
+    with pytest.raises(SettingError) as caught:
+        create("fedavg", tiny_spec(), {"\n\n": 1})
+    assert "\n" not in str(caught.value)
