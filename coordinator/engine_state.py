@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from coordinator.events import Reason
 from coordinator.groups import Groups
+from protocols.messages import Errand
 from protocols.method import DeviceId, DeviceReport
 
 Stage = Literal["waiting", "training", "rehearsing", "finished"]
@@ -18,6 +19,11 @@ class Turn(NamedTuple):
 
     number: int
     attempt: int
+
+    @classmethod
+    def of(cls, errand: Errand) -> Self:
+        """What a payload is for."""
+        return cls(errand.round, errand.attempt)
 
 
 NEVER = Turn(0, 0)
@@ -171,6 +177,10 @@ class EngineState:
         if turn < self.turn and (turn < member.asked or not self.takes_part(device)):
             return "late" if turn.number <= self.rounds_done else "stale"
         return "duplicate" if member.answer is not None else None
+
+    def is_at(self, device: DeviceId, turn: Turn) -> bool:
+        """Whether this is the task that the device is expected to answer."""
+        return self.awaits(device) and self.members[device].asked == turn
 
     def report(self, device: DeviceId) -> DeviceReport | None:
         """The device's latest."""

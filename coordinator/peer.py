@@ -23,6 +23,7 @@ class Peer:
         outbox, inbox: its payloads.
         instance: of its agent; a new one means that it was restarted.
         online: by its last presence.
+        enrolled: it has taken the run's enrolment from this process, or said that it has it.
         stage, progress: what it said it is doing.
         measured: what it said the open round's work took, and what it had expected.
         offered_at: when it offered the update that is arriving.
@@ -34,6 +35,7 @@ class Peer:
     inbox: Inbox
     instance: str = ""
     online: bool = False
+    enrolled: bool = False
     stage: str = ""
     progress: float = 0.0
     measured: Measured | None = None

@@ -1,20 +1,25 @@
-"""Whether a device that says it is ready for a run may be counted on."""
+"""Whether a device may be counted on for a run, and whether what it offers is wanted."""
 
+from coordinator.engine_state import Turn
+from coordinator.peer import Peer
 from coordinator.runs import Run
 from protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
-from protocols.messages import Ready
+from protocols.messages import Errand, Ready
 
 
-def check_ready(ready: Ready, device: str, run: Run) -> None:
+def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
     """Look at what it says of itself.
 
+    A name alone is easily made up: it counts once its presence stands at the broker and it has answered the
+    offer of the enrolment, which is sent to its own topic.
+
     Raises:
-        PacketForeign: it speaks for another device, or has another model.
+        PacketForeign: it speaks for another device, has another model, or was not enrolled.
         PacketCorrupt: its ratio is not one of the method's.
         PacketOverclaimed: it says that it holds more samples than a device of this run may.
     """
     report, model, most = ready.report, run.enrolment.spec.hash, run.settings.round.max_samples
-    if report.device != device:
+    if report.device != peer.device:
         raise PacketForeign(f"ready in the name of {report.device!r}")
     if ready.model_hash != model:
         raise PacketForeign(f"ready with model {ready.model_hash!r}; the run's model is {model}")
@@ -23,3 +28,15 @@ def check_ready(ready: Ready, device: str, run: Run) -> None:
         raise PacketCorrupt(f"ready with ratio {report.ratio:g}; the method has {ratios}")
     if report.num_samples > most:
         raise PacketOverclaimed(f"ready with {report.num_samples} samples; round.max_samples = {most}")
+    if not (peer.online and peer.enrolled):
+        raise PacketForeign("ready before it was enrolled")
+
+
+def why_unwanted(run: Run, device: str, errand: Errand) -> str | None:
+    """Why an update is not wanted: asked when it is offered, before any of it is sent."""
+    if errand.kind != "update":
+        return f"a coordinator takes no {errand.kind}"
+    if errand.run != run.enrolment.run:
+        return f"run {errand.run!r} is not the one that runs here"
+    reason = run.conductor.engine.state.objection(device, Turn.of(errand))
+    return None if reason is None else f"{reason}: round {errand.round} does not wait for it"

@@ -22,7 +22,7 @@ from coordinator.goodbye import Goodbye
 from coordinator.missing import abandoned_line
 from coordinator.orders import Abandoned, Closed, Finished, Order, Reject, Send
 from coordinator.peer import Peer, Peers
-from coordinator.readiness import check_ready
+from coordinator.readiness import check_ready, why_unwanted
 from coordinator.records import RoundRecord
 from coordinator.refusals import Refusals
 from coordinator.run_clock import RunClock
@@ -80,6 +80,7 @@ class Server:
     finished: str | None = None
 
     def __post_init__(self) -> None:
+        self.run_id = self.run.enrolment.run
         self._refusals = Refusals(self.run.conductor.refuse, self.timer)
         self._queue, self._burst = EventQueue(self.events, self.timer), Burst()
 
@@ -100,10 +101,6 @@ class Server:
         finally:
             self._transport.close()
         return self.finished
-
-    @property
-    def run_id(self) -> str:
-        return self.run.enrolment.run
 
     def _resume(self) -> None:
         conductor = self.run.conductor
@@ -202,20 +199,30 @@ class Server:
                 self._give_bundle(peer, self._bundles.ask(peer.device))
             case wire.Ready():
                 self._take_ready(peer, message)
-            case wire.Working(run, _, stage, progress) if run == self.run_id:
-                peer.stage, peer.progress = stage, min(max(progress, 0.0), 1.0)
-                self._keep_track(peer)
-            case wire.Measured(run, number, attempt) if run == self.run_id:
-                if self._is_at(peer, Turn(number, attempt)):
-                    peer.measured = message
-                else:
-                    self.run.conductor.note_measured(peer.device, Turn(number, attempt), message.actual)
+            case wire.Left(run) if run == self.run_id:
+                self._ask_back(peer)
+            case wire.Working() | wire.Measured() if message.run == self.run_id:
+                self._hear_of_work(peer, message)
             case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
-                self._note_declined(peer, number, attempt, reason, diverged=diverged)
+                self._note_declined(peer, Turn(number, attempt), reason, diverged=diverged)
+
+    def _hear_of_work(self, peer: Peer, message: wire.Working | wire.Measured) -> None:
+        if isinstance(message, wire.Working):
+            peer.stage, peer.progress = message.stage, min(max(message.progress, 0.0), 1.0)
+            self._keep_track(peer)
+            return
+        turn = Turn(message.round, message.attempt)
+        if self.run.conductor.engine.state.is_at(peer.device, turn):
+            peer.measured = message
+        else:
+            self.run.conductor.note_measured(peer.device, turn, message.actual)
 
     def _meet(self, device: str) -> Peer:
         limit = codec.payload_limit(self.run.enrolment.spec)
-        folder, wanted = self.run.folder / INCOMING / device, partial(self._objects, device)
+        folder, wanted = (
+            self.run.folder / INCOMING / device,
+            partial(why_unwanted, self.run, device),
+        )
         self.peers[device] = Peer.met(device, folder, limit, wanted, self.peers.room)
         return self.peers[device]
 
@@ -223,13 +230,25 @@ class Server:
         lost = peer.online and (not online or instance != peer.instance)
         peer.online, peer.instance, peer.stage = online, instance, ""
         if lost:
-            self._send_all(peer, peer.outbox.drop(lambda _: True, self.timer()))
-            self._tell(DeviceGone(peer.device))
+            self._lose(peer)
         if online:
             self._send_all(peer, peer.outbox.reconnected(self.timer()))
-            errand = Errand("enrolment", self.run_id)
-            ratio = self.run.settings.fleet.dealt(peer.device)
-            self._send_all(peer, peer.outbox.post(errand, self.run.payload, self.timer(), ratio=ratio))
+            self._enrol(peer)
+
+    def _lose(self, peer: Peer) -> None:
+        peer.enrolled = False
+        self._send_all(peer, peer.outbox.drop(lambda _: True, self.timer()))
+        self._tell(DeviceGone(peer.device))
+
+    def _enrol(self, peer: Peer) -> None:
+        errand, ratio = Errand("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
+        self._send_all(peer, peer.outbox.post(errand, self.run.payload, self.timer(), ratio=ratio))
+
+    def _ask_back(self, peer: Peer) -> None:
+        """It knows the run as over, which somebody else must have told it."""
+        self._refusals.say(logging.WARNING, peer.device, f"{peer.device} has left a run that goes on")
+        self._lose(peer)
+        self._enrol(peer)
 
     def _give_bundle(self, peer: Peer, made: BundleMade | None) -> None:
         if made is None:
@@ -243,25 +262,13 @@ class Server:
     def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
         if ready.run != self.run_id:
             return  # of an earlier run; our own enrolment is on its way
-        check_ready(ready, peer.device, self.run)
+        check_ready(ready, peer, self.run)
         self._tell(DeviceReady(ready.report))
 
-    def _note_declined(
-        self, peer: Peer, number: int, attempt: int, reason: str, *, diverged: bool = False
-    ) -> None:
-        reason = wire.readable(reason)
-        what = f"round {number}" if number else "the run"
+    def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
+        reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"
         self._refusals.say(logging.WARNING, peer.device, f"{peer.device} declines {what}: {reason}")
-        self._tell(Declined(peer.device, number, attempt, reason, diverged))
-
-    def _objects(self, device: str, errand: Errand) -> str | None:
-        """Why an update is not wanted: asked when it is offered, before any of it is sent."""
-        if errand.kind != "update":
-            return f"a coordinator takes no {errand.kind}"
-        if errand.run != self.run_id:
-            return f"run {errand.run!r} is not the one that runs here"
-        reason = self.run.conductor.engine.state.objection(device, _turn(errand))
-        return None if reason is None else f"{reason}: round {errand.round} does not wait for it"
+        self._tell(Declined(peer.device, *turn, reason, diverged))
 
     def _consider(self, peer: Peer, offer: Offer) -> None:
         answers = peer.inbox.handle_offer(offer)
@@ -273,7 +280,7 @@ class Server:
         self._send_all(peer, answers)
 
     def _note_unwanted(self, peer: Peer, errand: Errand, reason: str) -> None:
-        state, turn = self.run.conductor.engine.state, _turn(errand)
+        state, turn = self.run.conductor.engine.state, Turn.of(errand)
         objection = state.objection(peer.device, turn) if errand.run == self.run_id else "unknown"
         level = logging.INFO if objection in ("late", "stale", "duplicate") else logging.WARNING
         self._refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
@@ -308,9 +315,9 @@ class Server:
             self._tell(declined)
 
     def _send_task(self, send: Send) -> None:
-        peer, turn = self.peers[send.device], _turn(send.errand)
+        peer, turn = self.peers[send.device], Turn.of(send.errand)
         peer.forget_times()
-        self._forget_tasks(peer, lambda errand: _turn(errand) != turn)
+        self._forget_tasks(peer, lambda errand: Turn.of(errand) != turn)
         payload = spooled(send.make(), self.run.folder)
         self._send_all(peer, peer.outbox.post(send.errand, payload, self.timer()))
 
@@ -320,13 +327,8 @@ class Server:
         for peer in self.peers.busy():
             if not state.awaits(peer.device) or state.members[peer.device].asked == state.turn:
                 peer.stage = ""
-            self._forget_tasks(peer, lambda errand, peer=peer: not self._is_at(peer, _turn(errand)))  # type: ignore[misc]
+            self._forget_tasks(peer, lambda errand, peer=peer: not state.is_at(peer.device, Turn.of(errand)))  # type: ignore[misc]
             self._send_all(peer, peer.inbox.refuse_unwanted())
-
-    def _is_at(self, peer: Peer, turn: Turn) -> bool:
-        """Whether this is the task that the device is expected to answer."""
-        state = self.run.conductor.engine.state
-        return state.awaits(peer.device) and state.members[peer.device].asked == turn
 
     def _forget_tasks(self, peer: Peer, unwanted: Callable[[Errand], bool]) -> None:
         next_in_line = peer.outbox.drop(
@@ -360,7 +362,7 @@ class Server:
     def _take_in(self, peer: Peer, arrived: Arrived) -> None:
         """A reply is here: keep it and tell the engine, then tell the device."""
         offer, conductor = arrived.offer, self.run.conductor
-        actual, turn = peer.actual(self.timer()), _turn(offer.errand)
+        actual, turn = peer.actual(self.timer()), Turn.of(offer.errand)
         answer: Ack | Refuse = Ack(offer.transfer, offer.num_bytes)
         try:
             orders = conductor.receive(
@@ -384,8 +386,9 @@ class Server:
     def _note_sent(self, peer: Peer, sent: Sent) -> None:
         if sent.refused is not None:
             log.warning("%s does not take its %s", peer.device, sent.errand.kind)
-            self._note_declined(peer, sent.errand.round, sent.errand.attempt, sent.refused)
+            self._note_declined(peer, Turn.of(sent.errand), sent.refused)
             return
+        peer.enrolled = peer.enrolled or sent.errand.kind == "enrolment"
         if sent.errand.kind == "task":
             peer.download_s = sent.seconds
         if sent.errand.kind == "task" or sent.sent_bytes:  # an enrolment or bundle may be there from before
@@ -394,7 +397,3 @@ class Server:
     def _send(self, peer: Peer, message: wire.Message) -> None:
         topic = topics.topic(self.fleet, peer.device, "down")
         self._burst.say(partial(self._transport.publish, topic, wire.encode(message)))
-
-
-def _turn(errand: Errand) -> Turn:
-    return Turn(errand.round, errand.attempt)

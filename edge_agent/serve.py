@@ -205,7 +205,9 @@ class Agent:
 
     def _consider(self, offer: Offer) -> None:
         if offer.errand.kind == "task" and self._joined is None:
-            return  # we have only just started: our enrolment comes first, then this again
+            if offer.errand.run == self._finished:
+                self._join(offer.errand.run)  # it was not over; then this again
+            return  # else we have only just started: our enrolment comes first, then this again
         answers = self._intake.offer(offer)
         self._send_all(answers)
         if answers == [Ack(offer.transfer, offer.num_bytes)]:
@@ -239,6 +241,9 @@ class Agent:
             self._work(errand, offer.transfer)
 
     def _join(self, run: str) -> None:
+        if self._finished == run:
+            log.warning("run %s goes on, though we were told that it is finished", run)
+            self._finished = None
         if self._is_in(run):
             self._say_ready()
         else:

@@ -89,6 +89,12 @@ class Liar:
             else:
                 self._unread.append(message)
 
+    def enrol(self):
+        """Be there, and say that the enrolment is here."""
+        self.say(wire.Presence(True, "x"), "state")
+        offer = self.hear(Offer, lambda offer: offer.errand.kind == "enrolment")
+        self.say(Ack(offer.transfer, offer.num_bytes))
+
     def take_task(self, number):
         """Wait for the task of this round and say that it is here."""
         offer = self.hear(Offer, lambda offer: offer.errand.round == number)
@@ -130,6 +136,7 @@ def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_
             (wire.Ready(run, model, replace(report, ratio=0.55)), "PacketCorrupt"),
             (wire.Ready(run, model, replace(report, ratio=5.0)), "PacketCorrupt"),
             (wire.Ready(run, model, replace(report, num_samples=-1)), "PacketCorrupt"),
+            (wire.Ready(run, model, report), "PacketForeign"),  # it was never enrolled
             (offer_of("mallory", update), "unknown"),
             (offer_of("mallory", update, num_bytes=2**60), "unknown"),
             (offer_of("mallory", update, transfer="../../x"), "PacketCorrupt"),
@@ -200,6 +207,7 @@ def test_forged_replies_of_a_participant_are_refused_and_change_nothing(tmp_path
         ]
         with Liar(fleet, "mallory") as liar:
             wait_until_heard(liar)
+            liar.enrol()
             liar.say(wire.Ready(run, spec.hash, DeviceReport("mallory", num_samples=10)))
             for device in fleet.shares:
                 fleet.start_agent(device)
@@ -334,3 +342,23 @@ def test_an_agent_declines_hostile_bundles_and_lives(tmp_path):
             assert liar.hear(wire.Ready).run == run
         assert not agent.lines("Traceback|unexpected")
         assert agent.stop() == 0
+
+
+def test_five_hundred_forged_devices_hold_no_round_up(tmp_path):
+    toml = run_toml()
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start_coordinator()
+        run, model = run_of(fleet), prepare(fleet.settings).spec.hash
+        with Liar(fleet, "mallory") as liar:
+            wait_until_heard(liar)
+            for number in range(500):
+                name = f"ghost-{number}"
+                ready = wire.Ready(run, model, DeviceReport(name, num_samples=10))
+                liar.publish(topics.topic(fleet.name, name, "up"), wire.encode(ready))
+            for device in fleet.shares:
+                fleet.start_agent(device)
+            fleet.wait_finished()
+        summary = fleet.summary()
+        assert summary["refused"]["PacketForeign"] == 500 + 1  # and what `wait_until_heard` offers
+        assert set(summary["by_device"]) == set(fleet.shares)
+        assert len(fleet.coordinator.lines("refused")) <= 310  # not a line for each

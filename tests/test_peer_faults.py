@@ -13,6 +13,7 @@ from coordinator.records import Ledger
 from protocols import messages as wire
 from protocols.errors import StoreError
 from protocols.messages import Errand
+from protocols.method import DeviceReport
 from tests.talk import AgentTalk, Coordinating, answered, run_settings
 
 DEVICES = ("a", "b")
@@ -187,3 +188,15 @@ def test_an_agent_too_blames_what_came_and_goes_on(tmp_path, monkeypatch, caplog
     assert any(record.exc_info for record in caplog.records if record.levelno == logging.DEBUG)
     assert talk.send(Errand("enrolment", "run-1"), b"anything").refused is None
     talk.close()
+
+
+def test_a_device_that_thinks_the_run_is_over_is_enrolled_again_and_counts_only_then(tmp_path, begun):
+    talk, sessions = begun(tmp_path)
+    talk.hear("a", wire.Left(talk.id))
+    assert not talk.run.conductor.engine.state.members["a"].ready
+    talk.hear("a", wire.Ready(talk.id, talk.run.enrolment.spec.hash, DeviceReport("a", num_samples=10)))
+    assert talk.run.conductor.ledger.refusals == {"PacketForeign": 1}
+    assert not talk.run.conductor.engine.state.members["a"].ready
+    talk.greet("a", num_samples=10)
+    assert talk.run.conductor.engine.state.members["a"].ready
+    finished(talk, sessions)
