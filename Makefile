@@ -1,6 +1,7 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
 # make test    every test
 # make check   style, types, layering
+# make docs    docs/map.md, from the docstrings
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ TORCH := torch==2.13.0
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check clean
+.PHONY: demo test check docs clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m tools.demo
@@ -22,6 +23,9 @@ check: $(VENV)/dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/dev
+	$(BIN)/python -m tools.file_map
 
 # A stamp says that a step came to its end, and is written last: what was interrupted begins anew.
 $(VENV)/python:

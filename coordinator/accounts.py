@@ -20,7 +20,7 @@ class Accounts:
 
     def delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
         """A payload reached its device."""
-        traffic, turn = self._of(device), (errand.round, errand.attempt)
+        traffic, turn = self._of(device), errand.turn
         if errand.kind in ("enrolment", "bundle"):
             traffic.enrolment += num_bytes
             return

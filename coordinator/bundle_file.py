@@ -12,7 +12,8 @@ from protocols.bundle import Bundle
 from protocols.errors import SettingError
 from protocols.files import write_atomically
 from protocols.onnx_file import write_onnx
-from protocols.settings import RunSettings, parse_run, read_run
+from protocols.run_toml import parse_run, read_run
+from protocols.settings import RunSettings
 from protocols.transfer import digest_of
 
 

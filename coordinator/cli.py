@@ -11,7 +11,7 @@ import typer
 
 from protocols import topics
 from protocols.one_line import one_line_errors
-from protocols.settings import read_run
+from protocols.run_toml import read_run
 from protocols.version import show_version
 
 app = typer.Typer(

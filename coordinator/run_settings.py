@@ -18,7 +18,8 @@ from protocols.errors import SettingError, StoreVersion
 from protocols.method import Method
 from protocols.methods import from_section
 from protocols.model import ModelSpec
-from protocols.settings import RunSettings, convert
+from protocols.run_toml import convert
+from protocols.settings import RunSettings
 
 _IGNORED = ("compare", "paper")  # sections that only `edge-sim compare` and `edge-sim paper` read
 CHANGEABLE = (

@@ -13,7 +13,8 @@ from firmware_profiles import UNKNOWN, Board
 from protocols.bounds import Positive
 from protocols.conditions import Conditions
 from protocols.errors import SettingError
-from protocols.settings import Settings, convert
+from protocols.run_toml import convert
+from protocols.settings import Settings
 
 COOL_BY = 5.0  # degrees below the limit, before training goes on after heat has stopped it
 MEMORY_SHARE = 0.9  # of what the system lets a process have: one that takes all of it is killed

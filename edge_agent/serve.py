@@ -232,8 +232,6 @@ class Agent:
         """What this offer brings is on disk: do what it is for."""
         errand = offer.errand
         if errand.kind == "enrolment":
-            if self._finished == errand.run:  # it goes on: its rounds were raised
-                self._finished = None
             self._enrolling.note_dealt(errand.run, offer.ratio)
         if errand.kind in ("enrolment", "bundle"):
             self._join(errand.run)
@@ -243,7 +241,7 @@ class Agent:
     def _join(self, run: str) -> None:
         if self._finished == run:
             log.warning("run %s goes on, though we were told that it is finished", run)
-            self._finished = None
+            self._finished = None  # its rounds were raised, or somebody lied
         if self._is_in(run):
             self._say_ready()
         else:
@@ -299,13 +297,13 @@ class Agent:
         """Work on a task now or, the newest of them, when the one at hand is done."""
         assert self._joined is not None
         overtaken = self._outbox.drop(
-            lambda waiting: waiting.run != errand.run or _turn(waiting) < _turn(errand), self._clock()
+            lambda waiting: waiting.run != errand.run or waiting.turn < errand.turn, self._clock()
         )
         self._send_all(overtaken)
-        if _update_for(errand) in self._outbox.errands or errand == self._working:
+        if errand.answer in self._outbox.errands or errand == self._working:
             return
         if self._working is not None:
-            self._next = (errand, transfer) if _turn(errand) > _turn(self._working) else self._next
+            self._next = (errand, transfer) if errand.turn > self._working.turn else self._next
             return
         try:
             payload = self._store.task(errand.run, transfer).read()
@@ -338,7 +336,7 @@ class Agent:
         reply = outcome.result()
         log.info("round %d: done in %.1f s; %d bytes to send", errand.round, seconds, len(reply))
         self._tell_measured(errand)
-        self._send_all(self._outbox.post(_update_for(errand), reply, now))
+        self._send_all(self._outbox.post(errand.answer, reply, now))
 
     def _tell_measured(self, errand: Errand) -> None:
         assert self._joined is not None
@@ -404,12 +402,3 @@ class Agent:
 
     def _topic(self, channel: topics.Channel) -> str:
         return topics.topic(self._settings.fleet, self._settings.device, channel)
-
-
-def _turn(errand: Errand) -> tuple[int, int]:
-    return errand.round, errand.attempt
-
-
-def _update_for(task: Errand) -> Errand:
-    """The errand of the reply to a task."""
-    return Errand("update", task.run, task.round, task.attempt, task.rehearsal)

@@ -54,6 +54,16 @@ class Errand(Struct, frozen=True):
     attempt: Number = 0
     rehearsal: bool = False
 
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Round and attempt; later ones are greater."""
+        return self.round, self.attempt
+
+    @property
+    def answer(self) -> "Errand":
+        """Of the update that answers this task."""
+        return Errand("update", self.run, self.round, self.attempt, self.rehearsal)
+
 
 class Offer(Message, frozen=True, omit_defaults=True):
     """Sender: I have a payload. `transfer` is 32 hex digits: the same payload for the same errand has

@@ -1,23 +1,16 @@
-"""run.toml: everything needed to repeat a run.
+"""run.toml: everything needed to repeat a run, section by section; `protocols.run_toml` reads it.
 
-`read_run(path)` gives a `RunSettings` or a `SettingError` whose one line names the key. The parts a
-device needs travel to it in its enrolment.
+The parts a device needs travel to it in its enrolment.
 """
 
-import difflib
 import math
 import re
-import tomllib
 import zlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from protocols.bounds import MAX_NUMBER, FleetName, Int64, NonNegative, Positive, Share
-from protocols.errors import SettingError
 from protocols.scaling import Mean, Std
 
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
@@ -29,7 +22,6 @@ Metres = Annotated[float, Meta(ge=1, le=1e9)]
 Megahertz = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]  # Mbit/s
 MOST_INPUTS = 2**26  # numbers in one sample
-Section = TypeVar("Section", bound=Struct)
 Name = FleetName
 
 
@@ -322,38 +314,6 @@ class RunSettings(Settings, frozen=True):
     paper: PaperSection | None = None
 
 
-def read_run(path: Path, changes: Sequence[str] = ()) -> RunSettings:
-    """Read a run.toml.
-
-    Args:
-        path: the file.
-        changes: `section.key=value` each, on top of the file; the value as in TOML, bare words are text.
-
-    Raises:
-        SettingError: the file is missing, is no TOML, or a key is unknown, of the wrong type or range.
-    """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        for change in changes:
-            _change(content, change)
-    except FileNotFoundError:
-        raise SettingError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise SettingError(f"{path}: {problem}") from None
-    try:
-        return parse_run(content)
-    except SettingError as problem:
-        raise SettingError(f"{path}: {problem}") from None
-
-
-def parse_run(content: dict[str, Any]) -> RunSettings:
-    """The settings in an already parsed run.toml. Raises SettingError."""
-    settings = convert(content, RunSettings)
-    if not isinstance(settings.method.get("name"), str):
-        raise SettingError('method.name is missing, e.g. [method] name = "fedspu"')
-    return settings
-
-
 def simulated_keys(settings: RunSettings) -> list[str]:
     """What a run.toml says about a simulated world, and a real fleet brings itself: `serve` names these keys,
     and nothing else in the file but [compare] and [paper] means less to it than to a simulation.
@@ -362,47 +322,3 @@ def simulated_keys(settings: RunSettings) -> list[str]:
     keys = [key for key in fleet.__struct_fields__ if key != "ratios"]
     said = [f"fleet.{key}" for key in keys if getattr(fleet, key) != getattr(plain, key)]
     return said + ["data.partition"] * (settings.data.partition != Partition())
-
-
-def _change(content: dict[str, Any], change: str) -> None:
-    """Raises SettingError when `change` is not section.key=value."""
-    path, separator, text = change.partition("=")
-    *sections, key = path.strip().split(".")
-    if not separator or not sections:
-        raise SettingError(f"--set {change}: use section.key=value, e.g. training.epochs=2")
-    for section in sections:
-        content = content.setdefault(section, {})
-        if not isinstance(content, dict):
-            raise SettingError(f"--set {change}: {section} is no section")
-    try:
-        content[key] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        content[key] = text.strip()
-
-
-def convert(content: dict[str, Any], section: type[Section], prefix: str = "") -> Section:
-    """`content` as `section`, or a SettingError that names the key below `prefix` and what it may be."""
-    try:
-        return msgspec.convert(content, section, strict=True)
-    except msgspec.ValidationError as problem:
-        raise SettingError(_explain(str(problem), section, prefix)) from None
-
-
-def _explain(problem: str, section: type, prefix: str) -> str:
-    """Msgspec's message as `key: what is wrong`, with the nearest known key for a misspelt one."""
-    text, _, where = problem.partition(" - at `$")
-    path = [part for part in where.rstrip("`").replace("[...]", "").split(".") if part]
-    unknown = re.search(r"unknown field `(.+)`", text)
-    if not unknown:
-        return f"{'.'.join(filter(None, [prefix, *path])) or 'top level'}: {text[0].lower()}{text[1:]}"
-    known = _keys(section, path)
-    near = difflib.get_close_matches(unknown.group(1), known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
-    return f"{'.'.join(filter(None, [prefix, *path, unknown.group(1)]))}: unknown key; {hint}"
-
-
-def _keys(section: Any, path: list[str]) -> list[str]:
-    for part in path:
-        hint = get_type_hints(section)[part]
-        section = next((t for t in get_args(hint) if isinstance(t, type)), hint) if get_origin(hint) else hint
-    return list(section.__struct_fields__)

@@ -30,7 +30,7 @@ from edge_agent.store import AgentStore, FileMemory
 from protocols import codec
 from protocols.payloads import Enrolment
 from protocols.randomness import Key
-from protocols.settings import parse_run, read_run
+from protocols.run_toml import parse_run, read_run
 from tools.runner import simulate
 from tools.split import write_shares
 

@@ -5,8 +5,8 @@ import pytest
 from conftest import PullToTarget, tiny_spec
 
 from coordinator.events import Declined, DeviceReady, Tick
+from coordinator.opening import open_run
 from coordinator.orders import Closed, Finished, Send
-from coordinator.runs import open_run
 from edge_agent.session import Session
 from protocols import codec
 from protocols.errors import PacketError, PacketNotFinite, TrainingDiverged
@@ -14,7 +14,8 @@ from protocols.finite import not_finite
 from protocols.footprint import Footprint
 from protocols.method import Budget, DeviceReport
 from protocols.payloads import Assignment, Enrolment, Reply
-from protocols.settings import TrainingSection, parse_run
+from protocols.run_toml import parse_run
+from protocols.settings import TrainingSection
 
 SPEC = tiny_spec()
 DEVICES = ("a", "b", "c", "mallory")

@@ -20,7 +20,8 @@ from protocols.method import Budget, DeviceReport
 from protocols.methods import from_section
 from protocols.payloads import Enrolment
 from protocols.randomness import Key
-from protocols.settings import TrainingSection, parse_run
+from protocols.run_toml import parse_run
+from protocols.settings import TrainingSection
 from protocols.transfer import Chunk
 from protocols.transport import Received
 from protocols.transport.memory import MemoryBroker

@@ -19,7 +19,7 @@ from edge_agent.trainers import KINDS
 from protocols.architectures import build
 from protocols.footprint import Footprint
 from protocols.method import Choice, Cost, DeviceReport
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from tests.world import CAPABILITY, CHOICES, Device, World
 
 NOTHING = Experience()

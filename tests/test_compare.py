@@ -17,7 +17,7 @@ from protocols.errors import FleetuneError, SettingError
 from protocols.footprint import Footprint
 from protocols.methods import REGISTRY
 from protocols.payloads import Measures
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from tools.cells import finished, play_all
 from tools.cli import app
 from tools.compare import cells_of, compare, contenders_of, labels_of

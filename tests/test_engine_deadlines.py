@@ -14,7 +14,8 @@ from coordinator.participants import able, draw
 from protocols.conditions import UNKNOWN, Conditions
 from protocols.errors import SettingError
 from protocols.method import DeviceReport
-from protocols.settings import RoundSection, parse_run
+from protocols.run_toml import parse_run
+from protocols.settings import RoundSection
 from tests.test_engine import DEADLINE_S, Script, asked, of
 from tests.test_windows import buffered, windowed
 

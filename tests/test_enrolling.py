@@ -20,7 +20,7 @@ from edge_agent.trainers import Trainers, check_room
 from protocols import codec
 from protocols.errors import ModelError, SettingError
 from protocols.messages import Ack, Errand, Fetch, Offer, Refuse, Resume
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from protocols.shipped import shipped_bundle
 from protocols.transfer import Chunk, digest_of, transfer_id
 

@@ -11,6 +11,7 @@ import tools.simulate
 from edge_agent.data import load
 from edge_agent.policy import Policy
 from protocols.errors import FleetuneError, SettingError
+from protocols.run_toml import convert, parse_run
 from protocols.settings import (
     DataSection,
     FleetSection,
@@ -20,8 +21,6 @@ from protocols.settings import (
     RunSection,
     TrainingSection,
     WirelessSection,
-    convert,
-    parse_run,
 )
 from tools.fleet import Shares, check_counts, simulated_devices
 from tools.runner import simulate

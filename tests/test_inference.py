@@ -21,7 +21,7 @@ from protocols.errors import DataError, ModelError, StoreError
 from protocols.methods import create
 from protocols.payloads import Enrolment
 from protocols.randomness import Key
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from protocols.shipped import shipped_bundle
 from protocols.transfer import digest_of
 from tests.linear_bundle import SPEC, bundle

@@ -21,7 +21,7 @@ from protocols.errors import FleetuneError
 from protocols.footprint import Footprint
 from protocols.messages import Ack, Errand, Offer
 from protocols.payloads import Enrolment
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from protocols.shipped import bundle_path
 from protocols.transfer import Chunk, digest_of, transfer_id
 

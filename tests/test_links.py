@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from protocols.errors import SettingError
 from protocols.randomness import Key
-from protocols.settings import FleetSection, WirelessSection, convert, parse_run
+from protocols.run_toml import convert, parse_run
+from protocols.settings import FleetSection, WirelessSection
 from tools.cli import app
 from tools.links import daemon, measure, network, replay, verify
 from tools.links.deal import links_named, links_of

@@ -15,7 +15,7 @@ from coordinator.watch import Activity, Watch
 from protocols.footprint import Footprint
 from protocols.method import DeviceReport
 from protocols.payloads import Measures
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 
 SETTINGS = parse_run(
     {

@@ -19,7 +19,7 @@ from protocols.errors import FleetuneError, SettingError
 from protocols.first_weights import draw_convolutions, draw_weights
 from protocols.payloads import run_key
 from protocols.randomness import Key
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from protocols.shipped import MODELS, bundle_path, shipped_bundle
 from tests.linear_bundle import bundle
 

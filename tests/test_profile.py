@@ -27,8 +27,9 @@ from edge_agent.trainers import Trainers
 from protocols import codec, topics
 from protocols.errors import ModelError, SettingError, TrainingStopped
 from protocols.randomness import Key
+from protocols.run_toml import parse_run
 from protocols.selection import Neurons
-from protocols.settings import TrainingSection, parse_run
+from protocols.settings import TrainingSection
 from protocols.transport import Received
 from protocols.transport.mqtt import Broker, MqttTransport
 from tests import boards

@@ -13,7 +13,8 @@ from protocols import messages as wire
 from protocols.errors import PacketCorrupt
 from protocols.mailbox import Outbox
 from protocols.messages import Errand
-from protocols.settings import FleetSection, parse_run, simulated_keys
+from protocols.run_toml import parse_run
+from protocols.settings import FleetSection, simulated_keys
 from tools.fleet import simulated_devices
 
 SECTIONS = {

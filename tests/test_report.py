@@ -28,7 +28,7 @@ from protocols.footprint import Footprint
 from protocols.messages import read_from_device
 from protocols.method import DeviceReport
 from protocols.payloads import Measures
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 
 HOSTILE = '<script>alert("$\\x$")</script>&amp;'
 PICTURES = {"accuracy-by-round", "accuracy-by-uplink", "bytes-by-round", "accuracy-by-device"}

@@ -15,7 +15,7 @@ from edge_agent.roles import below, draws
 from protocols.errors import DataError, SettingError
 from protocols.model import ModelSpec
 from protocols.randomness import Key
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from tools.fleet import Shares
 
 

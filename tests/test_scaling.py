@@ -16,7 +16,7 @@ from protocols.bundle import read_bundle
 from protocols.errors import PacketCorrupt, PacketError, SettingError
 from protocols.payloads import Enrolment
 from protocols.randomness import Key
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 
 MEAN, STD = [0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616]
 

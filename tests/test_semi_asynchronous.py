@@ -20,7 +20,7 @@ from protocols.method import DeviceReport, Round
 from protocols.methods import REGISTRY, create
 from protocols.patch import Patch
 from protocols.payloads import Assignment, Measures, Reply, run_key
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from protocols.staleness import drawn_towards, staleness_factor
 from tests.fleet import Fleet, assert_equal, run_toml, wait_until
 from tests.slow_proxy import SlowProxy

@@ -3,7 +3,7 @@
 import pytest
 
 from protocols.errors import SettingError
-from protocols.settings import parse_run, read_run
+from protocols.run_toml import parse_run, read_run
 
 GOOD = """
 [run]

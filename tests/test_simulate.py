@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from protocols.errors import FleetuneError, SettingError
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from tools import worker
 from tools.runner import simulate
 

@@ -3,7 +3,7 @@
 import pytest
 
 from protocols.errors import SettingError
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from tools.battery import Battery
 from tools.fleet import simulated_devices
 from tools.links.link import Constant

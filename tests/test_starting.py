@@ -17,7 +17,7 @@ from coordinator.opening import open_run
 from coordinator.runs import look_at, save_shared_model
 from coordinator.starting import start_of
 from protocols.errors import FleetuneError, ModelError, SettingError
-from protocols.settings import parse_run
+from protocols.run_toml import parse_run
 from tools.cli import app as simulator
 from tools.runner import simulate
 

@@ -19,7 +19,8 @@ from protocols.bundle import MOST_IDS, read_bundle
 from protocols.errors import DataError, ModelError, SettingError
 from protocols.method import FitPlan
 from protocols.randomness import Key
-from protocols.settings import TrainingSection, parse_run
+from protocols.run_toml import parse_run
+from protocols.settings import TrainingSection
 from protocols.token_ids import Samples, samples_of
 from tests.fleet import ROOT, Fleet, assert_equal, expected, run_toml
 

@@ -15,7 +15,7 @@ from coordinator.opening import open_run
 from coordinator.runs import look_at
 from coordinator.store import RunStore
 from protocols.errors import SettingError, StoreError, StoreVersion
-from protocols.settings import read_run
+from protocols.run_toml import read_run
 from tests.fleet import Fleet
 from tests.test_semi_asynchronous import Desk, settings
 

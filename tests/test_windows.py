@@ -29,7 +29,8 @@ from coordinator.windows import WindowEngine, draw_idle
 from protocols.conditions import UNKNOWN, Conditions
 from protocols.errors import SettingError
 from protocols.method import DeviceReport, Round
-from protocols.settings import RoundSection, RunSection, parse_run
+from protocols.run_toml import parse_run
+from protocols.settings import RoundSection, RunSection
 from tests.test_engine import DEADLINE_S, Script, asked, check_kept, of
 
 WINDOW_S = 4.0

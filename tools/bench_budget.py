@@ -23,7 +23,7 @@ from rich.table import Table
 
 from protocols.errors import SettingError
 from protocols.one_line import one_line_errors
-from protocols.settings import read_run
+from protocols.run_toml import read_run
 from tools.links.link import Constant
 from tools.links.network import HUB_ADDRESS, Network
 from tools.split import write_shares

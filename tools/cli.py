@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from protocols.one_line import one_line_errors
-from protocols.settings import read_run
+from protocols.run_toml import read_run
 from protocols.version import show_version
 from tools import bench_fleet, link_cli
 

@@ -15,7 +15,8 @@ from coordinator.report import NO_PICTURES, can_paint, paint
 from protocols.errors import FleetuneError, SettingError
 from protocols.files import write_atomically
 from protocols.methods import REGISTRY, from_section
-from protocols.settings import FleetSection, RunSettings, convert
+from protocols.run_toml import convert
+from protocols.settings import FleetSection, RunSettings
 from tools.cells import Cell, RoundDone, finished, forget, play_all
 from tools.compare_page import ComparisonPage, write_comparison
 from tools.compare_tables import methods_csv, rounds_csv, runs_csv, tables

@@ -20,7 +20,8 @@ from coordinator.report import write_report
 from coordinator.store import RunStore
 from coordinator.tables import device_table, run_table
 from protocols.errors import FleetuneError
-from protocols.settings import RunSettings, read_run
+from protocols.run_toml import read_run
+from protocols.settings import RunSettings
 from tools.fleet import SimulatedDevice, simulated_devices
 from tools.split import write_shares
 

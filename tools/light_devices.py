@@ -189,7 +189,7 @@ class LightDevice:
             self._tell(wire.Ready(errand.run, self.shared.enrolled(payload).hash, report))
         elif errand.kind == "task":
             reply = self.shared.reply(self.name, errand, payload)
-            turn = errand.round, errand.attempt
+            turn = errand.turn
             self._tell(wire.Measured(errand.run, *turn, Footprint(train_s=0.0)))
             answer = Errand("update", errand.run, *turn, errand.rehearsal)
             self._say(self.outbox.post(answer, reply, now), now)

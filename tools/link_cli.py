@@ -198,7 +198,7 @@ def _links(
 
 def _links_of_run(run_file: Path) -> "dict[str, Constant | Trace]":
     """The link of each device of a run.toml. Raises SettingError."""
-    from protocols.settings import read_run
+    from protocols.run_toml import read_run
     from tools.fleet import simulated_devices
     from tools.links.link import Constant, Trace
 

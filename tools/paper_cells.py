@@ -18,7 +18,8 @@ from coordinator.readable import UNKNOWN, percent
 from protocols.errors import DataError, FleetuneError, SettingError
 from protocols.files import write_atomically
 from protocols.methods import from_section
-from protocols.settings import RunSettings, read_run
+from protocols.run_toml import read_run
+from protocols.settings import RunSettings
 from tools.cells import Cell, RoundDone, finished, forget, play_all
 from tools.paper import MEASURES, Label, Outcome, label_of, points
 from tools.show import progress_bar

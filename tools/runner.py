@@ -20,7 +20,8 @@ from coordinator.windows import check_method
 from edge_agent.policy import Policy
 from protocols.errors import FleetuneError, SettingError
 from protocols.payloads import Enrolment
-from protocols.settings import RunSettings, convert
+from protocols.run_toml import convert
+from protocols.settings import RunSettings
 from tools import worker
 from tools.fleet import Shares, allowance_of, check_counts, simulated_devices
 from tools.player import Player

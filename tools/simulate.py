@@ -183,7 +183,7 @@ class Simulation:
 
     def _send(self, send: Send) -> None:
         player, errand = self._fleet[send.device], send.errand
-        turn = errand.round, errand.attempt
+        turn = errand.turn
         payload = send.make()
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         arrives_at = player.device.link.finish_s(self.now, num_bytes, "down")
@@ -214,7 +214,7 @@ class Simulation:
         return reply
 
     def _trained(self, player: Player, errand: Errand, answered: Answer) -> None:
-        turn = errand.round, errand.attempt
+        turn = errand.turn
         player.working = None if player.working == turn else player.working
         player.answered[turn] = answered
         self._upload(player, errand, answered)
