@@ -173,15 +173,18 @@ class LightDevice:
         self._say(self.outbox.tick(now), now)
 
     def _say(self, items: Iterable[Any], now: float) -> None:
+        arrived = []
         for item in items:
             match item:
                 case Chunk():
                     self._publish("update", item.encode())
-                case Arrived(offer):
-                    self._take(offer.errand, item.payload(), now)
-                    self.inbox.settle(offer.transfer)
+                case Arrived():
+                    arrived.append(item)
                 case Offer() | Resume() | Ack() | Refuse():
                     self._tell(item)
+        for one in arrived:  # acknowledged by now: nobody counts on a device that has no enrolment
+            self._take(one.offer.errand, one.payload(), now)
+            self.inbox.settle(one.offer.transfer)
 
     def _take(self, errand: Errand, payload: bytes, now: float) -> None:
         if errand.kind == "enrolment":
@@ -191,8 +194,7 @@ class LightDevice:
             reply = self.shared.reply(self.name, errand, payload)
             turn = errand.turn
             self._tell(wire.Measured(errand.run, *turn, Footprint(train_s=0.0)))
-            answer = Errand("update", errand.run, *turn, errand.rehearsal)
-            self._say(self.outbox.post(answer, reply, now), now)
+            self._say(self.outbox.post(errand.answer, reply, now), now)
 
     def _tell(self, message: wire.Message, channel: topics.Channel = "up") -> None:
         self._publish(channel, wire.encode(message))
