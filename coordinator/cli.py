@@ -4,6 +4,7 @@ import logging
 import queue
 import signal
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,23 +69,35 @@ def serve(
     """
     from coordinator.bundles import left_unmade
     from coordinator.claim import check_unclaimed
-    from coordinator.opening import open_run
+    from coordinator.lookout import Lookout
     from coordinator.options import broker_at, check_broker
 
     with left_unmade(), one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
         fleet, folder = topics.check_name(fleet or settings.run.name, "fleet"), runs / settings.run.name
         check_unclaimed(folder)
-        check_broker(broker, bind=bind, port=port)
-        run = open_run(settings, folder, fresh=fresh)
-        with (
-            closing(run.store),
-            broker_at(broker, folder, fleet, bind=bind, port=port, ca=ca, cert=cert, key=key) as where,
-        ):
-            _serve(run, where, fleet)
+        given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)
+        with Lookout(fleet, settings.run.name) as lookout:
+            if given is not None:
+                lookout.ask(partial(_lookout_transport, given, lookout))
+            from coordinator.opening import open_run  # takes its time, and the answer too
+
+            lookout.wait()
+            run = open_run(settings, folder, fresh=fresh)
+            with closing(run.store), broker_at(given, folder, fleet, bind=bind, port=port) as where:
+                if given is None:
+                    lookout.take(partial(_lookout_transport, where, lookout))
+                _serve(run, where, fleet, lookout)
 
 
-def _serve(run: Any, broker: Any, fleet: str) -> None:
+def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
+    from protocols.transport.mqtt import MqttTransport
+
+    subscriptions = [topics.coordinators(lookout.fleet)]
+    return MqttTransport(broker, lookout.client_id, subscriptions=subscriptions, events=events)
+
+
+def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
     from coordinator.event_queue import Stop
     from coordinator.present import Presenter
     from coordinator.run_clock import RunClock
@@ -108,7 +121,11 @@ def _serve(run: Any, broker: Any, fleet: str) -> None:
         )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_number, lambda *_: server.events.put(Stop()))
-        presenter.finish(server.serve())
+        lookout.on_rival(lambda: server.events.put(Stop()))
+        reason = server.serve()
+        presenter.finish(reason)
+    if reason is None:
+        lookout.check()
 
 
 @app.command()

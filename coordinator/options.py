@@ -15,42 +15,36 @@ from protocols.topics import COORDINATOR_USER, JOIN_USER
 from protocols.transport.mqtt import Broker, parse_broker
 
 
-def check_broker(url: str | None, *, bind: str, port: int) -> None:
+def check_broker(
+    url: str | None, *, bind: str, port: int, ca: str | None, cert: str | None, key: str | None
+) -> Broker | None:
     """See to it, before anything is begun or removed for a run, that it will have a broker.
+
+    Returns:
+        The one that the url names; None: an embedded one is to be started.
 
     Raises:
         SettingError: the url is none.
         TransportError: no broker is installed, or the port is taken.
     """
-    if url is not None:
-        parse_broker(url)
-    else:
+    if url is None:
         EmbeddedBroker.check(bind, port)
+        return None
+    broker = parse_broker(url)
+    return replace(broker, ca=ca, cert=cert, key=key, tls=broker.tls or ca is not None)
 
 
 @contextmanager
-def broker_at(
-    url: str | None,
-    folder: Path,
-    fleet: str,
-    *,
-    bind: str,
-    port: int,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
-) -> Iterator[Broker]:
-    """The broker to connect to; without a `url` an embedded one runs as long as this context.
+def broker_at(given: Broker | None, folder: Path, fleet: str, *, bind: str, port: int) -> Iterator[Broker]:
+    """The broker to connect to; without a `given` one an embedded one runs as long as this context.
 
     Beyond the loopback it lets in only who has the fleet's password, which is made once and printed.
 
     Raises:
-        SettingError: the url is none.
         TransportError: the embedded broker does not start.
     """
-    if url is not None:
-        broker = parse_broker(url)
-        yield replace(broker, ca=ca, cert=cert, key=key, tls=broker.tls or ca is not None)
+    if given is not None:
+        yield given
         return
     if _is_loopback(bind):
         with EmbeddedBroker.start(folder / BROKER, bind=bind, port=port) as embedded:

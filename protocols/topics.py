@@ -3,7 +3,8 @@
 A device may write `state`, `up` and `update`, read `down` and `task`, and do both with `probe`, all below its
 own name, and nothing else; the coordinator reads and writes below the whole fleet, but for `probe`, where a
 device measures its link. Small control messages have channels of their own (`up`, `down`), so that they never
-stand in line behind a payload (`update`, `task`).
+stand in line behind a payload (`update`, `task`). Coordinators find each other on a topic of their own, which
+no device may write or read.
 """
 
 import re
@@ -66,6 +67,11 @@ def device_subscriptions(fleet: str, device: str) -> list[str]:
 
 def coordinator_subscriptions(fleet: str) -> list[str]:
     return [f"{ROOT}/{fleet}/+/{channel}" for channel in FROM_DEVICE]
+
+
+def coordinators(fleet: str) -> str:
+    """Where a fleet's coordinator and whoever would be one say that they are there. No name holds a `~`."""
+    return f"{ROOT}/{fleet}/~coordinator/here"
 
 
 def parse(name: str) -> Address:

@@ -98,6 +98,7 @@ def test_a_device_writes_its_own_topics_and_no_others(broker):
         for channel in ("down", "task"):  # for the coordinator to write
             mallory.say(topic("mallory", channel))
         mallory.say(f"{topics.ROOT}/{FLEET}/coordinator")
+        mallory.say(topics.coordinators(FLEET))
         for channel in ("state", "up", "update"):
             mallory.say(topic("mallory", channel), b"own")
         mallory.say(topic("mallory", "up"), b"last")
@@ -182,11 +183,10 @@ def test_passwords_are_made_once_for_a_fleet_and_for_nobody_else_to_read(tmp_pat
 
 
 def test_beyond_the_loopback_a_password_is_made_and_the_agents_command_printed(tmp_path, capsys):
-    options = {"port": 0, "ca": None, "cert": None, "key": None}
-    with broker_at(None, tmp_path / "run", "f", bind="127.0.0.1", **options) as inside:
+    with broker_at(None, tmp_path / "run", "f", bind="127.0.0.1", port=0) as inside:
         assert inside.username is None
         assert not capsys.readouterr().out
-    with broker_at(None, tmp_path / "run", "f", bind="0.0.0.0", **options) as outside:
+    with broker_at(None, tmp_path / "run", "f", bind="0.0.0.0", port=0) as outside:
         [line] = capsys.readouterr().out.splitlines()
         command = line.partition("FLEETUNE_BROKER=")[2]
         given = parse_broker(command.split()[0])
