@@ -36,6 +36,12 @@ class Start:
     continues: str | None
 
 
+def run_named(settings: RunSettings) -> str | None:
+    """The run whose shared model this one starts from; None: it starts from no run."""
+    named = settings.model.weights or ""
+    return named.removeprefix(FROM_RUN) if named.startswith(FROM_RUN) else None
+
+
 def start_of(settings: RunSettings, model: Model, runs: Path) -> Start:
     """The weights that the run's devices get first.
 
@@ -48,15 +54,14 @@ def start_of(settings: RunSettings, model: Model, runs: Path) -> Start:
         SettingError: there is no such run.
         ModelError: there is no such file, or what it holds is not for this model; the tensor is named.
     """
-    named = settings.model.weights
-    if named is None:
+    if settings.model.weights is None:
         return Start(model.weights, None)
-    if named.startswith(FROM_RUN):
-        name = named.removeprefix(FROM_RUN)
+    name = run_named(settings)
+    if name is not None:
         if name == settings.run.name:
             raise SettingError(f"model.weights: run {name} cannot start from itself")
         return _from_run(name, model, runs)
-    path = Path(named)
+    path = Path(settings.model.weights)
     return Start(_assembled(_read_file(path), model, str(path)), None)
 
 

@@ -93,7 +93,7 @@ class Served:
 
     Attributes:
         standing: of it.
-        weights: shape (spec.size,); empty where only its figures matter (in a simulation).
+        weights: shape (spec.size,).
     """
 
     standing: Standing
@@ -137,7 +137,6 @@ class Adoption:
         judge: its model and data.
         num_validation: how many validation samples it has.
         samples: their and the test samples' fingerprint.
-        keep_weights: False: only the figures are kept.
 
     Raises:
         PacketError: what is kept is damaged.
@@ -152,11 +151,10 @@ class Adoption:
         *,
         num_validation: int,
         samples: str = "",
-        keep_weights: bool = True,
     ) -> None:
         self._memory, self._enrolment, self._judge = memory, enrolment, judge
         self._judges = num_validation > 0
-        self._samples, self._keep_weights = samples, keep_weights
+        self._samples = samples
         self._best: Standing | None = None
         self.served = self._judged_today()
 
@@ -246,8 +244,7 @@ class Adoption:
         return served
 
     def _serve(self, standing: Standing, weights: FlatArray) -> None:
-        kept = Served(standing, weights if self._keep_weights else weights[:0])
-        self._memory.write(codec.encode(kept, self._enrolment.spec))
+        self._memory.write(codec.encode(Served(standing, weights), self._enrolment.spec))
         self.served = standing
 
 

@@ -247,8 +247,12 @@ class Fleet:
 
     def served(self):
         """What is known of the model that each device serves."""
+        return {device: found.standing for device, found in self.served_models().items()}
+
+    def served_models(self):
+        """The model that each device serves."""
         stores = {device: AgentStore(self.folder / "state" / self.name / device) for device in self.shares}
-        return {device: read_served(store.served.read()).standing for device, store in stores.items()}
+        return {device: read_served(store.served.read()) for device, store in stores.items()}
 
     def summary(self):
         return msgspec.json.decode((self.folder / "runs" / self.name / "summary.json").read_bytes())
@@ -337,8 +341,13 @@ _expected = {}
 def expected(toml, folder):
     """What the simulation of this run.toml comes to; simulated once for all tests."""
     if toml not in _expected:
-        run, _ = simulate(parse_run(tomllib.loads(toml)), folder, workers=0, fresh=True)
-        save_shared_model(run)
-        run.store.close()
-        _expected[toml] = read_outcome(folder, lambda device, _: folder / "devices" / f"{device}.state")
+        _expected[toml] = simulated(toml, folder)
     return _expected[toml]
+
+
+def simulated(toml, folder):
+    """What the simulation of this run.toml comes to; `folder` is among other runs it may go on from."""
+    run, _ = simulate(parse_run(tomllib.loads(toml)), folder, workers=0, fresh=True)
+    save_shared_model(run)
+    run.store.close()
+    return read_outcome(folder, lambda device, _: folder / "devices" / f"{device}.state")

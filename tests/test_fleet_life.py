@@ -1,10 +1,14 @@
 """A fleet's second day: more rounds for a finished run, and a run that starts from another; agents stay."""
 
+from dataclasses import replace
+
 import pytest
 from safetensors.numpy import load_file
 
 from coordinator.runs import look_at
-from tests.fleet import Fleet, run_toml, wait_until
+from edge_agent.adoption import read_served
+from tests.fleet import Fleet, assert_equal, run_toml, simulated, wait_until
+from tools import carrying
 
 pytestmark = pytest.mark.fleet
 
@@ -42,3 +46,39 @@ def test_agents_that_stayed_play_more_rounds_and_a_run_that_starts_from_the_firs
             wait_until(lambda agent=agent: len(agent.lines("joined run")) == 4, "each run is joined anew")
             assert not agent.lines("ERROR")
             assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedspu"])
+def test_a_run_that_goes_on_from_another_is_its_simulation(tmp_path, tmp_path_factory, method):
+    first = run_toml(method=method, rounds=2)
+    second = going_on("second", "fleet", method=method)
+    third = going_on("third", "second", method=method)  # what a device serves may be of the first run still
+    runs = tmp_path_factory.mktemp("simulated")
+    wanted = {toml: simulated(toml, runs / name) for toml, name in ((first, "fleet"), (second, "second"))}
+    wanted[third] = simulated(third, runs / "third")
+    with Fleet(tmp_path, first) as fleet:
+        fleet.start(options=())
+        assert fleet.coordinator.wait() == 0
+        assert_equal(fleet.outcome(), wanted[first])
+        for toml, name in (second, "second"), (third, "third"):
+            fleet.run_file.write_text(toml)
+            assert fleet.start_coordinator("--fleet", fleet.name).wait() == 0
+            assert_equal(fleet.outcome(name), wanted[toml])
+        for agent in fleet.agents.values():
+            assert len(agent.lines("with this device's own model")) == 2
+            assert agent.stop() == 0
+        for device, found in fleet.served_models().items():
+            there = read_served(carrying.served(runs / "third" / "devices", device).read())
+            assert found.weights.tobytes() == there.weights.tobytes()
+            assert but_for_ids(found.standing) == but_for_ids(there.standing)
+
+
+def going_on(name, before, **options):
+    """A run.toml of a run that starts from another."""
+    toml = run_toml(name=name, rounds=1, **options)
+    return toml.replace('name = "mlp"', f'name = "mlp"\nweights = "run:{before}"')
+
+
+def but_for_ids(standing):
+    """Ids of runs are drawn anew."""
+    return replace(standing, run=standing.run.rpartition("-")[0])

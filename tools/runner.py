@@ -1,5 +1,6 @@
 """A whole simulated run: from a run.toml to the folder it leaves."""
 
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -23,9 +24,12 @@ from protocols.payloads import Enrolment
 from protocols.run_toml import convert
 from protocols.settings import RunSettings
 from tools import worker
+from tools.carrying import carry_over
 from tools.fleet import Shares, allowance_of, check_counts, simulated_devices
 from tools.player import Player
 from tools.simulate import Simulation
+
+log = logging.getLogger(__name__)
 
 
 class Inline(Executor):
@@ -58,6 +62,7 @@ def simulate(
     fresh: bool,
     on_closed: Callable[[RoundRecord], None] = lambda _: None,
     runs: Path | None = None,
+    say: Callable[[str], None] = log.info,
 ) -> tuple[Run, dict[str, Any]]:
     """Simulate a run; the open run and its summary.
 
@@ -68,19 +73,24 @@ def simulate(
         fresh: replace what an earlier run left in the folder.
         on_closed: told of every closed round.
         runs: the folder of runs that this one may start from; None: the one that `folder` is in.
+        say: told in one line what the devices begin with, where the run goes on from another.
 
     Raises:
         FleetuneError: settings, data or model are wrong; StoreError when the disk is full.
     """
+    runs = runs or folder.parent
     check_counts(settings)
     shares = Shares(settings)
     settings = with_model_shape(settings, shares)
-    enrolment = prepare(settings, runs or folder.parent)
+    enrolment = prepare(settings, runs)
     check_method(settings, method_of(enrolment))
     players = _players(settings, enrolment, shares)
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, goes_on=False)
     try:
+        names = [player.name for player in players]
+        if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
+            say(begins)
         _play(run, players, workers, on_closed)
     except BaseException:
         run.store.close()

@@ -42,7 +42,7 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
             accuracy = mean(reply.measures.after for reply in record.devices.values())
             bar.update(task, completed=record.number, accuracy=f"accuracy {percent(accuracy)}")
 
-        run, summary = simulate(settings, folder, workers=workers, fresh=fresh, on_closed=on_closed)
+        run, summary = simulate(settings, folder, workers=workers, fresh=fresh, on_closed=on_closed, say=_say)
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
     records = run.conductor.records()
     files = write_report(folder, run.settings, summary, records, boards=boards, durable=False)
@@ -54,6 +54,10 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
     console.print(device_table(shown, boards=boards, limit=10))
     _list(files)
     return summary
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def progress_bar(console: Console) -> Progress:

@@ -1,6 +1,7 @@
 """A worker process of the simulator: it plays one device after another, with the agent's own session."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ from edge_agent.adoption import Adoption
 from edge_agent.data import for_vocabulary
 from edge_agent.fit import LocalTrainer
 from edge_agent.session import Session
-from edge_agent.store import FileMemory
 from edge_agent.trainer import Backend
 from edge_agent.trainers import make_backend
 from protocols import codec
@@ -16,6 +16,7 @@ from protocols.method import Budget, Method
 from protocols.methods import from_section
 from protocols.payloads import Enrolment
 from protocols.settings import RunSettings
+from tools import carrying
 from tools.fleet import Shares
 
 WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
@@ -36,16 +37,22 @@ class Stage:
         """Play device `name` through one assignment; its encoded reply."""
         data = for_vocabulary(self.shares.of(index, self.enrolment.spec), self.backend.vocabulary)
         trainer = LocalTrainer(self.backend, data, self.settings.training)
-        memory = FileMemory(self.folder / f"{name}.state", durable=False)
         adoption = Adoption(
-            FileMemory(self.folder / f"{name}.served", durable=False),
+            carrying.served(self.folder, name),
             self.enrolment,
             trainer,
             num_validation=data.size("validation"),
-            keep_weights=False,
+            samples=data.fingerprint,
         )
         session = Session(
-            self.enrolment, name, self.method, trainer, memory, adoption=adoption, keep_replies=False
+            self.enrolment,
+            name,
+            self.method,
+            trainer,
+            carrying.state(self.folder, name),
+            adoption=adoption,
+            own=partial(carrying.own_model, self.folder, name),
+            keep_replies=False,
         )
         return session.answer(payload, Budget(ratio))
 
