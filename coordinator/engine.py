@@ -65,6 +65,8 @@ from coordinator.rollback import DIVERGED, Judge, Verdict, breaks_training, hope
 from protocols.method import DeviceId, DeviceReport, Round
 from protocols.settings import RoundSection, RunSection
 
+GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
+
 
 class RoundEngine:
     """Runs `run.rounds` rounds and the rehearsal, under the rules of `round_`.
@@ -88,11 +90,17 @@ class RoundEngine:
 
         Nobody counts as there until it reports again; open deadlines start afresh, as long as they were. An
         open round is started again, marked `resumed`; its participants get their tasks as they come back.
+        Between two rounds those that were there get `GATHER_S` to come back, else the first to find the way
+        would train alone.
         """
         engine = cls(run, round_, state.copy())
         engine.state.change(seen_at=now)
-        for name in [name for name, member in state.members.items() if member.ready]:
-            engine.state.put(name, ready=False)
+        gathering = state.gather_until is not None
+        for name in [name for name, member in state.members.items() if member.ready or member.returning]:
+            member = state.members[name]
+            engine.state.put(name, ready=False, returning=member.ready or gathering)
+        if state.stage == "waiting" and engine.state.groups.returning:
+            engine.state.change(gather_until=now + min(GATHER_S, round_.deadline_s))
         if state.until is not None:
             span_s = (state.span_s if state.running else None) or round_.deadline_s
             engine.state.change(until=now + min(span_s, round_.deadline_s))
@@ -111,7 +119,8 @@ class RoundEngine:
     @property
     def wake_at(self) -> float | None:
         """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
-        return self.state.until
+        times = (self.state.until, self.state.gather_until if self.state.stage == "waiting" else None)
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def finished(self) -> bool:
@@ -136,6 +145,8 @@ class RoundEngine:
         if until is not None and back_s > 0:
             until = min(until - back_s, now + self._round.deadline_s)
         self.state.change(until=until, seen_at=now)
+        if self.state.gather_until is not None and back_s > 0:
+            self.state.change(gather_until=self.state.gather_until - back_s)
 
     def _take(self, event: Event) -> list[Action]:
         match event:
@@ -157,7 +168,7 @@ class RoundEngine:
         state = self.state
         member = state.members.get(report.device, Member())
         admitted = member.admitted and member.report == report
-        state.put(report.device, report=report, admitted=admitted, ready=True, refusal=None)
+        state.put(report.device, report=report, admitted=admitted, ready=True, refusal=None, returning=False)
         if member.refusal is not None:  # it rested and is back: whatever it declined before, it would do now
             state.put(report.device, declined_round=0)
         if state.awaits(report.device):
@@ -275,7 +286,18 @@ class RoundEngine:
         reason = hopeless(self.state, closed.number, f"{DIVERGED} after it")
         return actions + (self._end(reason, self.state.seen_at) if reason else [])
 
+    def _gathers(self, now: float) -> bool:
+        """Whether those that were there before a restart are still given time to come back."""
+        until = self.state.gather_until
+        if until is not None and self.state.groups.returning and now < until:
+            return True
+        if until is not None:
+            self.state.change(gather_until=None)
+        return False
+
     def _start_if_possible(self, now: float) -> list[Action]:
+        if self._gathers(now):
+            return []
         if self.state.rounds_done >= self._run.rounds:
             return self._end("all rounds are done", now)
         overdue = self.state.until is not None and now >= self.state.until

@@ -45,6 +45,7 @@ class Member:
         declined_reason: why.
         diverged: because its training, or its task, was no longer finite.
         stretch: how many times longer a round is thought to take it than it says, at least 1.
+        returning: it was there when the coordinator stopped, and has not been heard of since it is back.
     """
 
     report: DeviceReport | None = None
@@ -58,6 +59,7 @@ class Member:
     declined_reason: str = ""
     diverged: bool = False
     stretch: float = 1.0
+    returning: bool = False
 
     @property
     def stays(self) -> bool:
@@ -98,6 +100,7 @@ class EngineState:
         suspects: whose updates strained it most.
         next_attempt: of the round after the one that runs: one that was asked before is not asked again.
         spoilt: the round that was last spoilt or taken back, and how often.
+        gather_until: until then no round starts, so that those who were there before a restart can come back.
     """
 
     stage: Stage = "waiting"
@@ -115,6 +118,7 @@ class EngineState:
     suspects: tuple[DeviceId, ...] = ()
     next_attempt: int = 1
     spoilt: tuple[int, int] = (0, 0)
+    gather_until: float | None = None
 
     def __post_init__(self) -> None:
         self._groups: Groups | None = None

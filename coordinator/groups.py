@@ -26,6 +26,7 @@ class Groups:
         left_there: stopped early, and there.
         staying: are, or would be if they came back, part of the training.
         unseen: the method has not seen their report.
+        returning: were there before a restart, are part of the training, and have not come back yet.
     """
 
     def __init__(self, members: "Mapping[DeviceId, Member]", state: "EngineState") -> None:
@@ -39,6 +40,7 @@ class Groups:
         self.left_there: set[DeviceId] = set()
         self.staying: set[DeviceId] = set()
         self.unseen: set[DeviceId] = set()
+        self.returning: set[DeviceId] = set()
         self.place(members, state)
 
     def place(self, devices: Iterable[DeviceId], state: "EngineState") -> None:
@@ -59,6 +61,7 @@ class Groups:
             _set(self.left_there, device, member.left and member.ready)
             _set(self.staying, device, member.stays)
             _set(self.unseen, device, member.is_unseen)
+            _set(self.returning, device, member.returning and member.stays)
 
 
 def _set(group: set[DeviceId], device: DeviceId, belongs: bool) -> None:

@@ -65,6 +65,8 @@ def _needs(state: EngineState, settings: RoundSection) -> str:
     members = sorted(state.members.items())
     absent = _listed((name, _why(one, number)) for name, one in members if not (one.ready and one.stays))
     words = f"round {number} waits for devices: {there} there, needs {wanted}"
+    if state.gather_until is not None:
+        words = f"round {number} gives devices time to come back after the restart: {there} there"
     return f"{words}; {absent}" if absent else words
 
 

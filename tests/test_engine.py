@@ -526,6 +526,37 @@ def test_a_restart_while_waiting_or_finished_starts_nothing():
     assert script.restart() == []
 
 
+def test_between_two_rounds_those_that_were_there_may_come_back_before_one_trains_alone():
+    script = Script(rounds=1)
+    script.ready("a", "b", "c")
+    script.updates(*script.state.participants)
+    script.ready("b", "c")
+    assert script.engine.finished
+    script.run = RunSection(name="test", rounds=2, rehearsal=False)
+    script.engine = RoundEngine(script.run, script.round, script.state)
+    script.engine.reopen()
+    assert script.restart(now=100.0) == []
+    assert script.ready("a", "c") == []
+    assert script.engine.wake_at == 100.0 + DEADLINE_S, "GATHER_S, but not longer than a round may take"
+    assert asked(script.ready("b")) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_who_does_not_come_back_in_time_or_refuses_is_not_waited_for(refuses):
+    script = Script(rounds=2, start_with=3)
+    script.ready("a", "b")
+    script.restart()
+    script.ready("a", "c")
+    assert script.engine.wake_at == DEADLINE_S
+    if refuses:
+        assert asked(script.decline("b", turn=(0, 0))) == ("a", "c")
+    else:
+        script.ready("d")
+        assert script.state.stage == "waiting", "three are there, but b may come back"
+        assert asked(script.tick(DEADLINE_S)) == ("a", "c", "d")
+    assert script.engine.state.gather_until is None
+
+
 def test_an_event_lost_in_a_crash_leads_to_the_same_actions_when_it_is_offered_again():
     script = Script(start_with=2)
     script.ready("a", "b")

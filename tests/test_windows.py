@@ -447,10 +447,12 @@ class AnyOrder(RuleBasedStateMachine):
         before = self.state.copy()
         self.now = self.engine.wake_at
         self.do(Tick())
-        assert (self.state.turn, self.state.stage, self.state.until) != (
+        after = self.state
+        assert (after.turn, after.stage, after.until, after.gather_until) != (
             before.turn,
             before.stage,
             before.until,
+            before.gather_until,
         )
         assert self.engine.wake_at is None or self.engine.wake_at > self.now
 
