@@ -1,7 +1,6 @@
 """edge-coordinator: the program on the edge server."""
 
 import logging
-import queue
 import signal
 from contextlib import closing, suppress
 from functools import partial
@@ -102,9 +101,10 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
     from coordinator.present import Presenter
     from coordinator.run_clock import RunClock
     from coordinator.serve import Server
+    from protocols.transport import EventSink
     from protocols.transport.mqtt import MqttTransport
 
-    def make_transport(events: "queue.SimpleQueue[Any]") -> MqttTransport:
+    def make_transport(events: EventSink) -> MqttTransport:
         subscriptions = topics.coordinator_subscriptions(fleet)
         return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
 

@@ -93,6 +93,13 @@ class Peers(dict[str, Peer]):
         """It said something, or was told something."""
         (self._busy.add if peer.is_busy else self._busy.discard)(peer.device)
 
+    def forget(self, device: str) -> None:
+        """As if nothing was ever heard of it; that need not be the case."""
+        peer = self.pop(device, None)
+        if peer is not None:
+            self._busy.discard(device)
+            peer.inbox.give_up_all()
+
     def busy(self) -> list[Peer]:
         """Those with a payload on its way to or from them, or at work, ascending."""
         return [self[device] for device in sorted(self._busy)]

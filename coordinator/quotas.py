@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(slots=True)
 class Bucket:
     """Holds at most `size` tokens and gains `rate` a second; full at first.
 
@@ -30,6 +30,11 @@ class Bucket:
         self._level -= tokens
         self.refused = 0
         return True
+
+    def give(self) -> None:
+        """One more may be taken, but never more than `size`."""
+        if self._level is not None:
+            self._level = min(self.size, self._level + 1)
 
 
 class Buckets:

@@ -1,10 +1,21 @@
 """Whether a device may be counted on for a run, and whether what it offers is wanted."""
 
+from functools import partial
+
 from coordinator.engine_state import Turn
-from coordinator.peer import Peer
+from coordinator.peer import Peer, Peers
+from coordinator.run_folder import INCOMING
 from coordinator.runs import Run
+from protocols import codec
 from protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
 from protocols.messages import Errand, Ready
+
+
+def meet(run: Run, device: str, peers: Peers) -> Peer:
+    """A device that was just heard of, now one of `peers`."""
+    limit, folder = codec.payload_limit(run.enrolment.spec), run.folder / INCOMING / device
+    peers[device] = Peer.met(device, folder, limit, partial(why_unwanted, run, device), peers.room)
+    return peers[device]
 
 
 def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
@@ -30,6 +41,17 @@ def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
         raise PacketOverclaimed(f"ready with {report.num_samples} samples; round.max_samples = {most}")
     if not (peer.online and peer.enrolled):
         raise PacketForeign("ready before it was enrolled")
+
+
+def check_refusal(number: int, peer: Peer, run: Run) -> None:
+    """Who declines the run itself (round 0) must have been enrolled: each is remembered for good.
+
+    Raises:
+        PacketForeign: it was not.
+    """
+    known = peer.device in run.conductor.engine.state.members
+    if number == 0 and not known and not (peer.online and peer.enrolled):
+        raise PacketForeign("declines a run before it was enrolled")
 
 
 def why_unwanted(run: Run, device: str, errand: Errand) -> str | None:

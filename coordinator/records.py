@@ -91,8 +91,8 @@ class Ledger(Struct):
     def of(self, device: str) -> Traffic:
         return self.traffic.setdefault(device, Traffic())
 
-    def refuse(self, kind: str) -> None:
-        self.refusals[kind] = self.refusals.get(kind, 0) + 1
+    def refuse(self, kind: str, times: int = 1) -> None:
+        self.refusals[kind] = self.refusals.get(kind, 0) + times
 
     def turn_away(self, device: str, kind: str) -> None:
         """A whole reply was refused."""

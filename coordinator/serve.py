@@ -5,7 +5,6 @@ anybody is told of it. Events that wait together are one transaction, and none c
 """
 
 import logging
-import queue
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,18 +17,19 @@ from coordinator.burst import Burst
 from coordinator.engine_state import Turn
 from coordinator.event_queue import EventQueue, Ring
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick, UpdateArrived
+from coordinator.gate import Gate
 from coordinator.goodbye import Goodbye
 from coordinator.missing import abandoned_line
 from coordinator.orders import Abandoned, Closed, Finished, Order, Reject, Send
 from coordinator.peer import Peer, Peers
-from coordinator.readiness import check_ready, why_unwanted
+from coordinator.readiness import check_ready, check_refusal, meet
 from coordinator.records import RoundRecord
 from coordinator.refusals import Refusals
 from coordinator.run_clock import RunClock
-from coordinator.run_folder import INCOMING
 from coordinator.runs import Run
 from coordinator.spool import spooled
-from protocols import codec, topics
+from coordinator.taking_in import take_in
+from protocols import topics
 from protocols.errors import (
     PacketError,
     PacketForeign,
@@ -40,12 +40,14 @@ from protocols.errors import (
 from protocols.mailbox import Arrived, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
 from protocols.transfer import Chunk
-from protocols.transport import Connected, Disconnected, Received, Transport
+from protocols.transport import Connected, Disconnected, EventSink, Received, Transport
+from protocols.transport.backlog import Backlog
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 GOODBYE_S = 3.0
+MAX_WAITING_BYTES = 256 * 2**20
 
 
 @dataclass
@@ -68,14 +70,14 @@ class Server:
 
     run: Run
     fleet: str
-    make_transport: "Callable[[queue.SimpleQueue[Any]], Transport]"
+    make_transport: Callable[[EventSink], Transport]
     on_look: Callable[["Server"], None] = lambda _: None
     on_closed: Callable[[RoundRecord], None] = lambda _: None
     on_notice: Callable[[str], None] = log.info
     clock: Callable[[], float] = field(default_factory=RunClock)
     timer: Callable[[], float] = time.monotonic
     peers: Peers = field(default_factory=Peers)
-    events: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
+    events: Backlog = field(default_factory=partial(Backlog, MAX_WAITING_BYTES))
     problem: str | None = None
     finished: str | None = None
 
@@ -83,6 +85,7 @@ class Server:
         self.run_id = self.run.enrolment.run
         self._refusals = Refusals(self.run.conductor.refuse, self.timer)
         self._queue, self._burst = EventQueue(self.events, self.timer), Burst()
+        self._gate = Gate(self.run.conductor, self.peers, self.timer, self._note_muted, self._forget)
 
     def serve(self) -> str | None:
         """Serve; why the run is over, None if it was stopped before.
@@ -120,6 +123,7 @@ class Server:
             with self._burst.committed(self.run.store):
                 self._handle_all(self._queue.take(self._wait_s))
             began = self.timer()
+            self._gate.look(began, self.events.take_dropped())
             if began >= look_at:
                 self.on_look(self)
                 look_at = began + max(LOOK_EVERY_S, 20 * (self.timer() - began))  # looking takes 5 % at most
@@ -155,14 +159,15 @@ class Server:
                     for peer in map(self.peers.__getitem__, self._queue.due()):
                         self._send_all(peer, peer.outbox.tick(self.timer()))
                 case BundleMade():
-                    for device in self._bundles.made(event):
+                    for device in self._bundles.made(event) & self.peers.keys():
                         self._give_bundle(self.peers[device], event)
         except PacketError as problem:
             self._refusals.note(problem)
 
     def _receive(self, address: topics.Address, data: bytes) -> None:
         try:
-            self._read(address.device, address.channel, data)
+            if self._gate.lets_in(address, data):
+                self._read(address.device, address.channel, data)
         except PacketError as problem:
             self._refusals.note(problem, address.device)
         except (StoreError, TransportError):
@@ -179,7 +184,7 @@ class Server:
         message = wire.read_from_device(data)
         if isinstance(message, wire.Presence) != (channel == "state"):
             raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
-        self._hear(self.peers.get(device) or self._meet(device), message)
+        self._hear(self.peers.get(device) or meet(self.run, device, self.peers), message)
 
     def _take_chunk(self, device: str, data: bytes) -> None:
         if device not in self.peers:
@@ -204,6 +209,7 @@ class Server:
             case wire.Working() | wire.Measured() if message.run == self.run_id:
                 self._hear_of_work(peer, message)
             case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
+                check_refusal(number, peer, self.run)
                 self._note_declined(peer, Turn(number, attempt), reason, diverged=diverged)
 
     def _hear_of_work(self, peer: Peer, message: wire.Working | wire.Measured) -> None:
@@ -216,15 +222,6 @@ class Server:
             peer.measured = message
         else:
             self.run.conductor.note_measured(peer.device, turn, message.actual)
-
-    def _meet(self, device: str) -> Peer:
-        limit = codec.payload_limit(self.run.enrolment.spec)
-        folder, wanted = (
-            self.run.folder / INCOMING / device,
-            partial(why_unwanted, self.run, device),
-        )
-        self.peers[device] = Peer.met(device, folder, limit, wanted, self.peers.room)
-        return self.peers[device]
 
     def _note_presence(self, peer: Peer, online: bool, instance: str) -> None:
         lost = peer.online and (not online or instance != peer.instance)
@@ -239,6 +236,17 @@ class Server:
         peer.enrolled = False
         self._send_all(peer, peer.outbox.drop(lambda _: True, self.timer()))
         self._tell(DeviceGone(peer.device))
+
+    def _note_muted(self, device: str, muted: bool) -> None:
+        peer = self.peers.get(device)
+        if peer is not None and muted:
+            self._lose(peer)
+        elif peer is not None and peer.online:
+            self._enrol(peer)
+
+    def _forget(self, device: str) -> None:
+        self.peers.forget(device)
+        self._queue.timers.set(device, None)
 
     def _enrol(self, peer: Peer) -> None:
         errand, ratio = Errand("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
@@ -341,8 +349,8 @@ class Server:
         for item in items:
             match item:
                 case Chunk():
-                    topic = topics.topic(self.fleet, peer.device, "task")
-                    self._transport.publish(topic, item.encode())
+                    self._gate.grant(peer.device)  # it acknowledges each
+                    self._transport.publish(topics.topic(self.fleet, peer.device, "task"), item.encode())
                 case Arrived(offer):
                     taken.add(offer.transfer)
                     self._take_in(peer, item)
@@ -361,24 +369,10 @@ class Server:
 
     def _take_in(self, peer: Peer, arrived: Arrived) -> None:
         """A reply is here: keep it and tell the engine, then tell the device."""
-        offer, conductor = arrived.offer, self.run.conductor
-        actual, turn = peer.actual(self.timer()), Turn.of(offer.errand)
-        answer: Ack | Refuse = Ack(offer.transfer, offer.num_bytes)
-        try:
-            orders = conductor.receive(
-                peer.device, arrived.payload(), actual, self.clock(), turn=turn, predicted=peer.predicted
-            )
-        except PacketError as problem:
-            line = f"refused: {peer.device}: reply to round {turn.number}: {problem}"
-            self._refusals.say(logging.WARNING, peer.device, line)
-            answer = Refuse(offer.transfer, wire.readable(f"{type(problem).__name__}: {problem}"))
-            orders = conductor.turn_away(peer.device, turn, problem, self.clock())
-        except StoreError:
-            raise
-        except Exception as fault:  # noqa: BLE001 - as in `_receive`; nothing was kept
-            answer = Refuse(offer.transfer, self._refusals.blame(peer.device, fault))
-            orders = conductor.handle(Declined(peer.device, *turn, answer.reason), self.clock())
-        peer.inbox.settle(offer.transfer, answer.reason if isinstance(answer, Refuse) else None)
+        answer, orders = take_in(
+            peer, arrived, self.run.conductor, self._refusals, timer=self.timer, clock=self.clock
+        )
+        peer.inbox.settle(arrived.offer.transfer, answer.reason if isinstance(answer, Refuse) else None)
         peer.offered_at = None
         self._send(peer, answer)
         self._follow(orders)

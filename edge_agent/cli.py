@@ -2,7 +2,6 @@
 
 import logging
 import os
-import queue
 import signal
 import socket
 from functools import partial
@@ -123,7 +122,7 @@ def run(
     from edge_agent.profile import board_named
     from edge_agent.serve import Agent, Stop
     from protocols import topics
-    from protocols.transport import Will
+    from protocols.transport import EventSink, Will
     from protocols.transport.mqtt import MqttTransport
 
     with one_line_errors("edge-agent"):
@@ -161,7 +160,7 @@ def run(
         if settings.policy.nice and hasattr(os, "nice"):
             os.nice(settings.policy.nice)
 
-        def make_transport(farewell: bytes, events: "queue.SimpleQueue[Any]") -> MqttTransport:
+        def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
             return MqttTransport(
                 where,
                 topics.client_id(fleet, device, where.username),

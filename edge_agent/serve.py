@@ -39,12 +39,14 @@ from protocols.mailbox import Arrived, Outbox, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
 from protocols.one_line import unexpected
 from protocols.transfer import Chunk
-from protocols.transport import Connected, Disconnected, Received, Transport
+from protocols.transport import Connected, Disconnected, EventSink, Received, Transport
+from protocols.transport.backlog import Backlog
 from protocols.version import VERSION
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 10.0
+MAX_WAITING_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Agent:
     def __init__(
         self,
         settings: DeviceSettings,
-        make_transport: "Callable[[bytes, queue.SimpleQueue[Any]], Transport]",
+        make_transport: Callable[[bytes, EventSink], Transport],
         *,
         measure_link: Callable[[], LinkSpeed] = LinkSpeed,
         gauges: Gauges | None = None,
@@ -88,7 +90,7 @@ class Agent:
         self._lock = self._store.claim()
         self._clock = clock
         self._leave_after_run = leave_after_run
-        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.events = Backlog(MAX_WAITING_BYTES)
         self._instance = uuid.uuid4().hex[:12]
         self._transport = make_transport(wire.encode(wire.Presence(False)), self.events)
         self._outbox = Outbox(settings.device)

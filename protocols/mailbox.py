@@ -19,7 +19,7 @@ from protocols.errors import PacketForeign
 from protocols.messages import Ack, Errand, Offer, Refuse
 from protocols.parts import Part
 from protocols.sender import Sender
-from protocols.transfer import Chunk, Outgoing, Payload, Receiver, Reply, objection
+from protocols.transfer import TRANSFER_BYTES, Chunk, Outgoing, Payload, Receiver, Reply, objection
 from protocols.window import DEFAULT_CHUNK_BYTES, Window
 
 MAX_OPEN = 4  # incoming transfers of one peer; an honest peer needs one
@@ -182,6 +182,16 @@ class Inbox:
         receiver = next(reversed(self._open.values()))
         return receiver.part.size / max(1, receiver.offer.num_bytes)
 
+    def expects(self, packet: bytes) -> bool:
+        """Whether a chunk may bring something of a payload that is arriving; only its head is read."""
+        receiver = self._open.get(packet[:TRANSFER_BYTES].hex())
+        return receiver is not None and not receiver.has(packet)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of all payloads that are arriving, what is not here yet."""
+        return sum(receiver.offer.num_bytes - receiver.part.size for receiver in self._open.values())
+
     def handle_offer(self, offer: Offer) -> list[Reply | Arrived]:
         """Raises StoreError."""
         problem = objection(offer, self._device, self._max_bytes) or self._settled.get(offer.transfer)
@@ -241,6 +251,11 @@ class Inbox:
         receiver = self._open.pop(transfer, None)
         if receiver is not None:
             receiver.part.clear()
+
+    def give_up_all(self) -> None:
+        """As `give_up`, of every payload that is arriving."""
+        for transfer in tuple(self._open):
+            self.give_up(transfer)
 
     def _outcome(self, receiver: Receiver, reply: Reply) -> list[Reply | Arrived]:
         if isinstance(reply, Refuse):

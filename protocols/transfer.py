@@ -30,7 +30,9 @@ from protocols.window import MAX_CHUNK_BYTES
 
 MAX_MISMATCHES = 3
 
-_HEAD = struct.Struct("<16sQ")
+TRANSFER_BYTES = 16
+
+_HEAD = struct.Struct(f"<{TRANSFER_BYTES}sQ")
 _HEX = re.compile(r"[0-9a-f]{32}")
 
 
@@ -117,6 +119,12 @@ class Receiver:
         if self._flow is None or self._flow[1] <= self._flow[0]:
             return None
         return 8 * self._flow[2] / (self._flow[1] - self._flow[0])
+
+    def has(self, packet: bytes) -> bool:
+        """Whether a chunk brings nothing that is not here; only its head is read."""
+        if len(packet) <= _HEAD.size:
+            return True
+        return int(_HEAD.unpack_from(packet)[1]) + len(packet) - _HEAD.size <= self.part.size
 
     def handle_offer(self, offer: Offer) -> Reply:
         """Raises StoreError."""
