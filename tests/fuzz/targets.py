@@ -154,6 +154,7 @@ def _coordinator(closing: ExitStack) -> Target:
     closing.callback(talk.close)
     for device in ("a", "b"):
         talk.greet(device, num_samples=10)
+    talk.server._gate.timer = lambda: float(count)  # slowly enough for all of it to be read
     run: Run = talk.run
     errand = Errand("update", talk.id, 1, 1)
     digest = digest_of(b"anything")
