@@ -62,6 +62,7 @@ from coordinator.events import (
 )
 from coordinator.participants import draw, needed, pool, rehearsers, target
 from coordinator.rollback import DIVERGED, Judge, Verdict, breaks_training, hopeless, take_back
+from coordinator.silence import note_answer, note_missed
 from protocols.method import DeviceId, DeviceReport, Round
 from protocols.settings import RoundSection, RunSection
 
@@ -186,6 +187,8 @@ class RoundEngine:
         objection = self.state.objection(event.device, Turn(event.round, event.attempt))
         if event.leaving and objection not in ("foreign", "unknown"):
             self.state.put(event.device, left=True)
+        if objection not in ("foreign", "unknown"):
+            note_answer(self.state, event.device)
         if objection:
             self.state.count(objection)
             return [RejectUpdate(event.device, event.round, event.attempt, objection)]
@@ -196,6 +199,8 @@ class RoundEngine:
         objection = self.state.objection(event.device, Turn(event.round, event.attempt))
         if not objection:
             self._mark_declined(event)
+        if objection not in ("foreign", "unknown"):
+            note_answer(self.state, event.device)
         self.state.count(objection or "declined")
 
     def _take_refusal(self, event: Declined) -> None:
@@ -244,6 +249,8 @@ class RoundEngine:
         turn, state = self.state.turn, self.state
         action = CloseRound(*turn, state.replied)
         learn(state, self._round)
+        if self._round.mode == "synchronous":
+            note_missed(state, self._round)
         state.change(closed=turn, suspects=verdict.suspects)
         attempt, rounds_done = state.next_attempt, turn.number
         state.change(
@@ -273,6 +280,7 @@ class RoundEngine:
         if broken and self.state.closed != NEVER:
             return self._take_back()
         learn(self.state, self._round)
+        note_missed(self.state, self._round)
         self.state.count("abandoned")
         attempt = self.state.attempt + 1
         self.state.change(stage="waiting", attempt=attempt, participants=(), until=pause_until)

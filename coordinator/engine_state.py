@@ -46,6 +46,7 @@ class Member:
         diverged: because its training, or its task, was no longer finite.
         stretch: how many times longer a round is thought to take it than it says, at least 1.
         returning: it was there when the coordinator stopped, and has not been heard of since it is back.
+        missed: deadlines that it let pass in a row, see `coordinator.silence`.
     """
 
     report: DeviceReport | None = None
@@ -60,6 +61,7 @@ class Member:
     diverged: bool = False
     stretch: float = 1.0
     returning: bool = False
+    missed: int = 0
 
     @property
     def stays(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 
 from coordinator.engine_state import EngineState
+from coordinator.silence import rests
 from protocols.method import DeviceId, DeviceReport
 from protocols.randomness import Key
 from protocols.settings import RoundSection
@@ -86,12 +87,18 @@ def choose(
 ) -> tuple[DeviceId, ...]:
     """At most `count` of `candidates`, drawn with `key`, ascending.
 
-    With `prefer = "able"` those that are not (see `able`) fill up only what is missing to `least`.
+    Only what is missing to `least` is filled up: with `prefer = "able"` with those that are not (see `able`),
+    and then with those that never answer (see `rests`).
     """
-    fit = {d for d in candidates if settings.prefer == "any" or able(state.members[d].report, settings)}
-    drawn = _sample(tuple(d for d in candidates if d in fit), count, key)
-    others = tuple(d for d in candidates if d not in fit)
-    return tuple(sorted(drawn + _sample(others, least - len(drawn), key.child("others"))))
+    number = state.turn.number
+    silent = {d for d in candidates if rests(state.members[d], number)}
+    choosy = settings.prefer == "able"
+    others = {d for d in candidates if choosy and not able(state.members[d].report, settings)} - silent
+    drawn = _sample(tuple(d for d in candidates if d not in others and d not in silent), count, key)
+    for name, group in ("others", others), ("silent", silent):
+        rest = tuple(d for d in candidates if d in group)
+        drawn += _sample(rest, least - len(drawn), key.child(name))
+    return tuple(sorted(drawn))
 
 
 def able(report: DeviceReport | None, settings: RoundSection) -> bool:

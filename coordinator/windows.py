@@ -25,6 +25,7 @@ from coordinator.engine_state import EngineState
 from coordinator.events import AbandonRound, Action
 from coordinator.participants import choose, target
 from coordinator.rollback import Verdict
+from coordinator.silence import miss
 from protocols.errors import SettingError
 from protocols.method import DeviceId, Method
 from protocols.randomness import Key
@@ -134,6 +135,7 @@ class WindowEngine(RoundEngine):
         staleness = self.state.turn.number - self.state.members[device].asked.number
         if staleness > self._round.max_staleness:
             self.state.put(device, answer="expired")
+            miss(self.state, device)
             self.state.count("expired")
             return True
         return False
