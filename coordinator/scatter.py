@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from coordinator import readable
 from coordinator.predictions import LEARNING_ROUNDS, Pair, errors
-from coordinator.theme import Theme, blank
+from coordinator.theme import Theme, blank, name_above
 from protocols.randomness import Key
 
 MOST_DOTS = 1000  # of each kind: an SVG draws every single one
@@ -43,13 +43,10 @@ def seconds_scatter(pairs: Sequence[Pair], theme: Theme) -> Figure | None:
             faint = 0.8 if len(dots) < 200 else 0.35
             axes.plot(*places, "o", color=colour, label=label, markersize=4.5, alpha=faint, zorder=3)
     _log_axes(axes, low, high)
-    legend = axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=2, borderpad=0, handletextpad=0.2
-    )
+    legend = name_above(axes, _title(pairs))
     for handle in legend.legend_handles:
         if handle is not None:
             handle.set_alpha(1)
-    axes.set_title(_title(pairs), pad=30)
     return figure
 
 

@@ -8,8 +8,12 @@ from typing import Any, Literal
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+
+from coordinator.fitting import fit
 
 WIDTH_IN = 6.4
+_TITLE_PAD = 12  # points between a title and what is under it
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Theme:
             "axes.titlelocation": "left",
             "axes.titlesize": 12,
             "axes.titleweight": "bold",
-            "axes.titlepad": 12,
+            "axes.titlepad": _TITLE_PAD,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
@@ -158,10 +162,29 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]], *, lines: i
         )
 
 
+def name_above(axes: Axes, title: str) -> Legend:
+    """A legend above the plot, and its title above that; call it last. Side by side where there is room."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes stand in a figure"
+    for ncols in 2, 1:
+        legend = axes.legend(
+            loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=ncols, borderpad=0, handletextpad=0.2
+        )
+        legend.set_in_layout(False)  # or a wide one would leave the plot no room to be laid out in
+        figure.draw_without_rendering()
+        extent = legend.get_window_extent()
+        if extent.x1 <= figure.bbox.width:
+            break
+    legend.set_in_layout(True)
+    axes.set_title(title, pad=_TITLE_PAD + (extent.y1 - axes.bbox.y1) * 72 / figure.dpi)
+    return legend
+
+
 def picture(figure: Figure, theme: Theme, kind: Literal["png", "svg"]) -> bytes:
     """The figure as a file; an SVG comes out the same each time."""
     buffer = io.BytesIO()
     with rc_context(theme.settings):
+        fit(figure)
         figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
     return buffer.getvalue()
 
