@@ -22,6 +22,7 @@ import numpy as np
 from conftest import PullToTarget
 from msgspec.structs import replace
 
+from coordinator.event_queue import Ring
 from edge_agent.intake import Intake
 from edge_agent.session import Session
 from edge_agent.store import AgentStore
@@ -87,19 +88,22 @@ class Device:
             self._go_on(offer)
 
     def _send(self, items):
+        arrived = []
         for item in items:
             match item:
                 case Chunk():
                     self._say("update", item.encode())
                 case Arrived():
                     assert self.intake.keep(item) is None
-                    self._go_on(item.offer)
+                    arrived.append(item.offer)
                 case Sent(errand, None):
                     self.world.acknowledged[self.name] = (errand.round, errand.attempt)
                 case Sent():
                     pass  # the coordinator had it already, and the power went before its word was here
                 case _:
                     self._say("up", wire.encode(item))
+        for offer in arrived:  # acknowledged by now, as jobs of a real agent come after
+            self._go_on(offer)
 
     def _go_on(self, offer):
         if offer.errand.kind == "enrolment":
@@ -194,7 +198,7 @@ class World:
 
     def _tick_coordinator(self):
         with self.powers["coordinator"].in_place():
-            self.coordinator.server._tick()
+            self.coordinator.server._handle_all([Ring()])
             self._collect()
 
     def _collect(self):
