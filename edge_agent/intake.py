@@ -63,6 +63,8 @@ class Intake:
         if offer.transfer != self._transfer:
             self._transfer, self._offered_at = offer.transfer, self._clock()
         try:
+            if self._inbox.is_settled(offer.transfer) and self._is_gone(offer):
+                self._inbox.forget(offer.transfer)
             return self._inbox.handle_offer(offer)
         except StoreError as fault:
             return [self._refuse(offer.transfer, fault)]
@@ -128,6 +130,12 @@ class Intake:
         if errand.kind == "bundle":
             return self._store.adopt_bundle(errand.run, offer.digest)
         return self._store.task(errand.run, offer.transfer).read() is not None
+
+    def _is_gone(self, offer: Offer) -> bool:
+        """From the disk, after it was taken; an older task is not, if a newer one has taken its place."""
+        if offer.errand.kind == "task":
+            return not self._store.has_task(offer.errand.run)
+        return not self._have(offer)
 
     def _objects(self, errand: Errand) -> str | None:
         if errand.kind == "update":

@@ -133,6 +133,9 @@ class AgentStore:
         kept.write(payload)
         self.forget_tasks(run, but=kept.path)
 
+    def has_task(self, run: str) -> bool:
+        return any(self._run(run).glob("task-*"))
+
     def forget_tasks(self, run: str, but: Path | None = None) -> None:
         """Remove the tasks of a run, all `but` one. Raises StoreError."""
         for path in self._run(run).glob("task-*"):

@@ -230,6 +230,13 @@ class Inbox:
         if len(self._settled) > MAX_REMEMBERED:
             self._settled.popitem(last=False)
 
+    def is_settled(self, transfer: str) -> bool:
+        return transfer in self._settled
+
+    def forget(self, transfer: str) -> None:
+        """What it was stored as is gone: take it when it is offered again."""
+        self._settled.pop(transfer, None)
+
     def refuse_unwanted(self) -> list[Refuse]:
         """Give up what is arriving although nobody waits for it any more."""
         reasons = {

@@ -72,13 +72,18 @@ def device(tmp_path, monkeypatch):
     return found
 
 
-def offer_of(payload, run=RUN):
-    errand, digest = Errand("bundle", run), digest_of(payload)
+def again_on(device):
+    """The intake of the agent's next start."""
+    return Intake("d", device.store, is_in=lambda _: False, objection=lambda: None, clock=lambda: 0.0)
+
+
+def offer_of(payload, run=RUN, errand=None):
+    errand, digest = errand or Errand("bundle", run), digest_of(payload)
     return Offer(transfer_id(errand, "d", digest), digest, len(payload), errand)
 
 
-def receive(intake, payload, run=RUN):
-    offer = offer_of(payload, run)
+def receive(intake, payload, offer=None):
+    offer = offer or offer_of(payload)
     intake.offer(offer)
     (arrived, _) = intake.chunk(Chunk(offer.transfer, 0, payload).encode())
     intake.keep(arrived)
@@ -148,17 +153,35 @@ def test_the_same_bundle_serves_the_next_run_without_travelling(device):
     assert len([*(device.store.folder / "bundles").iterdir()]) == 1
 
 
-def test_a_bundle_that_was_damaged_on_disk_is_fetched_again(device):
+def test_what_was_taken_and_is_gone_from_the_disk_is_taken_again(device):
+    task = Errand("task", RUN, 1, 1)
+    newer, older, enrolment = (
+        offer_of(b"newer", errand=task),
+        offer_of(b"older", errand=task),
+        offer_of(b"new", errand=Errand("enrolment", RUN)),
+    )
+    intake = Intake("d", device.store, is_in=lambda _: True, objection=lambda: None, clock=lambda: 0.0)
+    for offer, payload in [(older, b"older"), (newer, b"newer"), (enrolment, b"new")]:
+        receive(intake, payload, offer)
+        assert intake.offer(offer) == [Ack(offer.transfer, len(payload))]
+    assert intake.offer(older) == [Ack(older.transfer, 5)]  # overtaken, not lost
+    device.store.forget_tasks(RUN)
+    device.store.enrolment(RUN).write(b"other")
+    for offer in (newer, older, enrolment):
+        assert intake.offer(offer) == [Resume(offer.transfer, 0)]
+
+
+@pytest.mark.parametrize("intake_of", [lambda device: device.intake, again_on])
+def test_a_bundle_that_was_damaged_on_disk_is_fetched_again(device, intake_of):
     receive(device.intake, BUNDLE)
     (path,) = (device.store.folder / "bundles").iterdir()
     path.write_bytes(BUNDLE[:-1] + b"x")
     assert device.store.bundle(RUN) is None
     device.enrolling.begin(RUN)
     assert device.sent == [Fetch(RUN)]
-    again = Intake("d", device.store, is_in=lambda _: False, objection=lambda: None, clock=lambda: 0.0)
     offer = offer_of(BUNDLE)
-    assert again.offer(offer) == [Resume(offer.transfer, 0)]
-    receive(again, BUNDLE)
+    assert intake_of(device).offer(offer) == [Resume(offer.transfer, 0)]
+    receive(intake_of(device), BUNDLE)
     assert device.store.bundle(RUN) == BUNDLE
 
 
