@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.small_parts import Room, small_parts
 from protocols.footprint import Footprint
 from protocols.mailbox import Inbox, Outbox
-from protocols.messages import Errand, Measured
+from protocols.messages import Errand, Measured, Offer
 from protocols.parts import part_folder
 
 
@@ -44,7 +44,13 @@ class Peer:
 
     @classmethod
     def met(
-        cls, device: str, folder: Path, max_bytes: int, objects: Callable[[Errand], str | None], room: Room
+        cls,
+        device: str,
+        folder: Path,
+        max_bytes: int,
+        objects: Callable[[Errand], str | None],
+        room: Room,
+        lacks: Callable[[Offer], str | None],
     ) -> Self:
         """A device that was just heard of.
 
@@ -54,9 +60,10 @@ class Peer:
             max_bytes: the longest payload it may send.
             objects: why an errand is not wanted; None if it is.
             room: for what is small, of all devices.
+            lacks: why there is no room for an offer; None if there is.
         """
         parts = small_parts(part_folder(folder), room)
-        inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects)
+        inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects, lacks=lacks)
         return cls(device, Outbox(device), inbox)
 
     @property
@@ -82,16 +89,24 @@ class Peer:
 
 
 class Peers(dict[str, Peer]):
-    """Devices heard of since the start, by name, and those among them that something is open with."""
+    """Devices heard of since the start, by name, and those among them that something is open with.
+
+    Attributes:
+        room: for what is small.
+        incoming_bytes: of all payloads that are arriving, what is not here yet.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.room = Room()
         self._busy: set[str] = set()
+        self.incoming_bytes = 0
+        self._missing: dict[str, int] = {}
 
     def note(self, peer: Peer) -> None:
         """It said something, or was told something."""
         (self._busy.add if peer.is_busy else self._busy.discard)(peer.device)
+        self._expect(peer.device, peer.inbox.missing_bytes)
 
     def forget(self, device: str) -> None:
         """As if nothing was ever heard of it; that need not be the case."""
@@ -99,6 +114,12 @@ class Peers(dict[str, Peer]):
         if peer is not None:
             self._busy.discard(device)
             peer.inbox.give_up_all()
+            self._expect(device, 0)
+
+    def _expect(self, device: str, num_bytes: int) -> None:
+        self.incoming_bytes += num_bytes - self._missing.pop(device, 0)
+        if num_bytes:
+            self._missing[device] = num_bytes
 
     def busy(self) -> list[Peer]:
         """Those with a payload on its way to or from them, or at work, ascending."""

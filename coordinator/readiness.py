@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from coordinator.disk_room import why_no_room
 from coordinator.engine_state import Turn
 from coordinator.peer import Peer, Peers
 from coordinator.run_folder import INCOMING
@@ -14,7 +15,8 @@ from protocols.messages import Errand, Ready
 def meet(run: Run, device: str, peers: Peers) -> Peer:
     """A device that was just heard of, now one of `peers`."""
     limit, folder = codec.payload_limit(run.enrolment.spec), run.folder / INCOMING / device
-    peers[device] = Peer.met(device, folder, limit, partial(why_unwanted, run, device), peers.room)
+    wanted, lacks = partial(why_unwanted, run, device), partial(why_no_room, peers=peers, folder=run.folder)
+    peers[device] = Peer.met(device, folder, limit, wanted, peers.room, lacks)
     return peers[device]
 
 

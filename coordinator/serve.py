@@ -14,6 +14,7 @@ from typing import Any
 import protocols.messages as wire
 from coordinator.bundles import BundleDesk, BundleMade
 from coordinator.burst import Burst
+from coordinator.disk_room import LEFT_FOR_S, remove_left
 from coordinator.engine_state import Turn
 from coordinator.event_queue import EventQueue, Ring
 from coordinator.events import Declined, DeviceGone, DeviceReady, Tick, UpdateArrived
@@ -95,6 +96,7 @@ class Server:
         """
         self._transport = self.make_transport(self.events)
         self._bundles = BundleDesk(self.run, self.events.put, self.on_notice)
+        remove_left(self.run.folder, but=set(), older_than_s=LEFT_FOR_S)
         try:
             self._resume()
             self._transport.connect()
@@ -294,6 +296,9 @@ class Server:
         self._refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
         if errand.run == self.run_id and objection:
             self._tell(UpdateArrived(peer.device, *turn))
+        elif errand.run == self.run_id and state.is_at(peer.device, turn):
+            problem = PacketForeign(reason)  # it will not offer again
+            self._follow(self.run.conductor.turn_away(peer.device, turn, problem, self.clock()))
         else:
             self.run.conductor.ledger.refuse(PacketForeign.__name__)
 

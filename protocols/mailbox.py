@@ -155,6 +155,7 @@ class Inbox:
         max_bytes: the longest payload taken.
         have: whether this payload was stored before, perhaps by an earlier process.
         objects: why this errand is not wanted; None if it is.
+        lacks: why there is no room for a payload that is wanted; None if there is.
     """
 
     def __init__(
@@ -165,12 +166,14 @@ class Inbox:
         max_bytes: int,
         have: Callable[[Offer], bool] = lambda _: False,
         objects: Callable[[Errand], str | None] = lambda _: None,
+        lacks: Callable[[Offer], str | None] = lambda _: None,
     ) -> None:
         self._device = device
         self._open_part = open_part
         self._max_bytes = max_bytes
         self._have = have
         self._objects = objects
+        self._lacks = lacks
         self._open: OrderedDict[str, Receiver] = OrderedDict()  # the one heard of last stands last
         self._settled: OrderedDict[str, str | None] = OrderedDict()  # with the reason if it was refused
 
@@ -188,6 +191,11 @@ class Inbox:
         return receiver is not None and not receiver.has(packet)
 
     @property
+    def transfers(self) -> tuple[str, ...]:
+        """Those that are arriving."""
+        return tuple(self._open)
+
+    @property
     def missing_bytes(self) -> int:
         """Of all payloads that are arriving, what is not here yet."""
         return sum(receiver.offer.num_bytes - receiver.part.size for receiver in self._open.values())
@@ -199,9 +207,11 @@ class Inbox:
             self.give_up(offer.transfer)
             return [Ack(offer.transfer, offer.num_bytes)]
         problem = problem or self._objects(offer.errand)
+        receiver = self._open.get(offer.transfer)
+        if problem is None and receiver is None:
+            problem = self._lacks(offer)
         if problem is not None:
             return [Refuse(offer.transfer, problem)]
-        receiver = self._open.get(offer.transfer)
         if receiver is None:
             receiver = self._admit(offer)
         self._open.move_to_end(offer.transfer)
