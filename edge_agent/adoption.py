@@ -209,14 +209,16 @@ class Adoption:
             samples=self._samples,
         )
         if not math.isfinite(candidate.validation_loss or 0.0) or not is_better(candidate, self.best):
-            log.info("model of %s: no better than that of %s", candidate.words, _words(self.best))
+            better = f"that of {self.best.words} is better" if self.best else "it was not trained here"
+            log.info("model of %s: not served, %s", candidate.words, better)
             return
         self._best = candidate
         if is_better(candidate, self.served):
             self._serve(candidate, weights)
             log.info("model of %s: served from now on", candidate.words)
         else:
-            log.info("model of %s: that of %s is still served", candidate.words, _words(self.served))
+            served = self.served.words if self.served else "another run"
+            log.info("model of %s: that of %s is still served", candidate.words, served)
 
     def _loss(self, weights: FlatArray) -> float | None:
         return self._judge.loss(weights, "validation") if self._judges else None
@@ -246,7 +248,3 @@ class Adoption:
     def _serve(self, standing: Standing, weights: FlatArray) -> None:
         self._memory.write(codec.encode(Served(standing, weights), self._enrolment.spec))
         self.served = standing
-
-
-def _words(standing: Standing | None) -> str:
-    return "another run" if standing is None else standing.words

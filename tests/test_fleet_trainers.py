@@ -119,7 +119,7 @@ def test_a_model_that_has_no_bundle_is_trained_by_those_with_torch(tmp_path):
         "def net(shape, classes):\n"
         "    return Sorting(classes)\n"
     )
-    toml = run_toml(name="sorting", rounds=2, model="sorting_model:net", start_with=2)
+    toml = run_toml(name="sorting", rounds=2, model="sorting_model:net", start_with=3)
     paths = {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
     trust = ("--leave-after-run", "--trust", "sorting_model")
     sys.path.insert(0, str(tmp_path))
@@ -174,7 +174,9 @@ def test_an_agent_installed_without_torch_trains_in_a_fleet(tmp_path, no_torch):
             capture_output=True,
             timeout=PATIENCE_S,
         )
-    answer = msgspec.json.decode(said.stdout)
-    assert said.stdout == own.stdout
+    answer, own_answer = msgspec.json.decode(said.stdout), msgspec.json.decode(own.stdout)
+    assert answer.pop("model") is None, "a file does not know where it comes from"
+    assert own_answer.pop("model")["run"].startswith("light-")
+    assert answer == own_answer
     assert len(answer["labels"]) == len(answer["probabilities"])
     assert 0 < answer["accuracy"] <= 1
