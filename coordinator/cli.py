@@ -76,14 +76,18 @@ def serve(
         fleet, folder = topics.check_name(fleet or settings.run.name, "fleet"), runs / settings.run.name
         check_unclaimed(folder)
         given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)
-        with Lookout(fleet, settings.run.name) as lookout:
+        with closing(Lookout(fleet, settings.run.name)) as lookout:
             if given is not None:
                 lookout.ask(partial(_lookout_transport, given, lookout))
             from coordinator.opening import open_run  # takes its time, and the answer too
 
             lookout.wait()
             run = open_run(settings, folder, fresh=fresh)
-            with closing(run.store), broker_at(given, folder, fleet, bind=bind, port=port) as where:
+            with (
+                closing(run.store),
+                broker_at(given, folder, fleet, bind=bind, port=port) as where,
+                closing(lookout),  # before its broker
+            ):
                 if given is None:
                     lookout.take(partial(_lookout_transport, where, lookout))
                 _serve(run, where, fleet, lookout)

@@ -13,8 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -59,7 +58,7 @@ class Here(Message, frozen=True):
 
 @dataclass
 class Lookout:
-    """Looks out for another coordinator of a fleet as long as its `with` block lasts.
+    """Looks out for another coordinator of a fleet until it is closed.
 
     It has a connection of its own, whose thread does the work: so it also answers while the coordinator is
     busy, or only starting.
@@ -130,6 +129,12 @@ class Lookout:
             f"{readable(other.host)}, process {other.pid}; stop it, or give --fleet another name"
         )
 
+    def close(self) -> None:
+        """Look out no longer; harmless when it does not."""
+        if self._transport:
+            self._transport.close()
+            self._transport = None
+
     def put(self, event: Any) -> None:
         """What the transport hears."""
         match event:
@@ -170,12 +175,3 @@ class Lookout:
     def _say(self) -> None:
         if self._transport:
             self._transport.publish(topics.coordinators(self.fleet), encode(self._here))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._transport:
-            self._transport.close()

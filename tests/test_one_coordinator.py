@@ -50,6 +50,16 @@ def test_the_second_hears_of_the_first_and_the_first_goes_on(begin):
     first.check()
 
 
+def test_on_a_broker_of_its_own_the_first_serves_without_asking(begin, broker):
+    first = Lookout("f", "one", 100.0, timer=lambda: 0.0)
+    first.take(lambda events: broker.client([TOPIC], events))
+    with pytest.raises(SettingError, match=WORDS.format("one")):
+        begin("two", 50.0, silence_s=1.0).wait()
+    first.check()
+    first.close()
+    begin("two", 150.0).wait()
+
+
 def test_whoever_is_silent_is_in_nobodys_way(begin, broker):
     first = begin("one", 1.0)
     broker.route(TOPIC, encode(first._here), retain=True)  # stale
