@@ -7,14 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import blended_transform_factory
 
-MOST_LETTERS = 24
 _EDGE_IN = 0.08
 _POINTS_AN_IN, _LINE = 72, 1.25  # height of a line, of its letters' size
-
-
-def clip(name: str, letters: int = MOST_LETTERS) -> str:
-    """A name for a label, where a line cannot be broken."""
-    return name if len(name) <= letters else f"{name[: letters - 1]}…"
 
 
 def fit(figure: Figure) -> None:

@@ -12,7 +12,6 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from coordinator import readable
-from coordinator.fitting import clip
 from coordinator.outcome import Summary, gains, personal, share, yardstick
 from coordinator.predictions import pairs_of
 from coordinator.records import RoundRecord
@@ -76,7 +75,7 @@ def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:
         level = summary["accuracy"]["personal_mean"]
         if level is not None:
             axes.axhline(100 * level, color=theme.rival, linestyle=(0, (4, 3)), linewidth=1.2)
-            labels.append((100 * level, f"{clip(name)}\n{100 * level:.1f} %", theme.rival))
+            labels.append((100 * level, f"{readable.clip(name)}\n{100 * level:.1f} %", theme.rival))
     _accuracy_limits(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_ends(axes, labels, lines=2)
@@ -110,7 +109,7 @@ def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
     for x, y, name, colour in ends:
         ours = colour == theme.ours
         above = y >= clearly_lower and not ours
-        text = _Label(f"{clip(name)} {y:.1f} %", colour, "bold" if ours else "normal", theme.ground)
+        text = _Label(f"{readable.clip(name)} {y:.1f} %", colour, "bold" if ours else "normal", theme.ground)
         _dot(axes, (x / 1000**scale, y), text, leftwards=x > 0.7 * farthest, above=above)
     _accuracy_limits(axes)
     return figure
@@ -165,7 +164,7 @@ def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
             heights,
             "o",
             color=theme.rival,
-            label=clip(rival),
+            label=readable.clip(rival),
             markersize=8,
         )
     values = [100 * ours[device] for device in devices]
@@ -257,7 +256,7 @@ def _by_name(
     title: str, devices: Sequence[DeviceId], x_label: str, room_in: float = 0.0
 ) -> tuple[Figure, Axes]:
     figure, axes = blank(title, x_label, "", height_in=1.3 + room_in + 0.3 * len(devices))
-    axes.set_yticks(range(len(devices)), [clip(device) for device in devices])
+    axes.set_yticks(range(len(devices)), [readable.clip(device) for device in devices])
     axes.set_ylim(-0.6, len(devices) - 0.4)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -275,7 +274,7 @@ def _sorted_accuracies(
             ranked = [100 * value for value in sorted(values.values())]
             places = [100 * (index + 0.5) / len(ranked) for index in range(len(ranked))]
             axes.plot(places, ranked, color=colour, zorder=3 if values is ours else 2)
-            labels.append((ranked[-1], f"{clip(name)}\nmedian {median(ranked):.1f} %", colour))
+            labels.append((ranked[-1], f"{readable.clip(name)}\nmedian {median(ranked):.1f} %", colour))
     axes.set_xlabel(f"share of the {len(ours)} devices, the worst first, %")
     axes.set_xlim(0, 100)
     _accuracy_limits(axes)

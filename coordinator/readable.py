@@ -3,6 +3,7 @@
 from protocols.conditions import Conditions
 
 UNKNOWN = "–"  # noqa: RUF001 - an en dash, as in printed tables
+MOST_LETTERS = 24  # of a name in a label
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -142,3 +143,8 @@ def printable(text: str) -> str:
 def short_board(name: str) -> str:
     """A board's name where there is little room."""
     return printable(name).replace("raspberry-pi", "rpi")
+
+
+def clip(name: str, letters: int = MOST_LETTERS) -> str:
+    """A name for a label, where a line cannot be broken."""
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"

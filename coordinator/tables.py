@@ -1,6 +1,7 @@
 """Who is in a run and what it came to, as tables for the terminal."""
 
 from collections.abc import Mapping
+from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,6 +12,9 @@ from coordinator.engine_state import EngineState
 from coordinator.outcome import Summary, gains, personal, prediction_rows, ratio_of, share, yardstick
 from coordinator.progress import DeviceView, view_devices
 from protocols.method import DeviceId
+
+_SHORT = 16  # letters of a name that stays in one line
+_NARROW = 9
 
 
 def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> Table:
@@ -24,6 +28,8 @@ def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> 
     for name, rival in (rivals or {}).items():
         table.add_row(*_run_row(name, rival))
     table.add_row(*_run_row(summary["method"], summary), style="bold")
+    table.columns[-1].no_wrap = False  # "1 min 10 s" goes into two lines before a name does
+    table.columns[0].no_wrap = max(map(len, [summary["method"], *(rivals or {})])) <= _SHORT
     return table
 
 
@@ -34,7 +40,8 @@ def device_table(
     boards: Mapping[DeviceId, str] | None = None,
     limit: int = 40,
 ) -> Table:
-    """A row a device; of more than `limit` devices those that do worst.
+    """A row a device; of more than `limit` devices those that do worst. Names that are too long for the
+    terminal take more lines; what devices serve is shown where that is not their accuracy anyway.
 
     Args:
         summary: of the run.
@@ -45,10 +52,13 @@ def device_table(
     rivals, boards = rivals or {}, boards or {}
     rival = yardstick(rivals)
     gained = gains(summary, rivals[rival]) if rival else {}
+    serves_others = any(
+        row.get("kept") not in (None, row["personal"]) for row in summary["by_device"].values()
+    )
     accuracies = (
-        [rival.replace("-", "-\n"), summary["method"], "gain"]
+        [_in_two(rival), _in_two(summary["method"]), "gain"]
         if rival
-        else ["accuracy", "one more round", "served"]
+        else ["accuracy", "one more\nround", *["served"] * serves_others]
     )
     table = _table("device", "board", "p", "samples", *accuracies, "up", "down", left=2)
     shown = _worst_first(summary)[:limit] if len(summary["by_device"]) > limit else summary["by_device"]
@@ -64,7 +74,11 @@ def device_table(
             *(
                 [readable.percent(theirs), ours]
                 if rival
-                else [ours, readable.change(row["before"], row["after"]), readable.percent(row.get("kept"))]
+                else [
+                    ours,
+                    readable.change(row["before"], row["after"]),
+                    *[readable.percent(row.get("kept"))] * serves_others,
+                ]
             ),
             *([_coloured(gained.get(device))] if rival else []),
             readable.size(row["up"]),
@@ -94,7 +108,8 @@ def fleet_table(state: EngineState) -> Table:
     """A row a device: what it said of itself, and what became of it in the run."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in "device", "board", "p", "samples", "a round\ntakes", "conditions", "why this p", "stands":
-        table.add_column(column, justify="right" if column in ("p", "samples", "a round\ntakes") else "left")
+        right = column in ("p", "samples", "a round\ntakes")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
     for view in view_devices(state):
         said = view.report
         cells = [
@@ -127,9 +142,14 @@ def _table(*columns: str, left: int = 1) -> Table:
     )
     for index, column in enumerate(columns):
         table.add_column(
-            column, justify="left" if index < left else "right", overflow="ellipsis", no_wrap=index >= left
+            column, justify="left" if index < left else "right", overflow="fold", no_wrap=index >= left
         )
     return table
+
+
+def _in_two(name: str) -> str:
+    """A method's name as the head of a narrow column."""
+    return "\n".join(wrap(readable.clip(name, 2 * _NARROW - 2), _NARROW))
 
 
 def _run_row(name: str, summary: Summary) -> list[str]:

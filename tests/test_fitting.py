@@ -5,11 +5,13 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.text import Text
 from test_compare import hand_made, side_by_side
-from test_report import foretold, summary_of
+from test_report import foretold, shown, summary_of
 
-from coordinator.fitting import MOST_LETTERS, clip, fit
+from coordinator.fitting import fit
 from coordinator.plots import Story, draw
+from coordinator.readable import MOST_LETTERS, clip
 from coordinator.run_folder import PICTURES
+from coordinator.tables import device_table, run_table
 from coordinator.theme import LIGHT, picture
 from tools import compare_plots
 
@@ -87,3 +89,31 @@ def test_a_title_that_fits_stays_and_a_long_one_is_wrapped_once():
 def test_a_name_is_clipped_where_it_says_so():
     assert clip("a" * MOST_LETTERS) == "a" * MOST_LETTERS
     assert clip("a" * (MOST_LETTERS + 1)) == "a" * (MOST_LETTERS - 1) + "…"
+
+
+@pytest.mark.parametrize("rivals", [0, 1])
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_table_of_80_characters_cuts_no_name(name, rivals):
+    told = story(3, name, "local-only")
+    for row in told.summary["by_device"].values():
+        row |= {"num_samples": 12345, "kept": 0.912, "up": 123_456_789, "down": 123_456_789}
+    boards = dict.fromkeys(told.summary["by_device"], "jetson-orin-nano-super-8gb")
+    printed = shown(device_table(told.summary, told.rivals if rivals else {}, boards=boards), width=80)
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in printed
+    end = next(line for line in lines if "board" in line).index("board")
+    names = "".join(line[:end].strip() for line in lines if not line.startswith("─"))
+    assert all(device in names for device in told.summary["by_device"])
+    assert "1 min" in shown(run_table(told.summary, told.rivals))
+    assert "fedspu" in shown(run_table(told.summary, told.rivals))
+
+
+def test_what_is_served_is_shown_where_it_is_not_the_accuracy():
+    summary = story(3, "dev", "local-only").summary
+    for row in summary["by_device"].values():
+        row["kept"] = row["personal"]
+    assert "served" not in shown(device_table(summary))
+    next(iter(summary["by_device"].values()))["kept"] = 0.999
+    assert "served" in shown(device_table(summary))
+    assert "99.9 %" in shown(device_table(summary))

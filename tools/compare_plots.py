@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from coordinator import readable
-from coordinator.fitting import clip
 from coordinator.outcome import LOCAL, personal, share
 from coordinator.theme import Theme, blank, label_ends
 from tools.comparison import Comparison, Played, Point, Side, spread
@@ -221,7 +220,7 @@ def _lines(
     low_y, high_y = axes.get_ylim()
     axes.set_ylim(max(low_y, -1.0), min(high_y, 101.0))
     ends = [
-        (curve.y[-1], f"{curve.y[-1]:.1f}  {clip(label, NAME_LETTERS)}", looks[label].colour)
+        (curve.y[-1], f"{curve.y[-1]:.1f}  {readable.clip(label, NAME_LETTERS)}", looks[label].colour)
         for label, curve in curves.items()
     ]
     label_ends(axes, ends)
@@ -245,7 +244,7 @@ def _x_scale(axes: Axes, x: Sequence[list[float]], unit: float) -> None:
 def _rows(title: str, labels: Sequence[str], looks: Looks) -> tuple[Figure, Axes]:
     """A row each, the first on top."""
     figure, axes = blank(title, ACCURACY, "", height_in=1.3 + ROW_IN * len(labels))
-    axes.set_yticks(range(len(labels)), [clip(label, NAME_LETTERS) for label in labels])
+    axes.set_yticks(range(len(labels)), [readable.clip(label, NAME_LETTERS) for label in labels])
     for tick, label in zip(axes.get_yticklabels(), labels, strict=True):
         tick.set_color(looks[label].colour)
     axes.set_ylim(len(labels) - 0.4, -0.6)
