@@ -1,4 +1,4 @@
-"""Payloads of a few chunks wait in memory until they are whole; longer ones grow on disk.
+"""Small payloads wait in memory until they are whole; longer ones grow on disk from their first byte.
 
 A coordinator keeps each whole reply in the run's store before it acknowledges it, so that a file which is
 made, synced and removed for every update would keep nothing that has to outlive it. What a crash takes is
@@ -7,7 +7,8 @@ sent again.
 
 from collections.abc import Callable
 
-from protocols.parts import PartFile, PartMemory
+from protocols.messages import Offer
+from protocols.parts import Part, PartFile, PartMemory
 
 SMALL_BYTES = 64 * 1024
 ROOM_BYTES = 64 * 1024 * 1024
@@ -21,7 +22,7 @@ class Room:
 
 
 class SmallPart:
-    """A `Part` in memory, and in `file` from when it is not small or there is no room any more."""
+    """A `Part` in memory, and in `file` from when there is no room any more."""
 
     def __init__(self, file: PartFile, room: Room) -> None:
         self._file = file
@@ -37,7 +38,7 @@ class SmallPart:
         return self._held.size
 
     def append(self, data: bytes | memoryview) -> None:
-        if not self._file.size and self._fits(len(data)):
+        if not self._file.size and len(data) <= self._room.left_bytes:
             self._room.left_bytes -= len(data)
             self._memory.append(data)
             return
@@ -46,9 +47,6 @@ class SmallPart:
             self._empty()
         else:
             self._file.append(data)
-
-    def _fits(self, num_bytes: int) -> bool:
-        return num_bytes <= self._room.left_bytes and self._memory.size + num_bytes <= SMALL_BYTES
 
     def clear(self) -> None:
         self._empty()
@@ -69,6 +67,8 @@ class SmallPart:
         return self._held.payload()
 
 
-def small_parts(files: Callable[[str], PartFile], room: Room) -> Callable[[str], SmallPart]:
-    """Parts like those of `files`, in memory while they are small."""
-    return lambda transfer: SmallPart(files(transfer), room)
+def small_parts(files: Callable[[Offer], PartFile], room: Room) -> Callable[[Offer], Part]:
+    """Parts like those of `files`, in memory where the payload is small: over a thin uplink a long one takes
+    minutes, of which a restart shall take nothing.
+    """
+    return lambda offer: SmallPart(files(offer), room) if offer.num_bytes <= SMALL_BYTES else files(offer)

@@ -151,7 +151,7 @@ class Inbox:
 
     Args:
         device: names the device in either direction.
-        open_part: the part of a transfer id, see `part_folder`.
+        open_part: the part of an offer, see `part_folder`.
         max_bytes: the longest payload taken.
         have: whether this payload was stored before, perhaps by an earlier process.
         objects: why this errand is not wanted; None if it is.
@@ -161,7 +161,7 @@ class Inbox:
     def __init__(
         self,
         device: str,
-        open_part: Callable[[str], Part],
+        open_part: Callable[[Offer], Part],
         *,
         max_bytes: int,
         have: Callable[[Offer], bool] = lambda _: False,
@@ -260,7 +260,7 @@ class Inbox:
     def _admit(self, offer: Offer) -> Receiver:
         while len(self._open) >= MAX_OPEN:
             self.give_up(next(iter(self._open)))
-        self._open[offer.transfer] = Receiver(offer, self._open_part(offer.transfer))
+        self._open[offer.transfer] = Receiver(offer, self._open_part(offer))
         return self._open[offer.transfer]
 
     def give_up(self, transfer: str) -> None:

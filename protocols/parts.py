@@ -7,6 +7,7 @@ from typing import Protocol
 
 from protocols import files
 from protocols.errors import StoreError
+from protocols.messages import Offer
 
 DIGEST_BYTES = 16
 
@@ -112,8 +113,8 @@ class PartFile:
             raise _store_error(self.path, problem) from None
 
 
-def part_folder(folder: Path, keep: int = 4) -> Callable[[str], PartFile]:
-    """Open parts by transfer id in `folder`, one folder a peer.
+def part_folder(folder: Path, keep: int = 4) -> Callable[[Offer], PartFile]:
+    """Open the part of an offer in `folder`, one folder a peer.
 
     Parts left behind by earlier processes are removed, but for the `keep` written last: the peer may
     go on with those.
@@ -121,7 +122,7 @@ def part_folder(folder: Path, keep: int = 4) -> Callable[[str], PartFile]:
     left = sorted(folder.glob("*.part"), key=lambda path: path.stat().st_mtime)
     for path in left[: max(len(left) - keep, 0)]:
         files.remove(path, durable=False)
-    return lambda transfer: PartFile(folder / f"{transfer}.part")
+    return lambda offer: PartFile(folder / f"{offer.transfer}.part")
 
 
 def _store_error(path: Path, problem: OSError) -> StoreError:

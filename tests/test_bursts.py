@@ -6,7 +6,7 @@ import pytest
 
 import protocols.messages as wire
 from coordinator.event_queue import MAX_EVENTS, EventQueue, Ring, Stop
-from coordinator.small_parts import Room, small_parts
+from coordinator.small_parts import SMALL_BYTES, Room, small_parts
 from coordinator.timers import Timers
 from protocols import topics
 from protocols.errors import StoreError
@@ -158,10 +158,19 @@ def test_timers_wake_each_at_its_latest_time_and_hold_one_entry_for_it():
     assert timers.next_at is None
 
 
+SIZES = {"one": SMALL_BYTES, "two": 60, "long": SMALL_BYTES + 1}
+
+
 def test_small_payloads_leave_no_file_and_larger_ones_do(tmp_path):
     room = Room(100)
     parts = small_parts(part_folder(tmp_path), room)
-    part, other = parts("one"), parts("two")
+    offers = [Offer(name, "0" * 32, size, Errand("update", "r", 1, 1)) for name, size in SIZES.items()]
+    part, other, long = map(parts, offers)
+    long.append(b"!")
+    assert [path.name for path in tmp_path.iterdir()] == ["long.part"], (
+        "it is long: on disk from its first byte"
+    )
+    long.clear()
     part.append(b"x" * 60)
     assert (part.size, room.left_bytes, list(tmp_path.iterdir())) == (60, 40, [])
     other.append(b"y" * 50)  # no room
@@ -172,7 +181,7 @@ def test_small_payloads_leave_no_file_and_larger_ones_do(tmp_path):
     assert part.digest() == digest_of(part.payload())
     part.append(b"!")
     assert part.size == 121
-    again = parts("one")
+    again = parts(offers[0])
     assert again.payload() == part.payload(), "a file that was left is gone on with"
     for one in (part, other):
         one.seal()

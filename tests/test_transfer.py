@@ -435,4 +435,5 @@ def test_parts_of_earlier_processes_are_swept_but_for_the_latest(tmp_path):
         os.utime(path, (n, n))
     open_part = part_folder(tmp_path, keep=2)
     assert sorted(path.stat().st_size for path in tmp_path.glob("*.part")) == [4, 5]
-    assert open_part(f"{5:032x}").size == 5
+    latest = Offer(f"{5:032x}", "0" * 32, 9, ERRAND)
+    assert open_part(latest).size == 5
