@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import protocols.messages as wire
+from edge_agent.declining import declined
 from edge_agent.enrolling import Enrolling
 from edge_agent.gauges import Gauges
 from edge_agent.guard import Guard
@@ -27,14 +28,7 @@ from edge_agent.probes.link import LinkSpeed
 from edge_agent.profile import board_named
 from edge_agent.store import AgentStore
 from protocols import topics
-from protocols.errors import (
-    FleetuneError,
-    PacketError,
-    PacketForeign,
-    StoreError,
-    TrainingDiverged,
-    TrainingStopped,
-)
+from protocols.errors import PacketError, PacketForeign, StoreError, TrainingStopped
 from protocols.mailbox import Arrived, Outbox, Sent
 from protocols.messages import Ack, Errand, Offer, Refuse, Resume
 from protocols.one_line import unexpected
@@ -356,14 +350,7 @@ class Agent:
             self._say_ready()
 
     def _decline(self, errand: Errand, what: str, problem: BaseException) -> None:
-        if isinstance(problem, FleetuneError):
-            reason = wire.readable(str(problem))
-            log.warning("%s: declined: %s", what, reason)
-        else:
-            reason = f"unexpected {type(problem).__name__}; the device's log has more"
-            log.error("%s: declined", what, exc_info=problem)
-        diverged = isinstance(problem, TrainingDiverged)
-        self._send(wire.Decline(errand.run, errand.round, errand.attempt, reason, diverged))
+        self._send(declined(errand, what, problem))
 
     def _finish(self, run: str, reason: str) -> None:
         self._send(wire.Left(run))
