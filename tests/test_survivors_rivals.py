@@ -124,3 +124,10 @@ def test_a_hypernetwork_with_an_infinite_number_is_broken_whatever_its_shares():
 def test_shares_of_layers_do_not_depend_on_how_high_the_scores_are(height):
     found = network([[1, 0]], [[[0, height], [0, height]]]).shares()
     assert found == pytest.approx(np.array([[0.5, 0.5]]))
+
+
+def test_fedcac_sends_a_bit_for_each_parameter_beside_the_model():
+    spec = tiny_spec(4000)
+    [choice] = create("fedcac", spec, {}).choices(DeviceReport("d"))
+    marks = spec.num_parameters // 8
+    assert choice.cost.bytes_up - choice.cost.bytes_down == marks
