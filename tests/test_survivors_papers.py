@@ -212,6 +212,7 @@ def test_known_distances_stay_beside_those_that_are_estimated():
         return np.array([[0.0, distance], [distance, 0.0]])
 
     pairs = PairMeans().add(["x", "k"], apart(0.2), 5).add(["k", "y"], apart(0.3), 5)
+    assert pairs.lacks(["x", "k", "y"], 1)
     expected = [[0, 0.2, 0.3], [0.2, 0, 0.3], [0.3, 0.3, 0]]
     assert pairs.between(["x", "k", "y"]) == pytest.approx(np.array(expected))
 
