@@ -12,6 +12,7 @@ from protocols.messages import MAX_CONTROL_BYTES, encode
 from protocols.transport import Received
 from protocols.transport.memory import MemoryBroker
 from tests.fleet import Fleet, run_toml
+from tests.test_transport import KINDS
 
 TOPIC = topics.coordinators("f")
 WORDS = (
@@ -128,7 +129,7 @@ def test_a_device_has_no_such_name_and_its_words_are_no_devices():
         topics.check_name(TOPIC.split("/")[3], "device")
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
+@pytest.fixture(params=KINDS)
 def fleet(request, tmp_path):
     with Fleet(tmp_path, run_toml(name="f"), which=request.param) as made:
         yield made
