@@ -79,11 +79,9 @@ def lock(folder: Path) -> IO[bytes]:
     """Hold a folder that is there, and write nothing else. Raises StoreError."""
     while True:
         held = _locked(folder)
-        try:
+        with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(held.fileno()), (folder / LOCK).stat()):
                 return held
-        except FileNotFoundError:
-            pass
         held.close()  # of a folder that was wiped meanwhile
 
 
