@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: demo test check docs clean
 
 demo: $(VENV)/demo
-	$(BIN)/python -m tools.demo
+	$(BIN)/python -m fleetune.tools.demo
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest
@@ -25,7 +25,7 @@ check: $(VENV)/dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/dev
-	$(BIN)/python -m tools.file_map
+	$(BIN)/python -m fleetune.tools.file_map
 
 # A stamp says that a step came to its end, and is written last: what was interrupted begins anew.
 $(VENV)/python:

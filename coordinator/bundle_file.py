@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from coordinator.models import make_run_bundle
-from protocols.bundle import Bundle
-from protocols.errors import SettingError
-from protocols.files import write_atomically
-from protocols.onnx_file import write_onnx
-from protocols.run_toml import parse_run, read_run
-from protocols.settings import RunSettings
-from protocols.transfer import digest_of
+from fleetune.coordinator.run.models import make_run_bundle
+from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.bundle.onnx_file import write_onnx
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.settings.run_toml import parse_run, read_run
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.wire.transfer import digest_of
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from protocols import topics
-from protocols.one_line import one_line_errors
-from protocols.run_toml import read_run
-from protocols.version import show_version
+from fleetune.protocols.one_line import one_line_errors
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.version import show_version
+from fleetune.protocols.wire import topics
 
 app = typer.Typer(
     help="Run a fleet's training at the edge: plan rounds, exchange sparse updates over MQTT, aggregate.",
@@ -66,10 +66,10 @@ def serve(
 
     Stopped at any moment, the same command goes on where it was.
     """
-    from coordinator.bundles import left_unmade
-    from coordinator.claim import check_unclaimed
-    from coordinator.lookout import Lookout
-    from coordinator.options import broker_at, check_broker
+    from fleetune.coordinator.broker.broker_options import broker_at, check_broker
+    from fleetune.coordinator.serving.bundle_desk import left_unmade
+    from fleetune.coordinator.serving.second_coordinator import Lookout
+    from fleetune.coordinator.store.folder_claim import check_unclaimed
 
     with left_unmade(), one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
@@ -79,7 +79,7 @@ def serve(
         with closing(Lookout(fleet, settings.run.name)) as lookout:
             if given is not None:
                 lookout.ask(partial(_lookout_transport, given, lookout))
-            from coordinator.opening import open_run  # takes its time, and the answer too
+            from fleetune.coordinator.run.opening import open_run  # takes its time, and the answer too
 
             lookout.wait()
             run = open_run(settings, folder, fresh=fresh)
@@ -94,19 +94,19 @@ def serve(
 
 
 def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
-    from protocols.transport.mqtt import MqttTransport
+    from fleetune.protocols.wire.transport.mqtt import MqttTransport
 
     subscriptions = [topics.coordinators(lookout.fleet)]
     return MqttTransport(broker, lookout.client_id, subscriptions=subscriptions, events=events)
 
 
 def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
-    from coordinator.event_queue import Stop
-    from coordinator.present import Presenter
-    from coordinator.run_clock import RunClock
-    from coordinator.serve import Server
-    from protocols.transport import EventSink
-    from protocols.transport.mqtt import MqttTransport
+    from fleetune.coordinator.serving.event_queue import Stop
+    from fleetune.coordinator.serving.presenter import Presenter
+    from fleetune.coordinator.serving.run_clock import RunClock
+    from fleetune.coordinator.serving.server import Server
+    from fleetune.protocols.wire.transport import EventSink
+    from fleetune.protocols.wire.transport.mqtt import MqttTransport
 
     def make_transport(events: EventSink) -> MqttTransport:
         subscriptions = topics.coordinator_subscriptions(fleet)
@@ -135,9 +135,9 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
 @app.command()
 def report(folder: RunFolder) -> None:
     """Write a run's report anew, also of one that was stopped or is going on, and show its tables."""
-    from coordinator.claim import is_claimed
-    from coordinator.present import report_run
-    from coordinator.runs import look_at
+    from fleetune.coordinator.run.stored_run import look_at
+    from fleetune.coordinator.serving.presenter import report_run
+    from fleetune.coordinator.store.folder_claim import is_claimed
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
         report_run(run, live=is_claimed(folder))
@@ -146,8 +146,8 @@ def report(folder: RunFolder) -> None:
 @app.command()
 def devices(folder: RunFolder) -> None:
     """List a run's devices: board, ratio and why, what a round takes, power and heat, last answer."""
-    from coordinator.present import list_devices
-    from coordinator.runs import look_at
+    from fleetune.coordinator.run.stored_run import look_at
+    from fleetune.coordinator.serving.presenter import list_devices
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
         list_devices(run)
@@ -159,7 +159,7 @@ def status(
     follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,
 ) -> None:
     """Show how a run stands, also while it is going on: round, who replied, who is missing and why."""
-    from coordinator import status as run_status
+    from fleetune.coordinator.reports import status as run_status
 
     with one_line_errors("edge-coordinator"):
         if not follow:
@@ -174,7 +174,7 @@ def weights(
     folder: RunFolder, out: Annotated[Path, typer.Argument(help="file to write, .safetensors")]
 ) -> None:
     """Write a run's shared model, as it stands, as safetensors."""
-    from coordinator.runs import look_at, save_shared_model
+    from fleetune.coordinator.run.stored_run import look_at, save_shared_model
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
         print(save_shared_model(run, out))
@@ -204,7 +204,7 @@ def export(
     """
     import rich
 
-    from coordinator.bundle_file import bundle_table, bundle_words, settings_for, write_bundle
+    from fleetune.coordinator.bundle_file import bundle_table, bundle_words, settings_for, write_bundle
 
     with one_line_errors("edge-coordinator"):
         settings = settings_for(model, input_shape, classes, seed, changes)

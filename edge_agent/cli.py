@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent import model_cli, wipe_cli
-from edge_agent.doctor.options import same_options
-from edge_agent.journal import set_up_logging
-from edge_agent.service.cli import app as service
-from protocols.errors import FleetuneError
-from protocols.one_line import one_line_errors
-from protocols.version import show_version
+from fleetune.edge_agent import personal_cli
+from fleetune.edge_agent.doctor.options import same_options
+from fleetune.edge_agent.logs import set_up_logging
+from fleetune.edge_agent.service.cli import app as service
+from fleetune.edge_agent.state import wipe
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.one_line import one_line_errors
+from fleetune.protocols.version import show_version
 
 if TYPE_CHECKING:
-    from protocols.transport.mqtt import Broker
+    from fleetune.protocols.wire.transport.mqtt import Broker
 
 app = typer.Typer(
     help="Train on this device's own data, together with a fleet, and keep a model of its own.",
@@ -42,7 +43,7 @@ def _broker_at(text: str, ca: str | None, cert: str | None, key: str | None) -> 
     """Raises SettingError: `text` is no address of a broker."""
     from msgspec.structs import replace
 
-    from protocols.transport.mqtt import parse_broker
+    from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     where = parse_broker(text)
     return replace(where, ca=ca, cert=cert, key=key, tls=where.tls or ca is not None)
@@ -112,18 +113,18 @@ def run(
     leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False,
 ) -> None:
     """Join a fleet and stay with it, through restarts and lost links."""
-    from edge_agent.data import check_source
-    from edge_agent.gauges import Gauges
-    from edge_agent.joining import DeviceSettings
-    from edge_agent.leftovers import give_back
-    from edge_agent.policy import read_policy
-    from edge_agent.probes.compute import board_name
-    from edge_agent.probes.link import measure_link
-    from edge_agent.profile import board_named
-    from edge_agent.serve import Agent, Stop
-    from protocols import topics
-    from protocols.transport import EventSink, Will
-    from protocols.transport.mqtt import MqttTransport
+    from fleetune.edge_agent.agent import Agent, Stop
+    from fleetune.edge_agent.budget.gauges import Gauges
+    from fleetune.edge_agent.budget.owner_policy import read_policy
+    from fleetune.edge_agent.probes.board_profile import board_named
+    from fleetune.edge_agent.probes.compute import board_name
+    from fleetune.edge_agent.probes.link import measure_link
+    from fleetune.edge_agent.runs.freed_memory import give_back
+    from fleetune.edge_agent.runs.joining import DeviceSettings
+    from fleetune.edge_agent.training.device_data import check_source
+    from fleetune.protocols.wire import topics
+    from fleetune.protocols.wire.transport import EventSink, Will
+    from fleetune.protocols.wire.transport.mqtt import MqttTransport
 
     with one_line_errors("edge-agent"):
         topics.check_name(fleet, "fleet")
@@ -208,12 +209,12 @@ def profile(
     """Say what this board can do, measured here and now; what cannot be read is unknown, with the reason."""
     import rich
 
-    from edge_agent.probes import keep, show
-    from edge_agent.probes import model as models
-    from edge_agent.probes.link import measure_link
-    from edge_agent.probes.survey import survey
-    from edge_agent.store import AgentStore
-    from protocols import topics
+    from fleetune.edge_agent.probes import keep, show
+    from fleetune.edge_agent.probes import model as models
+    from fleetune.edge_agent.probes.link import measure_link
+    from fleetune.edge_agent.probes.survey import survey
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.protocols.wire import topics
 
     with one_line_errors("edge-agent"):
         topics.check_name(device, "device")
@@ -246,11 +247,11 @@ def explain(
     """Show what each ratio would take of this device, against its limits, and why it runs at its own."""
     from rich.console import Console
 
-    from edge_agent.allowance import remembered
-    from edge_agent.explain import explanation
-    from edge_agent.gauges import Gauges
-    from edge_agent.store import AgentStore
-    from protocols.errors import StoreError
+    from fleetune.edge_agent.budget.explain import explanation
+    from fleetune.edge_agent.budget.gauges import Gauges
+    from fleetune.edge_agent.budget.ratio_controller import remembered
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.protocols.errors import StoreError
 
     with one_line_errors("edge-agent"):
         store = AgentStore(state / fleet / device)
@@ -271,9 +272,9 @@ def boards(
     """List the boards with a profile, or check and show one; a FILE of your own ends in .toml."""
     import rich
 
-    import firmware_profiles
-    from edge_agent.board_table import all_boards, one_board
-    from edge_agent.profile import board_named
+    from fleetune import firmware_profiles
+    from fleetune.edge_agent.probes.board_profile import board_named
+    from fleetune.edge_agent.probes.board_table import all_boards, one_board
 
     with one_line_errors("edge-agent"):
         if board is None:
@@ -293,10 +294,10 @@ def doctor(
     from msgspec.structs import fields
     from rich.console import Console
 
-    from edge_agent.doctor.examination import Patient, examine
-    from edge_agent.doctor.show import as_json as encoded
-    from edge_agent.doctor.show import is_well, show
-    from edge_agent.policy import Policy
+    from fleetune.edge_agent.budget.owner_policy import Policy
+    from fleetune.edge_agent.doctor.examination import Patient, examine
+    from fleetune.edge_agent.doctor.show import as_json as encoded
+    from fleetune.edge_agent.doctor.show import is_well, show
 
     broker, problem = None, None
     try:
@@ -320,9 +321,9 @@ def doctor(
         raise typer.Exit(1)
 
 
-app.command()(wipe_cli.wipe)
-app.command()(model_cli.export)
-app.command()(model_cli.predict)
+app.command()(wipe.wipe)
+app.command()(personal_cli.export)
+app.command()(personal_cli.predict)
 
 
 if __name__ == "__main__":

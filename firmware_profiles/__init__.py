@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-from firmware_profiles.schema import (
+from fleetune.firmware_profiles.schema import (
     ESTIMATE,
     MEASURED,
     Figure,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from protocols.bounds import NumBytes, Share
+from fleetune.protocols.bounds import NumBytes, Share
 
 Power = Literal["mains", "charging", "battery"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from protocols import disk
-from protocols.errors import StoreError
+from fleetune.protocols import disk
+from fleetune.protocols.errors import StoreError
 
 _T = TypeVar("_T")
 

@@ -11,8 +11,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from protocols.bounds import LARGEST_LOSS
-from protocols.errors import TrainingDiverged
+from fleetune.protocols.bounds import LARGEST_LOSS
+from fleetune.protocols.errors import TrainingDiverged
 
 
 def check_finite(values: ArrayLike, what: str) -> None:

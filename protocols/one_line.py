@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocols.errors import FleetuneError
+from fleetune.protocols.errors import FleetuneError
 
 
 def flat(words: object) -> str:

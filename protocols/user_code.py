@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from protocols.errors import FleetuneError, ModelError
+from fleetune.protocols.errors import FleetuneError, ModelError
 
 
 class _CurrentFolder(MetaPathFinder):

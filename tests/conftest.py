@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocols.method import Fit, FitPlan
-from protocols.model import ModelSpec, Span, TensorSpec
-from protocols.randomness import Key
+from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import Fit, FitPlan
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 DATA = Path(os.environ.get("FLEETUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -16,18 +16,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import zstandard
+from tests.helpers.linear_bundle import bundle
 
-from protocols import codec
-from protocols.bundle import Bundle, read_bundle
-from protocols.exchange import Task, Update
-from protocols.graph import Node
-from protocols.model import ModelSpec, Span, TensorSpec
-from protocols.ort_training import cut
-from protocols.patch import Patch
-from protocols.payloads import Assignment, Enrolment, Measures, Reply, read_enrolment
-from protocols.selection import Everything
-from protocols.settings import TrainingSection
-from tests.linear_bundle import bundle
+from fleetune.protocols.bundle.bundle import Bundle, read_bundle
+from fleetune.protocols.bundle.graph import Node
+from fleetune.protocols.bundle.ort_training import cut
+from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.skeletons.averaging import Task, Update
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, read_enrolment
 
 SPEC = ModelSpec(
     "wide",

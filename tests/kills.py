@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-
-from tests.fleet import Fleet, run_toml
+from tests.helpers.fleet_processes import Fleet, run_toml
 
 TOML = run_toml(rounds=8, epochs=20, quorum=3).replace("[run]", "[run]\nrehearsal = false")
 MEAN_S = 1.0  # between kills

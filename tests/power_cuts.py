@@ -3,9 +3,10 @@
     PYTHONPATH=.:tests python -m tests.power_cuts --count 100 --seed 0
 
 The real server, stores, intakes, mailboxes and sessions, in one process and without a clock. What a device
-writes, and what arrives at the coordinator, goes to a disk that forgets what was not synced (tests/power.py).
-SQLite has its own files: they are kept as they are at the moment of the cut, which falls before or after any
-commit; what SQLite itself syncs is not looked into here. One seed gives one course of events.
+writes, and what arrives at the coordinator, goes to a disk that forgets what was not synced
+(tests/helpers/power.py). SQLite has its own files: they are kept as they are at the moment of the cut, which
+falls before or after any commit; what SQLite itself syncs is not looked into here. One seed gives one course
+of events.
 """
 
 import argparse
@@ -19,23 +20,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-from conftest import PullToTarget
 from msgspec.structs import replace
+from tests.conftest import PullToTarget
+from tests.helpers.power import ForgetfulDisk, PowerCut
+from tests.helpers.talk import SPEC, Coordinating, run_settings
 
-from coordinator.event_queue import Ring
-from edge_agent.intake import Intake
-from edge_agent.session import Session
-from edge_agent.store import AgentStore
-from protocols import messages as wire
-from protocols import topics
-from protocols.mailbox import Arrived, Outbox, Sent
-from protocols.messages import Ack, Errand, Offer, Refuse, Resume
-from protocols.method import Budget, DeviceReport
-from protocols.methods import REGISTRY, from_section
-from protocols.payloads import read_enrolment
-from protocols.transfer import Chunk
-from tests.power import ForgetfulDisk, PowerCut
-from tests.talk import SPEC, Coordinating, run_settings
+from fleetune.coordinator.serving.event_queue import Ring
+from fleetune.edge_agent.runs.intake import Intake
+from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.methods import REGISTRY, from_section
+from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.wire import messages as wire
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.mailbox import Arrived, Outbox, Sent
+from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.payloads import read_enrolment
+from fleetune.protocols.wire.transfer import Chunk
 
 DEVICES = ("a", "b", "c")
 CHUNK_BYTES = 300  # a few a payload

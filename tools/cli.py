@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from protocols.one_line import one_line_errors
-from protocols.run_toml import read_run
-from protocols.version import show_version
-from tools import bench_fleet, link_cli
+from fleetune.protocols.one_line import one_line_errors
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.version import show_version
+from fleetune.tools import link_cli
+from fleetune.tools.bench import coordinator
 
 app = typer.Typer(
     help="Simulate a fleet: the real round engine, methods, codec and training on a virtual clock.",
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(link_cli.app, name="link")
-app.add_typer(bench_fleet.app, name="bench")
+app.add_typer(coordinator.app, name="bench")
 
 RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
@@ -47,7 +48,7 @@ def run(
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
-    from tools.show import show_run
+    from fleetune.tools.simulator.show import show_run
 
     with one_line_errors("edge-sim"):
         settings = read_run(run_file, changes)
@@ -79,9 +80,9 @@ def compare(
     Leaves report.html, methods.csv, runs.csv, rounds.csv and pictures in NAME.compare. The same
     command again goes on where it was stopped, and runs again only what has other settings now.
     """
-    from tools.compare import compare as side_by_side
-    from tools.compare import labels_of
-    from tools.show import console
+    from fleetune.tools.compare.compare import compare as side_by_side
+    from fleetune.tools.compare.compare import labels_of
+    from fleetune.tools.simulator.show import console
 
     with one_line_errors("edge-sim"):
         settings = read_run(run_file, changes)
@@ -120,8 +121,8 @@ def paper(
 
     Leaves result.json and result.md in RUNS/paper/CELL. The same command again goes on where it was stopped.
     """
-    from tools.paper_cells import list_cells, play_cell
-    from tools.show import console
+    from fleetune.tools.papers.cells import list_cells, play_cell
+    from fleetune.tools.simulator.show import console
 
     with one_line_errors("edge-sim"):
         if cell is None:
@@ -149,7 +150,7 @@ def split(
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Write each simulated device's share of the data as a file for `edge-agent run --data npz:FILE`."""
-    from tools.split import write_shares
+    from fleetune.tools.simulator.split import write_shares
 
     with one_line_errors("edge-sim"):
         for path in write_shares(read_run(run_file, changes), out):

@@ -15,15 +15,15 @@ from typing import Any
 
 from rich.console import Console
 
-from coordinator.broker import EmbeddedBroker
-from coordinator.report import write_report
-from coordinator.store import RunStore
-from coordinator.tables import device_table, run_table
-from protocols.errors import FleetuneError
-from protocols.run_toml import read_run
-from protocols.settings import RunSettings
-from tools.fleet import SimulatedDevice, simulated_devices
-from tools.split import write_shares
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.coordinator.reports.report import write_report
+from fleetune.coordinator.reports.tables import device_table, run_table
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.tools.simulator.simulated_fleet import SimulatedDevice, simulated_devices
+from fleetune.tools.simulator.split import write_shares
 
 RUN_FILE = Path(__file__).with_name("demo.toml")
 FOLDER = Path("runs") / "demo"
@@ -54,7 +54,17 @@ def _agents(devices: list[SimulatedDevice], broker: str) -> Iterator[None]:
     processes = []
     for device in devices:
         log = FOLDER / f"{device.name}.log"
-        command = [sys.executable, "-P", "-m", "edge_agent.cli", "run", "--fleet", "demo", "--broker", broker]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "fleetune.edge_agent.cli",
+            "run",
+            "--fleet",
+            "demo",
+            "--broker",
+            broker,
+        ]
         command += ["--device", device.name, "--board", device.board.name]
         command += ["--data", f"npz:{FOLDER / 'shares' / device.name}.npz", "--state", str(FOLDER / "state")]
         with log.open("wb") as output:
@@ -72,7 +82,7 @@ def _agents(devices: list[SimulatedDevice], broker: str) -> Iterator[None]:
 
 def _coordinate(method: str, broker: str) -> None:
     """Run the coordinator as a process; its live view goes to this terminal."""
-    command = [sys.executable, "-P", "-m", "coordinator.cli", "serve", str(RUN_FILE), "--fresh"]
+    command = [sys.executable, "-P", "-m", "fleetune.coordinator.cli", "serve", str(RUN_FILE), "--fresh"]
     command += ["--broker", broker, "--fleet", "demo", "--runs", str(FOLDER)]
     command += ["--set", f"run.name={method}", "--set", f"method.name={method}"]
     environment = {**os.environ, "COLUMNS": str(console.width)}

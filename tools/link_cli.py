@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocols.errors import SettingError
-from protocols.one_line import one_line_errors
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
-    from tools.links.link import Constant, Trace
+    from fleetune.tools.links.link import Constant, Trace
 
 app = typer.Typer(
     help="Put real processes behind slow, lossy or failing links (Linux, root), one network namespace each.",
@@ -55,8 +55,8 @@ def up(
     The rates come from --up and --down, or from --preset, --trace or --run. The host's own network is left
     alone. `edge-sim link down` removes everything, also after a crash.
     """
-    from tools.links.network import Network, obstacle
-    from tools.links.show import commands, description, warnings
+    from fleetune.tools.links.network import Network, obstacle
+    from fleetune.tools.links.show import commands, description, warnings
 
     with one_line_errors("edge-sim"):
         if problem := obstacle():
@@ -77,9 +77,9 @@ def status(
     seconds: Annotated[float, typer.Option(min=0.5, help="of transfer, each way and each link")] = 3.0,
 ) -> None:
     """Measure every link with a real transfer; exit code 1 if one is not as it should be."""
-    from tools.links.network import obstacle
-    from tools.links.show import console, verdict_table
-    from tools.links.verify import verify
+    from fleetune.tools.links.network import obstacle
+    from fleetune.tools.links.show import console, verdict_table
+    from fleetune.tools.links.verify import verify
 
     with one_line_errors("edge-sim"):
         if problem := obstacle():
@@ -99,7 +99,7 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="all networks, whatever their names")] = False,
 ) -> None:
     """Remove a network: its links, namespaces and helper processes; whole, half made, or left by a crash."""
-    from tools.links import network
+    from fleetune.tools.links import network
 
     with one_line_errors("edge-sim"):
         if problem := network.obstacle():
@@ -120,7 +120,7 @@ def presets(
     seed: Seed = 0,
 ) -> None:
     """List the kinds of links, each figure with its source; or write a trace of one."""
-    from tools.links.show import preset_csv, print_presets
+    from fleetune.tools.links.show import preset_csv, print_presets
 
     with one_line_errors("edge-sim"):
         if name is None:
@@ -147,8 +147,8 @@ def proxy(
     It paces bytes instead of packets: loss only lowers the rate, an outage holds data back instead of losing
     it, and time on a busy machine is good to some milliseconds.
     """
-    from protocols.transport.mqtt import parse_broker
-    from tools.links.proxy import run_proxies
+    from fleetune.protocols.wire.transport.mqtt import parse_broker
+    from fleetune.tools.links.proxy import run_proxies
 
     with one_line_errors("edge-sim"):
         links = _links(uplink, downlink, delay, loss, agents, preset, trace, run, seed)
@@ -174,9 +174,9 @@ def _links(
     seed: int,
 ) -> "dict[str, Constant | Trace]":
     """One link for each agent's name. Raises SettingError."""
-    from protocols.randomness import Key
-    from tools.links.deal import links_named
-    from tools.links.link import Constant
+    from fleetune.protocols.randomness import Key
+    from fleetune.tools.links.deal import links_named
+    from fleetune.tools.links.link import Constant
 
     rates = uplink is not None or downlink is not None
     if rates + (preset is not None) + (trace is not None) + (run is not None) != 1:
@@ -198,9 +198,9 @@ def _links(
 
 def _links_of_run(run_file: Path) -> "dict[str, Constant | Trace]":
     """The link of each device of a run.toml. Raises SettingError."""
-    from protocols.run_toml import read_run
-    from tools.fleet import simulated_devices
-    from tools.links.link import Constant, Trace
+    from fleetune.protocols.settings.run_toml import read_run
+    from fleetune.tools.links.link import Constant, Trace
+    from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
     links = {}
     for device in simulated_devices(read_run(run_file)):

@@ -1,10 +1,10 @@
-"""Make the bundles that come with Fleetune anew: python -m tools.ship_bundles."""
+"""Make the bundles that come with Fleetune anew: python -m fleetune.tools.ship_bundles."""
 
-from coordinator.export.make import make_bundle
-from protocols.bundle import Bundle
-from protocols.files import write_atomically
-from protocols.payloads import run_key
-from protocols.shipped import MODELS, bundle_path
+from fleetune.coordinator.export.make_bundle import make_bundle
+from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.bundle.shipped import MODELS, bundle_path
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.wire.payloads import run_key
 
 
 def main() -> None:

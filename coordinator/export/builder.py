@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.export.trace import Open, Shape, Size
-from protocols.graph import BATCH, Attribute, Constant, Graph, Node, Port, Type
+from fleetune.coordinator.export.trace import Open, Shape, Size
+from fleetune.protocols.bundle.graph import BATCH, Attribute, Constant, Graph, Node, Port, Type
 
 DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_}
 

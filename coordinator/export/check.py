@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coordinator.export.steps import BATCHES, Model, features_watched, inputs
-from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, MOST_IDS
-from protocols.errors import ModelError
-from protocols.graph import Graph
-from protocols.model import FlatArray, ModelSpec
-from protocols.onnx_file import write_onnx
-from protocols.randomness import Key
-from protocols.torch_dropout import Dropouts
-from protocols.torch_guide import contrast, distillation
+from fleetune.coordinator.export.steps import BATCHES, Model, features_watched, inputs
+from fleetune.protocols.bounds import MOST_IDS
+from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT
+from fleetune.protocols.bundle.graph import Graph
+from fleetune.protocols.bundle.onnx_file import write_onnx
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.torch_loss_terms import contrast, distillation
+from fleetune.protocols.randomness import Key
 
 SIZES = (7, 4, 2, 1)  # a model that torch refuses one sample for is not run with one
 TOLERANCE = 1e-5  # of an array's norm
@@ -38,7 +39,7 @@ def check(model: Model, module: nn.Module, graphs: Mapping[str, Graph], weights:
     Args:
         model: as it was traced.
         module: as its author wrote it; left as it is.
-        graphs: by name, see `protocols.bundle`.
+        graphs: by name, see `protocols.bundle.bundle`.
         weights: shape (spec.size,).
 
     Raises:

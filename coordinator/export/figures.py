@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from protocols.token_ids import blank_batch
+from fleetune.protocols.model.token_ids import blank_batch
 
 
 def activation_bytes(module: nn.Module, input_shape: tuple[int, ...]) -> float:

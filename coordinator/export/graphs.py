@@ -5,18 +5,18 @@ from typing import Literal
 
 from torch import nn
 
-from coordinator.export import steps
-from coordinator.export.check import check
-from coordinator.export.lower import lower
-from coordinator.export.trace import trace
-from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
-from protocols.graph import Graph
-from protocols.model import FlatArray, ModelSpec
+from fleetune.coordinator.export import steps
+from fleetune.coordinator.export.check import check
+from fleetune.coordinator.export.lower import lower
+from fleetune.coordinator.export.trace import trace
+from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
+from fleetune.protocols.bundle.graph import Graph
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What `protocols.bundle.Bundle` has under the same names."""
+    """What `protocols.bundle.bundle.Bundle` has under the same names."""
 
     graphs: dict[str, Graph]
     noises: tuple[Noise, ...]

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.export import (
+from fleetune.coordinator.export.builder import Builder, NoForm, type_of
+from fleetune.coordinator.export.operators import (
     convolution,
     elementwise,
     image_maps,
@@ -16,10 +17,9 @@ from coordinator.export import (
     products,
     reducing,
 )
-from coordinator.export.builder import Builder, NoForm, type_of
-from coordinator.export.trace import Operation, Ref, Trace
-from protocols.errors import ModelError
-from protocols.graph import Graph
+from fleetune.coordinator.export.trace import Operation, Ref, Trace
+from fleetune.protocols.bundle.graph import Graph
+from fleetune.protocols.errors import ModelError
 
 RULES: dict[str, Callable[..., Any]] = (
     elementwise.RULES

@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import nn
 
-from coordinator.export.check import Arrays, Run, compare
-from coordinator.export.graphs import forward_graph
-from coordinator.export.steps import prepare
-from protocols import ort_training
-from protocols.bundle import TRAIN
-from protocols.errors import ModelError
-from protocols.graph import Graph, Port
-from protocols.model import FlatArray, ModelSpec, TensorSpec
-from protocols.onnx_file import write_onnx
-from protocols.protobuf import fields, message, text
+from fleetune.coordinator.export.check import Arrays, Run, compare
+from fleetune.coordinator.export.graphs import forward_graph
+from fleetune.coordinator.export.steps import prepare
+from fleetune.protocols.bundle import ort_training
+from fleetune.protocols.bundle.bundle import TRAIN
+from fleetune.protocols.bundle.graph import Graph, Port
+from fleetune.protocols.bundle.onnx_file import write_onnx
+from fleetune.protocols.bundle.protobuf import fields, message, text
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.spec import FlatArray, ModelSpec, TensorSpec
 
 LOSS = "loss"
 _GRAPH = 7  # field of a model
@@ -65,7 +65,7 @@ def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
         forward: gives loss and statistic:<tensor>, of x, y, noise:<k> and the spec's tensors by name.
 
     Returns:
-        A model that gives besides these, for each parameter, `protocols.ort_training.gradient(name)`.
+        A model that gives besides these, for each parameter, `protocols.bundle.ort_training.gradient(name)`.
 
     Raises:
         ModelError: an operator has no gradient there, or onnxruntime-training is not installed.
@@ -88,7 +88,7 @@ def gradient_model(spec: ModelSpec, forward: Graph) -> bytes:
 
 
 def training_files(spec: ModelSpec, model: bytes) -> dict[str, bytes]:
-    """What `Bundle.ort_training` holds: see `protocols.ort_training`.
+    """What `Bundle.ort_training` holds: see `protocols.bundle.ort_training`.
 
     Args:
         spec: the model.

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 from torch import nn
 
-from coordinator.blueprint import draw
-from protocols.bundle import Recipe, Uniform
-from protocols.first_weights import draw_weights
-from protocols.model import ModelSpec
-from protocols.randomness import Key
+from fleetune.coordinator.spec.spec_from_torch import draw
+from fleetune.protocols.bundle.bundle import Recipe, Uniform
+from fleetune.protocols.bundle.first_weights import draw_weights
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.randomness import Key
 
 _DRAWN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRIALS = (Key.of("fleetune", "recipe", 0), Key.of("fleetune", "recipe", 1))

@@ -13,15 +13,15 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from coordinator.export.primitives import Cumulative, Primitives, is_cumulative
-from protocols.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
-from protocols.errors import ModelError
-from protocols.layers import norm_layers
-from protocols.model import ModelSpec
-from protocols.token_ids import Samples, samples_of
-from protocols.torch_dropout import Dropouts
-from protocols.torch_guide import contrast, distillation
-from protocols.user_code import running_model
+from fleetune.coordinator.export.primitives import Cumulative, Primitives, is_cumulative
+from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.model.token_ids import Samples, samples_of
+from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.torch_loss_terms import contrast, distillation
+from fleetune.protocols.update.layers import norm_layers
+from fleetune.protocols.user_code import running_model
 
 _RESERVED = frozenset(
     "x y loss logits features batches teacher near far strength temperature".split()  # noqa: SIM905

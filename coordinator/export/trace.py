@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coordinator.export.paths import Paths
-from protocols.errors import ModelError
+from fleetune.coordinator.export.paths import Paths
+from fleetune.protocols.errors import ModelError
 
 _SHAPED_ALIKE = re.compile(r"aten\.(\w+_like|new_\w+)\.\w+")
 SIZES = (3, 5)  # neither 1, which torch treats apart, nor with a common divisor

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.datasets.dataset import Dataset, dataset
-from protocols.errors import DataError
+from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.protocols.errors import DataError
 
 _IMAGE_BYTES = 3 * 32 * 32
 _TEN = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])

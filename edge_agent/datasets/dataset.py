@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from protocols.errors import DataError
+from fleetune.protocols.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.datasets.dataset import Dataset, dataset
-from protocols.errors import DataError
+from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.protocols.errors import DataError
 
 CHANNELS = tuple(f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 _PARTS = ("train", "test")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.datasets.dataset import Dataset, dataset
-from protocols.errors import DataError
+from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.protocols.errors import DataError
 
 _DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_AXES = 4

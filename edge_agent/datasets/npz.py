@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from edge_agent.datasets.dataset import Dataset, as_array, dataset
-from protocols.errors import DataError
-from protocols.files import write_atomically
+from fleetune.edge_agent.datasets.dataset import Dataset, as_array, dataset
+from fleetune.protocols.errors import DataError
+from fleetune.protocols.files import write_atomically
 
 _PARTS = ("train", "validation", "test")
 _WHOLE = {"x", "y", "group", "test", "validation"}

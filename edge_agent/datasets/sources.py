@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_agent.datasets.cifar import load_cifar
-from edge_agent.datasets.dataset import Dataset, dataset
-from edge_agent.datasets.har import load_har
-from edge_agent.datasets.idx import load_idx
-from edge_agent.datasets.npz import from_arrays, load_npz
-from protocols.errors import DataError
-from protocols.user_code import as_line, user_module
+from fleetune.edge_agent.datasets.cifar import load_cifar
+from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.har import load_har
+from fleetune.edge_agent.datasets.idx import load_idx
+from fleetune.edge_agent.datasets.npz import from_arrays, load_npz
+from fleetune.protocols.errors import DataError
+from fleetune.protocols.user_code import as_line, user_module
 
 _FORMATS = {"idx": load_idx, "cifar": load_cifar, "har": load_har, "npz": load_npz}
 _EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE or package.module:function"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from edge_agent.doctor import tls
-from edge_agent.doctor.finding import Check, Finding, fenced
-from edge_agent.probes.link import ProbeLine
-from protocols import topics
-from protocols.errors import TransportError
-from protocols.transport.mqtt import Broker
+from fleetune.edge_agent.doctor import tls
+from fleetune.edge_agent.doctor.finding import Check, Finding, fenced
+from fleetune.edge_agent.probes.link import ProbeLine
+from fleetune.protocols.errors import TransportError
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.transport.mqtt import Broker
 
 PATIENCE_S = 10.0
 _NUM_PINGS = 5

@@ -6,18 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_agent.doctor import broker as way
-from edge_agent.doctor import host, keeping, sensors, training
-from edge_agent.doctor.finding import Finding, fenced, refused
-from edge_agent.policy import Policy, read_policy
-from edge_agent.probes.compute import board_name
-from edge_agent.probes.conditions import read_conditions
-from edge_agent.profile import board_named
-from edge_agent.store import AgentStore
-from edge_agent.trainers import AUTO
-from firmware_profiles import UNKNOWN, Board, load
-from protocols.errors import FleetuneError
-from protocols.transport.mqtt import Broker
+from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
+from fleetune.edge_agent.doctor import broker as way
+from fleetune.edge_agent.doctor import host, keeping, sensors, training
+from fleetune.edge_agent.doctor.finding import Finding, fenced, refused
+from fleetune.edge_agent.probes.board_profile import board_named
+from fleetune.edge_agent.probes.compute import board_name
+from fleetune.edge_agent.probes.conditions import read_conditions
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.trainers import AUTO
+from fleetune.firmware_profiles import UNKNOWN, Board, load
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.wire.transport.mqtt import Broker
 
 
 @dataclass(frozen=True)

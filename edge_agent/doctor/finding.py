@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from protocols.errors import FleetuneError
+from fleetune.protocols.errors import FleetuneError
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.doctor.finding import Finding
 
 LEAST_PYTHON = (3, 11)
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # older than this program

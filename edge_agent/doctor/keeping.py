@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edge_agent import state_folder
-from edge_agent.doctor.finding import Finding
-from edge_agent.session import Kept
-from edge_agent.store import AgentStore
-from protocols import codec
-from protocols.errors import FleetuneError, PacketError, StoreError
-from protocols.methods import from_section
-from protocols.payloads import Enrolment, read_enrolment
+from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.runs.session import Kept
+from fleetune.edge_agent.state import state_folder
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.errors import FleetuneError, PacketError, StoreError
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 
 COPIES = 8  # of a model, at worst: enrolment, state of three and its draft, task, reply
 EXAMPLE, EXAMPLE_BYTES = "ResNet-18", 4 * 11_200_000

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_agent.doctor.finding import Finding
-from edge_agent.policy import Policy, objection
-from edge_agent.probes.conditions import read_conditions
-from edge_agent.probes.reading import Run, run_command
-from edge_agent.probes.show import readable
-from edge_agent.probes.survey import Figure, condition_figures
-from firmware_profiles import Board
+from fleetune.edge_agent.budget.owner_policy import Policy, objection
+from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.probes.conditions import read_conditions
+from fleetune.edge_agent.probes.reading import Run, run_command
+from fleetune.edge_agent.probes.show import readable
+from fleetune.edge_agent.probes.survey import Figure, condition_figures
+from fleetune.firmware_profiles import Board
 
 _SENSORS = {  # name in `Conditions`: for people, and what in a policy cannot be judged without it
     "power": ("power supply", ("charging_only", "min_battery", "max_battery_percent_per_hour")),

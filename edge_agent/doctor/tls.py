@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edge_agent.doctor.certificate import validity, validity_of_file
-from edge_agent.doctor.finding import Finding
-from protocols.transport.mqtt import Broker
+from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
+from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.protocols.wire.transport.mqtt import Broker
 
 CONNECT_S = 10.0
 SOON_DAYS = 30

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from edge_agent.allowance import remembered
-from edge_agent.data import check_fits, check_source, split
-from edge_agent.doctor.finding import Finding
-from edge_agent.onnx_sessions import OLDEST
-from edge_agent.policy import Policy, limits_of
-from edge_agent.probes.memory import own as own_memory
-from edge_agent.store import AgentStore
-from edge_agent.trainers import AUTO, IMPORT_BYTES, KINDS, PIP, Kind, installed
-from firmware_profiles import Board
-from protocols.conditions import Conditions
-from protocols.payloads import Enrolment
+from fleetune.edge_agent.budget.owner_policy import Policy, limits_of
+from fleetune.edge_agent.budget.ratio_controller import remembered
+from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.probes.memory import own as own_memory
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.device_data import check_fits, check_source, split
+from fleetune.edge_agent.training.onnx_sessions import OLDEST
+from fleetune.edge_agent.training.trainers import AUTO, IMPORT_BYTES, KINDS, PIP, Kind, installed
+from fleetune.firmware_profiles import Board
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.wire.payloads import Enrolment
 
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "onnx": ("onnxruntime", "onnxruntime-gpu"),

@@ -4,9 +4,9 @@ import os
 import re
 from pathlib import Path
 
-import firmware_profiles
-from edge_agent.probes.memory import total_bytes
-from edge_agent.probes.reading import ROOT, Run, matches, read_text, run_command
+from fleetune import firmware_profiles
+from fleetune.edge_agent.probes.memory import total_bytes
+from fleetune.edge_agent.probes.reading import ROOT, Run, matches, read_text, run_command
 
 # How the device tree's model, or on x86 the processor's name, begins; a longer one stands before its prefix.
 _BOARDS = (

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edge_agent.probes import heat, network
-from edge_agent.probes.memory import attainable_bytes
-from edge_agent.probes.power import read_supply
-from edge_agent.probes.rails import read_draw
-from edge_agent.probes.reading import ROOT, Run, Seldom, run_command
-from protocols.conditions import Conditions
+from fleetune.edge_agent.probes import heat, network
+from fleetune.edge_agent.probes.memory import attainable_bytes
+from fleetune.edge_agent.probes.power import read_supply
+from fleetune.edge_agent.probes.rails import read_draw
+from fleetune.edge_agent.probes.reading import ROOT, Run, Seldom, run_command
+from fleetune.protocols.conditions import Conditions
 
 
 def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:

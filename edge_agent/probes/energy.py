@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
-from edge_agent.probes.power import MOST_WATTS
-from edge_agent.probes.rails import watt_sensors
-from edge_agent.probes.reading import ROOT, Run, matches, read_number, read_text, run_command
+from fleetune.edge_agent.probes.power import MOST_WATTS
+from fleetune.edge_agent.probes.rails import watt_sensors
+from fleetune.edge_agent.probes.reading import ROOT, Run, matches, read_number, read_text, run_command
 
 Covers = Literal["board", "processor"]
 _WRAPS = 2.0**63

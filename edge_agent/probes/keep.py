@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-import firmware_profiles
-from edge_agent.probes.survey import PROCESSOR_ALONE, Survey
-from firmware_profiles import ESTIMATE, MEASURED, Figure, Profile, ProfileError
-from protocols.errors import SettingError
+from fleetune import firmware_profiles
+from fleetune.edge_agent.probes.survey import PROCESSOR_ALONE, Survey
+from fleetune.firmware_profiles import ESTIMATE, MEASURED, Figure, Profile, ProfileError
+from fleetune.protocols.errors import SettingError
 
 _KEYS = {
     "cores": ("cores", 1),

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from protocols import topics
-from protocols.errors import TransportError
-from protocols.transport import Connected, Disconnected, Received, Will
-from protocols.transport.mqtt import Broker, MqttTransport
+from fleetune.protocols.errors import TransportError
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.transport import Connected, Disconnected, Received, Will
+from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
 
 FIRST_BYTES = 16_384
 LAST_BYTES = 2**20

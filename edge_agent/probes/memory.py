@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from edge_agent.probes.reading import ROOT, fields, number, read_number, read_text
+from fleetune.edge_agent.probes.reading import ROOT, fields, number, read_number, read_text
 
 _MOST = 2.0**50
 _UNLIMITED = 2.0**60  # cgroup v1 says "no limit" by 9223372036854771712

@@ -5,18 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.data import DeviceData
-from edge_agent.store import AgentStore
-from edge_agent.trainer import Backend
-from edge_agent.trainers import AUTO, Trainers, make_backend, needs_bundle
-from protocols.bundle import read_bundle
-from protocols.errors import ModelError, PacketError, StoreError
-from protocols.first_weights import draw_weights
-from protocols.model import Axis, FlatArray, ModelSpec, Span, TensorSpec
-from protocols.payloads import read_enrolment
-from protocols.randomness import Key
-from protocols.settings import TrainingSection
-from protocols.shipped import shipped_bundle
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.device_data import DeviceData
+from fleetune.edge_agent.training.trainers import AUTO, Trainers, make_backend, needs_bundle
+from fleetune.protocols.bundle.bundle import read_bundle
+from fleetune.protocols.bundle.first_weights import draw_weights
+from fleetune.protocols.bundle.shipped import shipped_bundle
+from fleetune.protocols.errors import ModelError, PacketError, StoreError
+from fleetune.protocols.model.spec import Axis, FlatArray, ModelSpec, Span, TensorSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.wire.payloads import read_enrolment
 
 REFERENCE = "lenet5"
 BATCH_SIZE = 16
@@ -55,7 +55,7 @@ def chosen(name: str | None, store: AgentStore | None, threads: int, trainer: st
         name: see `by_name`.
         store: of the device.
         threads: processor threads.
-        trainer: "auto" or one of `edge_agent.trainers.KINDS`.
+        trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
 
     Raises:
         ModelError: as `by_name` does.
@@ -125,8 +125,8 @@ def by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Wo
 def _by_torch(name: str, shape: tuple[int, ...], threads: int) -> tuple[Backend, float]:
     import torch
 
-    from edge_agent.torch_trainer import TorchBackend
-    from protocols.architectures import build, training_flops
+    from fleetune.edge_agent.training.torch_backend import TorchBackend
+    from fleetune.protocols.model.architectures import build, training_flops
 
     torch.set_num_threads(threads)
     with torch.random.fork_rng(devices=[]):

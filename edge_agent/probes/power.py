@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.probes.reading import (
+from fleetune.edge_agent.probes.reading import (
     ROOT,
     Run,
     json_object,
@@ -18,7 +18,7 @@ from edge_agent.probes.reading import (
     read_text,
     run_command,
 )
-from protocols.conditions import Power
+from fleetune.protocols.conditions import Power
 
 MOST_WATTS = 2000.0
 _BATTERIES = ("Battery", "UPS")

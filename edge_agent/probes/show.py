@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from edge_agent.probes.survey import Figure, Survey
+from fleetune.edge_agent.probes.survey import Figure, Survey
 
 UNKNOWN = "unknown"
 _NAMES = {

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_agent.probes import compute, heat, memory
-from edge_agent.probes.conditions import read_conditions
-from edge_agent.probes.energy import EnergyMeter, rapl_counters
-from edge_agent.probes.link import LinkSpeed
-from edge_agent.probes.model import Workload
-from edge_agent.probes.power import read_supply
-from edge_agent.probes.rails import watt_sensors
-from edge_agent.probes.reading import ROOT, Run, matches, run_command
-from edge_agent.probes.training import TrainingSpeed, measure_training
-from protocols.errors import ModelError
+from fleetune.edge_agent.probes import compute, heat, memory
+from fleetune.edge_agent.probes.conditions import read_conditions
+from fleetune.edge_agent.probes.energy import EnergyMeter, rapl_counters
+from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.probes.model import Workload
+from fleetune.edge_agent.probes.power import read_supply
+from fleetune.edge_agent.probes.rails import watt_sensors
+from fleetune.edge_agent.probes.reading import ROOT, Run, matches, run_command
+from fleetune.edge_agent.probes.training import TrainingSpeed, measure_training
+from fleetune.protocols.errors import ModelError
 
 RATIOS = (0.2, 0.6, 1.0)
 PROCESSOR_ALONE = "rapl, the processor alone"

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from edge_agent.data import DeviceData
-from edge_agent.fit import LocalTrainer, batch_slices
-from edge_agent.probes.memory import PeakMemory
-from edge_agent.trainer import Backend
-from protocols.errors import TrainingStopped
-from protocols.method import FitPlan
-from protocols.model import FlatArray
-from protocols.randomness import Key
-from protocols.selection import Neurons
-from protocols.settings import TrainingSection
+from fleetune.edge_agent.probes.memory import PeakMemory
+from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.device_data import DeviceData
+from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slices
+from fleetune.protocols.errors import TrainingStopped
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.skeletons.method import FitPlan
+from fleetune.protocols.update.selection import Neurons
 
 _KEY = Key.of("fleetune", "calibration")
 _WARM_UP_STEPS = 1

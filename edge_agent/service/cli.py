@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protocols.errors import SettingError, StoreError
-from protocols.one_line import one_line_errors
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
-    from edge_agent.service.install import Command
+    from fleetune.edge_agent.service.install import Command
 
 app = typer.Typer(help="Run the agent as a systemd service.", no_args_is_help=True)
 
@@ -39,7 +39,7 @@ def install(
     dry_run: DryRun = False,
 ) -> None:
     """Make, or change, the service fleetune-agent, and start it. Options not given stay as they are."""
-    from edge_agent.service.install import activation, files, program, systemd_version, write
+    from fleetune.edge_agent.service.install import activation, files, program, systemd_version, write
 
     values = {
         "FLEETUNE_FLEET": fleet,
@@ -73,7 +73,7 @@ def uninstall(
     dry_run: DryRun = False,
 ) -> None:
     """Stop the service and remove it. Its settings and its state folder stay."""
-    from edge_agent.service.install import (
+    from fleetune.edge_agent.service.install import (
         SETTINGS_FILE,
         STATE_FOLDER,
         UNIT_FILE,
@@ -104,7 +104,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="for scripts")] 
     import socket
     import subprocess
 
-    from edge_agent.service.install import STATE_FOLDER, program, settings
+    from fleetune.edge_agent.service.install import STATE_FOLDER, program, settings
 
     state = Path("/") / STATE_FOLDER
     with one_line_errors("edge-agent"):
@@ -139,8 +139,8 @@ def _as_service_user() -> dict[str, Any]:
 
 def _check(fleet: str | None, device: str | None, broker: str | None, data: str | None) -> None:
     """Before anything is written. Raises SettingError."""
-    from protocols import topics
-    from protocols.transport.mqtt import parse_broker
+    from fleetune.protocols.wire import topics
+    from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     for name, what in ((fleet, "fleet"), (device, "device")):
         if name is not None:
@@ -171,7 +171,7 @@ def _need_root() -> None:
 
 
 def _do(commands: "list[Command]", *, dry_run: bool = False) -> None:
-    from edge_agent.service.install import run
+    from fleetune.edge_agent.service.install import run
 
     for command in commands:
         print(f"{'would run' if dry_run else 'run':<9} {' '.join(command)}")

@@ -2,7 +2,7 @@
 
 import shlex
 
-from protocols.errors import SettingError
+from fleetune.protocols.errors import SettingError
 
 _HEADER = (
     "# Settings of fleetune-agent.service; `edge-agent service install` changes the lines of its options.\n"

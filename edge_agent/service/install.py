@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from edge_agent.service import environment
-from protocols.errors import SettingError, StoreError
-from protocols.files import remove as remove_file
-from protocols.files import write_atomically
+from fleetune.edge_agent.service import environment
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.files import remove as remove_file
+from fleetune.protocols.files import write_atomically
 
 UNIT = "fleetune-agent.service"
 UNIT_FILE = Path("etc/systemd/system") / UNIT
@@ -170,7 +170,7 @@ def _present(into: Path) -> str:
 
 
 def _template(name: str) -> str:
-    return resources.files("edge_agent.service").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("fleetune.edge_agent.service").joinpath(name).read_text(encoding="utf-8")
 
 
 def _replace(path: Path, content: str, mode: int) -> None:

@@ -11,42 +11,42 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from protocols.errors import SettingError
-from protocols.method import Method
-from protocols.model import ModelSpec
-from protocols.one_line import flat
-from protocols.user_code import as_line, user_module
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.one_line import flat
+from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.user_code import as_line, user_module
 
 REGISTRY = {
-    "local-only": "protocols.methods.local_only:LocalOnly",
-    "fedavg": "protocols.methods.fedavg:FedAvg",
-    "fedprox": "protocols.methods.fedprox:FedProx",
-    "fedper": "protocols.methods.fedper:FedPer",
-    "fedrep": "protocols.methods.fedrep:FedRep",
-    "fedbabu": "protocols.methods.fedbabu:FedBABU",
-    "fedbn": "protocols.methods.fedbn:FedBN",
-    "lg-fed": "protocols.methods.lg_fed:LGFed",
-    "ditto": "protocols.methods.ditto:Ditto",
-    "per-fedavg": "protocols.methods.per_fedavg:PerFedAvg",
-    "fedamp": "protocols.methods.fedamp:FedAMP",
-    "fedcac": "protocols.methods.fedcac:FedCAC",
-    "fedspu": "protocols.methods.fedspu:FedSPU",
-    "fedpurin": "protocols.methods.fedpurin:FedPURIN",
-    "srp-pfed": "protocols.methods.srp_pfed:SRPpFed",
-    "kapc": "protocols.methods.kapc:KAPC",
-    "kapc-bls": "protocols.methods.kapc:KAPCwithBLS",
-    "dc-pfl": "protocols.methods.dcpfl:DCPFL",
-    "fjord": "protocols.methods.fjord:FjORD",
-    "fedmp": "protocols.methods.fedmp:FedMP",
-    "hermes": "protocols.methods.hermes:Hermes",
-    "prunefl": "protocols.methods.prunefl:PruneFL",
-    "lotteryfl": "protocols.methods.lotteryfl:LotteryFL",
-    "clusterfl": "protocols.methods.clusterfl:ClusterFL",
-    "pfedsd": "protocols.methods.pfedsd:PFedSD",
-    "moon": "protocols.methods.moon:MOON",
-    "pfedla": "protocols.methods.pfedla:PFedLA",
-    "cd2-pfed": "protocols.methods.cd2_pfed:CD2pFed",
-    "perfedmask": "protocols.methods.perfedmask:PerFedMask",
+    "local-only": "fleetune.protocols.methods.local_only:LocalOnly",
+    "fedavg": "fleetune.protocols.methods.fedavg:FedAvg",
+    "fedprox": "fleetune.protocols.methods.fedprox:FedProx",
+    "fedper": "fleetune.protocols.methods.fedper:FedPer",
+    "fedrep": "fleetune.protocols.methods.fedrep:FedRep",
+    "fedbabu": "fleetune.protocols.methods.fedbabu:FedBABU",
+    "fedbn": "fleetune.protocols.methods.fedbn:FedBN",
+    "lg-fed": "fleetune.protocols.methods.lg_fed:LGFed",
+    "ditto": "fleetune.protocols.methods.ditto:Ditto",
+    "per-fedavg": "fleetune.protocols.methods.per_fedavg:PerFedAvg",
+    "fedamp": "fleetune.protocols.methods.fedamp:FedAMP",
+    "fedcac": "fleetune.protocols.methods.fedcac:FedCAC",
+    "fedspu": "fleetune.protocols.methods.fedspu:FedSPU",
+    "fedpurin": "fleetune.protocols.methods.fedpurin.fedpurin:FedPURIN",
+    "srp-pfed": "fleetune.protocols.methods.srp_pfed.srp_pfed:SRPpFed",
+    "kapc": "fleetune.protocols.methods.kapc.kapc:KAPC",
+    "kapc-bls": "fleetune.protocols.methods.kapc.kapc:KAPCwithBLS",
+    "dc-pfl": "fleetune.protocols.methods.dcpfl.dcpfl:DCPFL",
+    "fjord": "fleetune.protocols.methods.fjord:FjORD",
+    "fedmp": "fleetune.protocols.methods.fedmp:FedMP",
+    "hermes": "fleetune.protocols.methods.hermes:Hermes",
+    "prunefl": "fleetune.protocols.methods.prunefl:PruneFL",
+    "lotteryfl": "fleetune.protocols.methods.lotteryfl:LotteryFL",
+    "clusterfl": "fleetune.protocols.methods.clusterfl:ClusterFL",
+    "pfedsd": "fleetune.protocols.methods.pfedsd:PFedSD",
+    "moon": "fleetune.protocols.methods.moon:MOON",
+    "pfedla": "fleetune.protocols.methods.pfedla:PFedLA",
+    "cd2-pfed": "fleetune.protocols.methods.cd2_pfed:CD2pFed",
+    "perfedmask": "fleetune.protocols.methods.perfedmask:PerFedMask",
 }
 
 

@@ -27,14 +27,22 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from protocols.exchange import ModelExchange, PersonalModel, SharedModel, Task, Update
-from protocols.guide import Distillation
-from protocols.method import EVALUATION_EPOCHS, Budget, DeviceId, FitPlan, Round, Trainer, lazily
-from protocols.model import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec, TensorSpec
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Entries, neuron_mask, num_active
-from protocols.submodel import cut
+from fleetune.protocols.model.loss_terms import Distillation
+from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec, TensorSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, SharedModel, Task, Update
+from fleetune.protocols.skeletons.method import (
+    EVALUATION_EPOCHS,
+    Budget,
+    DeviceId,
+    FitPlan,
+    Round,
+    Trainer,
+    lazily,
+)
+from fleetune.protocols.skeletons.submodels import cut
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Entries, neuron_mask, num_active
 
 
 def shared_entries(spec: ModelSpec, private: float) -> Entries:

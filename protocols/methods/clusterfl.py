@@ -27,10 +27,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from protocols.errors import SettingError
-from protocols.method import DeviceId, Pull
-from protocols.model import FlatArray, ModelSpec
-from protocols.targets import TargetExchange, Update
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.skeletons.method import DeviceId, Pull
+from fleetune.protocols.skeletons.targets import TargetExchange, Update
 
 Labels = NDArray[np.int64]
 _MOST_STEPS = 100  # of Lloyd's algorithm, which ends long before

@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.exchange import AveragedModel, Task, Update
-from protocols.method import Budget, FitPlan, Pull, Trainer
-from protocols.model import FlatArray
-from protocols.randomness import Key
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
+from fleetune.protocols.skeletons.method import Budget, FitPlan, Pull, Trainer
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from protocols.errors import SettingError
-from protocols.method import DeviceId, Pull
-from protocols.model import FlatArray
-from protocols.targets import TargetExchange, Update
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.skeletons.method import DeviceId, Pull
+from fleetune.protocols.skeletons.targets import TargetExchange, Update
 
 Shares = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from protocols.exchange import ModelExchange
+from fleetune.protocols.skeletons.averaging import ModelExchange
 
 
 @dataclass(frozen=True)

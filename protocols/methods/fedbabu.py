@@ -14,14 +14,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from protocols.effort import effort
-from protocols.exchange import AveragedModel, Task, Update
-from protocols.layers import split_at_head
-from protocols.method import Budget, FitPlan, Trainer
-from protocols.model import FlatArray
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Everything, Layers, Selection
+from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
+from fleetune.protocols.skeletons.method import Budget, FitPlan, Trainer
+from fleetune.protocols.update.layers import split_at_head
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything, Layers, Selection
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from protocols.exchange import ModelExchange
-from protocols.layers import norm_layers
-from protocols.selection import Layers
+from fleetune.protocols.skeletons.averaging import ModelExchange
+from fleetune.protocols.update.layers import norm_layers
+from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Round t: a device trains its whole model, scores every entry by |g * w| and mark
 as critical (m_i); it sends the whole model and the marks. Devices whose marks overlap enough (threshold
 mean + t / beta * (max - mean), so ever fewer, nobody beyond beta) average their models; device i starts its
 next round from that customised model where m_i, from the mean of all elsewhere. FedPURIN is this without
-sending what is not critical; `protocols.critical` has the steps of both.
+sending what is not critical; `protocols.skeletons.critical_parameters` has the steps of both.
 
 g is the change of the weights in local training, as in the authors' code (Fling). All participants count
 alike in both means (their code weighs the global one by samples). Where nobody collaborates with a device,
@@ -22,10 +22,16 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from protocols.codec import estimate_bytes
-from protocols.critical import collaborated_models, critical_entries, masked_mean, perturbation
-from protocols.exchange import PersonalDevice, PersonalModel, Task
-from protocols.method import (
+from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.skeletons.critical_parameters import (
+    collaborated_models,
+    critical_entries,
+    masked_mean,
+    perturbation,
+)
+from fleetune.protocols.skeletons.method import (
     Budget,
     Choice,
     Cost,
@@ -36,10 +42,9 @@ from protocols.method import (
     Trainer,
     lazily,
 )
-from protocols.model import FlatArray, MaskArray, ModelSpec
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Entries, Everything
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Entries, Everything
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """FedMP (Jiang et al., ICDE 2022) as FedSPU's table has it: neurons of the least l1 norm are pruned.
 
 FedSPU's section 5.1: a device gets the whole model, trains it once over its data to find out which neurons
-matter to it, and from then on has the sub-model of the others. See `protocols.submodel`.
+matter to it, and from then on has the sub-model of the others. See `protocols.skeletons.submodels`.
 
 "One iteration" of that training is an epoch here; the authors' code takes one batch on a newly initialised
 network, which knows nothing of the fleet's. FedMP's own paper prunes at the coordinator, every round, at a
@@ -11,10 +11,10 @@ ratio that a bandit chooses by the devices' speeds.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocols.method import FitPlan, Trainer
-from protocols.model import FlatArray
-from protocols.randomness import Key
-from protocols.submodel import Scores, SubModels, norms
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import FitPlan, Trainer
+from fleetune.protocols.skeletons.submodels import Scores, SubModels, norms
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocols.exchange import ModelExchange
-from protocols.layers import split_at_head
-from protocols.selection import Layers
+from fleetune.protocols.skeletons.averaging import ModelExchange
+from fleetune.protocols.update.layers import split_at_head
+from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)

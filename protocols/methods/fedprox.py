@@ -5,11 +5,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocols.exchange import ModelExchange, PersonalModel, Task, Update
-from protocols.method import Budget, FitPlan, Pull, Trainer
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Everything
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.method import Budget, FitPlan, Pull, Trainer
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything
 
 
 @dataclass(frozen=True)

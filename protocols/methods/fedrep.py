@@ -11,12 +11,12 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.effort import effort
-from protocols.exchange import ModelExchange, PersonalModel, Task, Update
-from protocols.layers import split_at_head
-from protocols.method import Budget, FitPlan, Trainer
-from protocols.randomness import Key
-from protocols.selection import Layers
+from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.method import Budget, FitPlan, Trainer
+from fleetune.protocols.update.layers import split_at_head
+from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.codec import estimate_bytes
-from protocols.exchange import Task, Update, covered_average
-from protocols.finite import check_finite
-from protocols.method import (
+from fleetune.protocols.finite import check_finite
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
+from fleetune.protocols.skeletons.method import (
     EVALUATION_EPOCHS,
     Budget,
     Choice,
@@ -30,11 +31,10 @@ from protocols.method import (
     Trainer,
     lazily,
 )
-from protocols.model import FlatArray, ModelSpec
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Neurons, expected_count
-from protocols.staleness import drawn_towards
+from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Neurons, expected_count
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -134,9 +134,9 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
-        """Freezing saves bytes; every tensor has active entries, so work stays 1 (see `protocols.effort`).
-        Early stopping wants the training loss (and the validation loss, of fewer samples, which is not
-        counted).
+        """Freezing saves bytes; every tensor has active entries, so work stays 1 (see
+        `protocols.model.compute_cost`). Early stopping wants the training loss (and the validation loss, of
+        fewer samples, which is not counted).
         """
         return [self._choice(ratio) for ratio in RATIOS]
 

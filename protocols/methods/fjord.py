@@ -1,7 +1,8 @@
 """FjORD (Horvath et al., NeurIPS 2021) as FedSPU's table has it: the rightmost neurons are cut.
 
 Ordered dropout (section 3.1): a device of ratio p has of every layer the first neurons, so that smaller
-sub-models are nested in larger ones and the neurons on the left are everybody's. See `protocols.submodel`.
+sub-models are nested in larger ones and the neurons on the left are everybody's. See
+`protocols.skeletons.submodels`.
 
 FjORD's own paper besides draws, for each batch, a width up to p, and may distil the full width into it
 (algorithm 1); FedSPU's section 5.1 and its authors' code train at p. It keeps ceil(p * n) neurons.
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocols.method import Trainer
-from protocols.model import FlatArray
-from protocols.randomness import Key
-from protocols.selection import ChosenNeurons
-from protocols.submodel import Scores, SubModels, strongest
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import Trainer
+from fleetune.protocols.skeletons.submodels import Scores, SubModels, strongest
+from fleetune.protocols.update.selection import ChosenNeurons
 
 
 @dataclass(frozen=True)

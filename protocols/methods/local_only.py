@@ -5,12 +5,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocols.codec import estimate_bytes
-from protocols.exchange import ModelExchange, PersonalModel, SharedModel, Task, Update
-from protocols.method import Budget, Choice, Cost, DeviceId, DeviceReport, FitPlan, Round, Trainer, lazily
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Layers
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, SharedModel, Task, Update
+from fleetune.protocols.skeletons.method import (
+    Budget,
+    Choice,
+    Cost,
+    DeviceId,
+    DeviceReport,
+    FitPlan,
+    Round,
+    Trainer,
+    lazily,
+)
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Layers
 
 _NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))
 

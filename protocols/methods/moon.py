@@ -16,10 +16,10 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.exchange import ModelExchange, PersonalModel, Task, Update
-from protocols.guide import Contrast
-from protocols.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
-from protocols.randomness import Key
+from fleetune.protocols.model.loss_terms import Contrast
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from msgspec import Meta
 
-from protocols.effort import effort
-from protocols.errors import TrainingDiverged
-from protocols.exchange import ModelExchange, PersonalModel, Task, Update
-from protocols.method import Budget, FitPlan, Rows, Trainer
-from protocols.model import FlatArray, MaskArray
-from protocols.randomness import Key
+from fleetune.protocols.errors import TrainingDiverged
+from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.spec import FlatArray, MaskArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.method import Budget, FitPlan, Rows, Trainer
 
 Gradient = Callable[[FlatArray], FlatArray]
 

@@ -34,11 +34,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from protocols.codec import estimate_bytes
-from protocols.effort import effort
-from protocols.exchange import Update, covered_average
-from protocols.layers import norm_layers, split_at_head
-from protocols.method import (
+from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import Update, covered_average
+from fleetune.protocols.skeletons.method import (
     Budget,
     Choice,
     Cost,
@@ -50,11 +50,11 @@ from protocols.method import (
     Trainer,
     lazily,
 )
-from protocols.model import FlatArray, MaskArray, ModelSpec
-from protocols.patch import Patch
-from protocols.randomness import Key
-from protocols.selection import Layers
-from protocols.staleness import drawn_towards
+from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.layers import norm_layers, split_at_head
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Layers
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 STARTS = 100  # random fillings to begin with

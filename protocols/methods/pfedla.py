@@ -26,9 +26,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from protocols.codec import estimate_bytes
-from protocols.exchange import PersonalDevice, PersonalModel, Task
-from protocols.method import (
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.skeletons.method import (
     Budget,
     Choice,
     Cost,
@@ -39,10 +40,9 @@ from protocols.method import (
     Trainer,
     lazily,
 )
-from protocols.model import FlatArray, ModelSpec
-from protocols.patch import CoveredMean, Patch
-from protocols.randomness import Key
-from protocols.selection import Everything, Layers
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.selection import Everything, Layers
 
 HIDDEN_LAYERS = 3
 

@@ -14,11 +14,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from protocols.exchange import AveragedModel, Task, Update
-from protocols.guide import Distillation
-from protocols.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
-from protocols.model import FlatArray
-from protocols.randomness import Key
+from fleetune.protocols.model.loss_terms import Distillation
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
+from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
 """PruneFL (Jiang et al., TNNLS 2022) as FedSPU's table has it: neurons of the least gradients are pruned.
 
 FedSPU's section 5.1: the importance of a neuron is the l2 norm of its gradient, here of the mean training
-loss at the model it first gets. See `protocols.submodel`. The authors' code takes one batch's gradient on
-a newly initialised network. PruneFL's own paper prunes single weights, one mask for all devices, by the
-devices' summed squared gradients over the time a weight takes.
+loss at the model it first gets. See `protocols.skeletons.submodels`. The authors' code takes one batch's
+gradient on a newly initialised network. PruneFL's own paper prunes single weights, one mask for all devices,
+by the devices' summed squared gradients over the time a weight takes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocols.method import Trainer
-from protocols.model import FlatArray
-from protocols.randomness import Key
-from protocols.submodel import Scores, SubModels, norms
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import Trainer
+from fleetune.protocols.skeletons.submodels import Scores, SubModels, norms
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from conftest import PullToTarget, tiny_spec
+from tests.conftest import PullToTarget, tiny_spec
 
-from edge_agent.allowance import Allowance
-from edge_agent.forecast import Capability
-from edge_agent.policy import Policy
-from edge_agent.session import Session
-from edge_agent.store import AgentStore
-from firmware_profiles import load
-from protocols import codec
-from protocols.conditions import Conditions
-from protocols.footprint import Footprint
-from protocols.method import Budget, Choice, Cost, DeviceReport, Round
-from protocols.methods import REGISTRY, create
-from protocols.payloads import Assignment, Enrolment, Reply, run_key
-from protocols.randomness import Key
-from protocols.settings import TrainingSection
+from fleetune.edge_agent.budget.cost_forecast import Capability
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.firmware_profiles import load
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.methods import REGISTRY, create
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.skeletons.method import Budget, Choice, Cost, DeviceReport, Round
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
 
 SPEC, DEVICE = tiny_spec(), "pi"
 CHOICES = [Choice(p / 10, Cost(bytes_down=p * 100_000, bytes_up=p * 100_000)) for p in (5, 10)]

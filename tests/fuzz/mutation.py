@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import zstandard
 
-from protocols import codec
+from fleetune.protocols.update import codec
 
 NUMBERS = [*range(-2, 4), 7, *(2**power for power in (7, 15, 16, 31, 32, 39, 40, 53, 60, 63))]
 NUMBERS += [-(2**31), -(2**63), 2**31 - 1, 2**63 - 1, 2**64 - 1]

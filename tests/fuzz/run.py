@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from protocols.errors import FleetuneError
 from tests.fuzz.mutation import PAYLOAD, Wrapping, mutated
 from tests.fuzz.targets import Target, all_targets
+
+from fleetune.protocols.errors import FleetuneError
 
 SHARE = 20_000  # packets of a job
 MOST_SECONDS = 5.0  # for one packet; what never ends is what is looked for

@@ -8,30 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from coordinator.runs import Run
-from edge_agent.allowance import remembered
-from edge_agent.session import Kept, Session
-from protocols import codec, topics
-from protocols import messages as wire
-from protocols.bundle import read_bundle
-from protocols.footprint import Footprint
-from protocols.graph_cost import cost_of
-from protocols.messages import Errand
-from protocols.method import Budget, DeviceReport, Round
-from protocols.methods import create, from_section
-from protocols.onnx_file import write_onnx
-from protocols.ort_training import cut
-from protocols.payloads import Assignment, Reply, read_enrolment, run_key
-from protocols.shipped import MODELS, bundle_path
-from protocols.transfer import Chunk, Offer, digest_of, transfer_id
-from protocols.transport import Received
 from tests.conftest import PullToTarget
-from tests.every_method import SETTINGS
 from tests.fuzz.mutation import JSON, PAYLOAD, Wrapping
-from tests.linear_bundle import SPEC as LINEAR
-from tests.linear_bundle import bundle, training_graph
-from tests.talk import FLEET, SPEC, AgentTalk, Coordinating, Memory, enrolment_of, run_settings
+from tests.helpers.every_method import SETTINGS
+from tests.helpers.linear_bundle import SPEC as LINEAR
+from tests.helpers.linear_bundle import bundle, training_graph
+from tests.helpers.talk import FLEET, SPEC, AgentTalk, Coordinating, Memory, enrolment_of, run_settings
+
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.edge_agent.budget.ratio_controller import remembered
+from fleetune.edge_agent.runs.session import Kept, Session
+from fleetune.protocols.bundle.bundle import read_bundle
+from fleetune.protocols.bundle.graph_cost import cost_of
+from fleetune.protocols.bundle.onnx_file import write_onnx
+from fleetune.protocols.bundle.ort_training import cut
+from fleetune.protocols.bundle.shipped import MODELS, bundle_path
+from fleetune.protocols.methods import create, from_section
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire import messages as wire
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.payloads import Assignment, Reply, read_enrolment, run_key
+from fleetune.protocols.wire.transfer import Chunk, Offer, digest_of, transfer_id
+from fleetune.protocols.wire.transport import Received
 
 DIGEST = "0" * 32
 LIMIT = codec.payload_limit(SPEC)

@@ -1,0 +1,1 @@
+"""What links carry and when: presets, traces, a radio cell; and real traffic behind emulated ones."""

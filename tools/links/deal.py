@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from protocols.errors import SettingError
-from protocols.payloads import run_key
-from protocols.randomness import Key
-from protocols.settings import FleetSection, WirelessSection
-from tools.links.link import Constant, Link, Trace
-from tools.links.presets import preset
-from tools.links.trace_csv import read_trace
-from tools.links.wireless import wireless_link
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import FleetSection, WirelessSection
+from fleetune.protocols.wire.payloads import run_key
+from fleetune.tools.links.link import Constant, Link, Trace
+from fleetune.tools.links.presets import preset
+from fleetune.tools.links.trace_csv import read_trace
+from fleetune.tools.links.wireless import wireless_link
 
 
 def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from protocols.errors import SettingError
+from fleetune.protocols.errors import SettingError
 
 Direction = Literal["up", "down"]
 SEGMENT_BYTES = 1448  # TCP payload of a full packet on Ethernet

@@ -26,11 +26,11 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
-from protocols.errors import SettingError
-from protocols.files import write_atomically
-from tools.links import daemon, shaping
-from tools.links.link import Constant, Trace
-from tools.links.shaping import Kind
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.files import write_atomically
+from fleetune.tools.links import daemon, shaping
+from fleetune.tools.links.link import Constant, Trace
+from fleetune.tools.links.shaping import Kind
 
 RUN, PREFIX = Path("/run"), "fleetune-link."  # as the namespaces, it does not survive a reboot
 HUB_ADDRESS = "10.213.0.1"
@@ -140,7 +140,7 @@ class Network:
             _add_namespace(self.agents[index])
             self._connect(index, link, kind)
         if any(isinstance(link, Trace) for link in self.links):
-            shaping.run(sys.executable, "-P", "-m", "tools.links.replay", self.name)
+            shaping.run(sys.executable, "-P", "-m", "fleetune.tools.links.replay", self.name)
         return plan
 
     def _connect(self, index: int, link: Constant | Trace, kind: Kind) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from protocols.errors import SettingError
-from protocols.randomness import Key
-from tools.links.link import Constant, Trace
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.randomness import Key
+from fleetune.tools.links.link import Constant, Trace
 
 DAY_S = 86_400.0
 PERSISTENCE = 0.8  # correlation of a rate with the one before it, an estimate

@@ -9,8 +9,8 @@ import contextlib
 import socket
 from collections.abc import Callable, Sequence
 
-from protocols.errors import TransportError
-from tools.links.link import Direction, Link
+from fleetune.protocols.errors import TransportError
+from fleetune.tools.links.link import Direction, Link
 
 _BLOCK_BYTES = 4096
 _QUEUE_S = 0.05  # of data that was taken in but is not on its way yet; a real link's buffer

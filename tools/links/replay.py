@@ -1,6 +1,6 @@
 """Change the rates of emulated links as their traces go.
 
-    python -m tools.links.replay NAME
+    python -m fleetune.tools.links.replay NAME
 
 takes over the traces of the network NAME that is up, and detaches (`tools.links.daemon`).
 """
@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 
-from protocols.errors import SettingError
-from tools.links import daemon
-from tools.links.link import Trace
-from tools.links.network import REPLAY, Plan, folder_of, plan_of, set_rates
+from fleetune.protocols.errors import SettingError
+from fleetune.tools.links import daemon
+from fleetune.tools.links.link import Trace
+from fleetune.tools.links.network import REPLAY, Plan, folder_of, plan_of, set_rates
 
 
 def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from protocols.errors import SettingError
-from tools.links.link import SEGMENT_BYTES
+from fleetune.protocols.errors import SettingError
+from fleetune.tools.links.link import SEGMENT_BYTES
 
 Kind = Literal["plain", "netem", "relay"]
 SMALLEST_DELAY_S = 0.5e-3  # below it the way through the kernel decides
@@ -70,7 +70,18 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, f
     (here, here_name), (there, there_name) = ends
     if kind == "relay":
         words = [here, here_name, there, there_name, str(delay_s), str(loss)]
-        run("ip", "netns", "exec", here, sys.executable, "-P", "-m", "tools.links.relay", str(file), *words)
+        run(
+            "ip",
+            "netns",
+            "exec",
+            here,
+            sys.executable,
+            "-P",
+            "-m",
+            "fleetune.tools.links.relay",
+            str(file),
+            *words,
+        )
     else:
         run(*f"ip link add {here_name} netns {here} type veth peer {there_name} netns {there}".split())
     if kind == "netem":  # else it would lose bundles of packets

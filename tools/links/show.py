@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from protocols.randomness import Key
-from tools.links.link import Constant, Direction, Trace, tcp_bps
-from tools.links.network import HUB_ADDRESS, Network, Plan
-from tools.links.presets import PRESETS, Figure, preset
-from tools.links.shaping import SMALLEST_DELAY_S
-from tools.links.trace_csv import as_csv
-from tools.links.verify import Verdict
+from fleetune.protocols.randomness import Key
+from fleetune.tools.links.link import Constant, Direction, Trace, tcp_bps
+from fleetune.tools.links.network import HUB_ADDRESS, Network, Plan
+from fleetune.tools.links.presets import PRESETS, Figure, preset
+from fleetune.tools.links.shaping import SMALLEST_DELAY_S
+from fleetune.tools.links.trace_csv import as_csv
+from fleetune.tools.links.verify import Verdict
 
 MADE_OF = {
     "plain": "veth and TBF",

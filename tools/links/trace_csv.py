@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from protocols.errors import SettingError
-from tools.links.link import Trace
+from fleetune.protocols.errors import SettingError
+from fleetune.tools.links.link import Trace
 
 COLUMNS = ["time_s", "uplink_bps", "downlink_bps"]
 MAX_BYTES = 64 << 20

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tools.links import daemon
-from tools.links.link import Constant, Direction, Link, Trace
-from tools.links.measure import Flow, Measured
-from tools.links.network import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
+from fleetune.tools.links import daemon
+from fleetune.tools.links.link import Constant, Direction, Link, Trace
+from fleetune.tools.links.measure import Flow, Measured
+from fleetune.tools.links.network import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
 
 RATE_ERROR = 0.05
 LOSSY_SHARE = 0.3  # of the expected rate at least: what loss leaves of one connection varies widely
@@ -44,7 +44,7 @@ def verify(name: str, seconds: float) -> Iterator[Verdict]:
     plan = plan_of(name)
     network = Network(plan.links, name)
     serving = network.command(
-        network.hub, sys.executable, "-P", "-m", "tools.links.measure", "serve", HUB_ADDRESS
+        network.hub, sys.executable, "-P", "-m", "fleetune.tools.links.measure", "serve", HUB_ADDRESS
     )
     with subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -65,7 +65,16 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
     link = network.links[index]
     slowest_bps = min(link.uplink_bps, link.downlink_bps) if isinstance(link, Constant) else MANY_BITS
     seconds = max(seconds, min(MANY_BITS / slowest_bps, LONGEST_S))
-    asking = [sys.executable, "-P", "-m", "tools.links.measure", "ask", HUB_ADDRESS, port, str(seconds)]
+    asking = [
+        sys.executable,
+        "-P",
+        "-m",
+        "fleetune.tools.links.measure",
+        "ask",
+        HUB_ADDRESS,
+        port,
+        str(seconds),
+    ]
     done = subprocess.run(
         network.command(network.agents[index], *asking), capture_output=True, text=True, check=False
     )

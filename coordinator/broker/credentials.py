@@ -1,0 +1,81 @@
+"""The passwords of a fleet's embedded broker: made once, kept for its owner alone, never logged.
+
+One is the devices', the other the coordinator's. What the brokers get are salted hashes.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.wire.topics import COORDINATOR_USER, JOIN_USER
+
+FOLDER = ".fleets"  # beside the runs: a fleet outlives each of them
+ITERATIONS = 101  # mosquitto's own; the passwords are random and long
+_SALT_BYTES = 12
+
+
+class Credentials(Struct, frozen=True):
+    """Of one fleet.
+
+    Attributes:
+        join: the devices' password.
+        coordinator: the coordinator's.
+    """
+
+    join: str
+    coordinator: str
+
+    def __repr__(self) -> str:  # never the passwords
+        return "Credentials(...)"
+
+    def password_file(self) -> str:
+        """As mosquitto reads it: `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512."""
+        users = {JOIN_USER: self.join, COORDINATOR_USER: self.coordinator}
+        return "".join(f"{user}:{_hashed(password)}\n" for user, password in users.items())
+
+
+def credentials_of(fleet: str, runs: Path) -> Credentials:
+    """Those that the fleet has, or new ones, in `runs/.fleets/<fleet>.json`, which only its owner may read.
+
+    Raises:
+        StoreError: the file is damaged, or cannot be written.
+    """
+    path = runs / FOLDER / f"{fleet}.json"
+    try:
+        if path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=Credentials)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = Credentials(secrets.token_urlsafe(12), secrets.token_urlsafe(24))
+        write_atomically(path, msgspec.json.encode(made), mode=0o600)
+    except OSError as problem:
+        raise StoreError(f"{path}: {problem.strerror}; the fleet's passwords are kept there") from None
+    except msgspec.MsgspecError:
+        raise StoreError(f"{path} is damaged: restore it, or remove it for new passwords") from None
+    return made
+
+
+def is_password(password: str, hashed: str) -> bool:
+    """Whether a password is the one of a line of `password_file` (behind its user)."""
+    try:
+        _, kind, iterations, salt, known = hashed.split("$")
+        made = _derived(password, base64.b64decode(salt), int(iterations))
+    except ValueError:
+        return False
+    return kind == "7" and hmac.compare_digest(made, base64.b64decode(known))
+
+
+def _hashed(password: str) -> str:
+    salt = secrets.token_bytes(_SALT_BYTES)
+    parts = (salt, _derived(password, salt, ITERATIONS))
+    return "$".join(["", "7", str(ITERATIONS), *(base64.b64encode(part).decode() for part in parts)])
+
+
+def _derived(password: str, salt: bytes, iterations: int) -> bytes:
+    return hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)

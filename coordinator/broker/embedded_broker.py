@@ -1,0 +1,293 @@
+"""The embedded broker: mosquitto if it is installed, else amqtt, as a child process on this machine.
+
+It serves the loopback unless told otherwise. It has no state worth keeping: everything that matters is
+repeated by the application when it comes back.
+
+The child dies with us, however we die: before it becomes the broker it asks the kernel to be killed
+when the thread that started it ends (Linux), so start it from a thread that lives as long as it shall.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from fleetune.coordinator.broker.access_rules import mosquitto_rules
+from fleetune.coordinator.broker.credentials import Credentials
+from fleetune.protocols.errors import TransportError
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
+
+Which = Literal["auto", "mosquitto", "amqtt"]
+START_S = 20.0
+STOP_S = 5.0
+MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 65_536
+MAX_QUEUED_MESSAGES = 50_000  # for one client that does not read
+MAX_QUEUED_BYTES = 512 * 2**20
+MAX_LOG_BYTES = 5 * 2**20
+AMQTT_PATIENCE_S = 5  # beyond the keepalive; it has none of its own
+
+_OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+
+# Debian keeps mosquitto where an ordinary user's PATH may not reach.
+_SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+
+# PR_SET_PDEATHSIG survives exec; the comparison covers a parent that died before it was set.
+_TIED_TO_PARENT = f"""
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)})
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def free_port(bind: str = "127.0.0.1") -> int:
+    """A TCP port that is free now on `bind`."""
+    return _claim(bind, 0)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who is let in, and to what: the devices of one fleet and its coordinator (see `access_rules`).
+
+    Attributes:
+        fleet: its name.
+        credentials: its passwords.
+    """
+
+    fleet: str
+    credentials: Credentials
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """The password file and mosquitto's rules, for nobody but us to read. Raises StoreError."""
+        passwords, rules = folder / "passwords", folder / "rules"
+        write_atomically(passwords, self.credentials.password_file().encode(), mode=0o600)
+        write_atomically(rules, mosquitto_rules(self.fleet).encode(), mode=0o600)
+        return passwords, rules
+
+
+@dataclass(frozen=True)
+class _Listener:
+    bind: str
+    port: int
+    access: Access | None
+    password_file: Path | None
+    cert: Path | None
+    key: Path | None
+
+
+class EmbeddedBroker:
+    """A running broker; `close` stops it, and so does the end of a `with` block.
+
+    Attributes:
+        which: "mosquitto" or "amqtt".
+        host, port: where clients on this machine reach it.
+        log: its log file.
+        pid: its process.
+    """
+
+    def __init__(
+        self, which: str, bind: str, port: int, process: "subprocess.Popen[bytes]", log: Path
+    ) -> None:
+        self.which = which
+        self.host = "127.0.0.1" if bind in ("", "0.0.0.0") else bind  # noqa: S104 - compared, not bound
+        self.port = port
+        self.log = log
+        self.pid = process.pid
+        self._process = process
+
+    @staticmethod
+    def check(bind: str, port: int) -> None:
+        """Whether one could start now. Raises TransportError: none is installed, or the port is taken."""
+        _choose("auto")
+        _claim(bind, port)
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        *,
+        port: int = 0,
+        bind: str = "127.0.0.1",
+        which: Which = "auto",
+        access: Access | None = None,
+        password_file: Path | None = None,
+        cert: Path | None = None,
+        key: Path | None = None,
+        timeout_s: float = START_S,
+    ) -> Self:
+        """Start a broker and return when it accepts connections.
+
+        Args:
+            folder: for its configuration and its log.
+            port: 0 takes a free one.
+            bind: address to listen on; 0.0.0.0 opens it to the network, then give `access`.
+            which: "auto" takes mosquitto if it is on the PATH, else amqtt.
+            access: passwords and rules of a fleet; None: everybody may do everything.
+            password_file: instead of these, for all in it to do everything; made by `mosquitto_passwd`, or
+                for amqtt lines of `user:hash` (see its documentation).
+            cert: PEM file of the broker's certificate; with it and its key the broker speaks TLS only.
+            key: PEM file of the certificate's key.
+            timeout_s: how long it may take to listen.
+
+        Raises:
+            TransportError: no broker is installed, or it does not start; with its last words.
+        """
+        if (cert is None) != (key is None):
+            raise TransportError("the embedded broker's TLS needs both a certificate and its key")
+        kind = _choose(which)
+        port = _claim(bind, port)
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = _Listener(bind, port, access, password_file, cert, key)
+        command = _mosquitto(folder, settings) if kind == "mosquitto" else _amqtt(folder, settings)
+        log = _fresh_log(folder / f"{kind}.log")
+        with log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own command line
+                [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": _OURS},  # amqtt loads our plugins
+            )
+        broker = cls(kind, bind, port, process, log)
+        broker._wait_until_listening(timeout_s)
+        return broker
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Stop it; harmless when it has stopped."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Stop it without a chance to say goodbye to its clients."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_until_listening(self, timeout_s: float) -> None:
+        give_up_at = time.monotonic() + timeout_s
+        while self.running and time.monotonic() < give_up_at:
+            try:
+                socket.create_connection((self.host, self.port), timeout=1).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+        problem = "does not listen" if self.running else "stopped"
+        self.close()
+        raise TransportError(
+            f"{self.which} {problem} at {self.host}:{self.port}: {_last_words(self.log)}; more in {self.log}"
+        )
+
+
+def _claim(bind: str, port: int) -> int:
+    """`port`, or a free one for 0, found free: or we would take another program's answer for ours."""
+    try:
+        with socket.create_server((bind, port)) as server:
+            return int(server.getsockname()[1])
+    except OSError as problem:
+        raise TransportError(
+            f"no broker can listen on {bind}:{port}: {problem.strerror}; stop what does or take another port"
+        ) from None
+
+
+def _choose(which: Which) -> str:
+    have = {
+        "mosquitto": shutil.which("mosquitto", path=_SEARCH) is not None,
+        "amqtt": find_spec("amqtt") is not None,
+    }
+    for kind in have if which == "auto" else [which]:
+        if have[kind]:
+            return kind
+    raise TransportError(
+        f"no broker to start ({which}): install mosquitto, or amqtt: pip install 'amqtt>=0.12,<0.13'"
+    )
+
+
+def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
+    lines = [
+        f"listener {listener.port} {listener.bind}",
+        "persistence false",
+        "set_tcp_nodelay true",
+        # A chunk is the largest thing that we send, and our windows bound what is on its way: what is beyond
+        # these is a flood. What an honest transfer loses by it is sent again.
+        f"message_size_limit {MAX_MESSAGE_BYTES}",
+        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
+        f"max_queued_bytes {MAX_QUEUED_BYTES}",
+        "log_type error",
+        "log_type warning",
+        f"allow_anonymous {'false' if listener.password_file or listener.access else 'true'}",
+    ]
+    # Else a mosquitto started by root becomes a user who cannot read our files, and the kernel forgets that
+    # it is tied to us.
+    lines += ["user root"] if os.geteuid() == 0 else []
+    if listener.access:
+        passwords, rules = listener.access.write(folder)
+        lines += [f"password_file {passwords.absolute()}", f"acl_file {rules.absolute()}"]
+    lines += [f"password_file {listener.password_file}"] if listener.password_file else []
+    lines += [f"certfile {listener.cert}", f"keyfile {listener.key}"] if listener.cert else []
+    path = folder / "mosquitto.conf"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [str(shutil.which("mosquitto", path=_SEARCH)), "-c", str(path)]
+
+
+def _amqtt(folder: Path, listener: _Listener) -> list[str]:
+    plugins: dict[str, dict[str, object]] = {}
+    if listener.access:
+        passwords, _ = listener.access.write(folder)
+        fleet = listener.access.fleet
+        own: dict[str, object] = {"fleet": fleet, "password_file": str(passwords.absolute())}
+        plugins["fleetune.coordinator.broker.amqtt_access.FleetPasswords"] = own
+        plugins["fleetune.coordinator.broker.amqtt_access.FleetTopics"] = {"fleet": fleet}
+    else:
+        anonymous: dict[str, object] = {"allow_anonymous": not listener.password_file}
+        plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = anonymous
+    if listener.password_file:
+        plugins["amqtt.plugins.authentication.FileAuthPlugin"] = {
+            "password_file": str(listener.password_file)
+        }
+    tls = {"ssl": True, "certfile": str(listener.cert), "keyfile": str(listener.key)} if listener.cert else {}
+    settings = {
+        "listeners": {"default": {"type": "tcp", "bind": f"{listener.bind}:{listener.port}", **tls}},
+        "timeout_disconnect_delay": AMQTT_PATIENCE_S,
+        "plugins": plugins,
+    }
+    path = folder / "amqtt.yaml"
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")  # JSON is YAML
+    return [sys.executable, "-P", "-m", "amqtt.scripts.broker_script", "-c", str(path)]
+
+
+def _fresh_log(path: Path) -> Path:
+    """The log of the start before is kept once when it has grown."""
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        path.replace(path.with_name(path.name + ".1"))
+    return path
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return " | ".join([line for line in lines if line][-3:]) or "it said nothing"

@@ -1,0 +1,60 @@
+"""A model's bundle, from its name."""
+
+import logging
+
+from torch import nn
+
+from fleetune.coordinator.export.figures import activation_bytes
+from fleetune.coordinator.export.graphs import export
+from fleetune.coordinator.export.ort_training import can_differentiate, training_part
+from fleetune.coordinator.export.recipe import recipe_of
+from fleetune.coordinator.spec.spec_from_torch import draw
+from fleetune.protocols.bundle.bundle import Bundle, read_bundle
+from fleetune.protocols.errors import ModelError, PacketError
+from fleetune.protocols.model.architectures import build, training_flops
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+
+log = logging.getLogger(__name__)
+
+
+def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> Bundle:
+    """Trace a model, lower it, and check it against torch.
+
+    Args:
+        name: of a built-in model, or `package.module:function`.
+        input_shape: one sample, without the batch axis.
+        num_classes: number of logits.
+        key: of the first weights, which the bundle holds where they cannot be drawn without torch.
+
+    Raises:
+        ModelError: the model cannot be built, described or exported.
+    """
+    spec, weights = draw(name, input_shape, num_classes, key)
+    module = build(name, input_shape, num_classes)
+    exported, recipe = export(spec, module, weights), recipe_of(spec, module)
+    ort_training = _ort_training(spec, module, weights) if can_differentiate() else {}
+    made = Bundle(
+        spec=spec,
+        graphs=exported.graphs,
+        noises=exported.noises,
+        input_type=exported.input_type,
+        flops_per_sample=training_flops(module, input_shape),
+        activation_bytes_per_sample=activation_bytes(module, input_shape),
+        recipe=recipe,
+        weights=None if recipe else weights,
+        ort_training=ort_training,
+    )
+    try:
+        return read_bundle(made.encoded(), spec)  # as devices do, with all that they refuse
+    except PacketError as problem:
+        raise ModelError(f"model {name!r} cannot be exported: devices would refuse it: {problem}") from None
+
+
+def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> dict[str, bytes]:
+    """Nothing where onnxruntime-training cannot do it: the rest of the bundle serves everybody else."""
+    try:
+        return training_part(spec, module, weights)
+    except ModelError as problem:
+        log.warning("no part for onnxruntime-training: %s", problem)
+        return {}

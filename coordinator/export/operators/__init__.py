@@ -1,0 +1,1 @@
+"""Each torch operation as standard ONNX operators, one file a kind."""

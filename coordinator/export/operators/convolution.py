@@ -1,0 +1,305 @@
+"""Convolutions and their gradients, each in the form that ONNX Runtime computes fastest.
+
+Its own operators work image by image, which suits large images of few channels. With many channels, the
+patches of all images are laid out once, as the rows of one matrix, and forward pass and weight gradient
+are products with it. The rule goes by shapes alone, so that a model always has the same graph.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
+from fleetune.coordinator.export.operators.moving import cut, pad
+from fleetune.coordinator.export.operators.products import matrix_product
+from fleetune.coordinator.export.operators.reducing import total
+from fleetune.coordinator.export.trace import Open, Operation, Shape, Size
+
+_MIN_CHANNELS = 16  # for patches in a matrix: below, its short runs cost more than the products gain
+_MAX_PIXELS = 36  # of an image whose patches are picked by a product instead of by look-up
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution from images `x` to images `y` (of a transposed one: seen from its result).
+
+    Attributes:
+        samples: number of images.
+        groups: of channels.
+        x, y: height and width, or length.
+        kernel, stride, padding, dilation: along each axis of the image.
+        channels: of x and y.
+    """
+
+    samples: Size
+    groups: int
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    channels: tuple[int, int]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of ONNX's Conv and ConvTranspose."""
+        return {
+            "kernel_shape": self.kernel,
+            "strides": self.stride,
+            "pads": (*self.padding, *self.padding),
+            "dilations": self.dilation,
+            "group": self.groups,
+        }
+
+    @property
+    def spare(self) -> tuple[int, ...]:
+        """How many of the last pixels of x, padding included, no patch reaches."""
+        return tuple(
+            size + 2 * padding - (number - 1) * stride - (taps - 1) * dilation - 1
+            for size, number, taps, stride, padding, dilation in zip(
+                self.x, self.y, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+    @property
+    def in_matrix(self) -> bool:
+        """Whether patches in a matrix are faster."""
+        return self.groups == 1 and self.channels[0] >= _MIN_CHANNELS
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @cached_property
+    def pixels(self) -> NDArray[np.int64]:
+        """Where in the padded x each tap of each patch lies, shape (pixels of y * taps,)."""
+        axes = [
+            np.arange(number)[:, None] * stride + np.arange(taps) * dilation
+            for number, taps, stride, dilation in zip(
+                self.y, self.kernel, self.stride, self.dilation, strict=True
+            )
+        ]
+        padded = [size + 2 * padding for size, padding in zip(self.x, self.padding, strict=True)]
+        places = [
+            np.ravel_multi_index(
+                [axis[start, tap] for axis, start, tap in zip(axes, starts, taps, strict=True)], padded
+            )
+            for starts in itertools.product(*map(range, self.y))
+            for taps in itertools.product(*map(range, self.kernel))
+        ]
+        return np.array(places, dtype=np.int64)
+
+    @cached_property
+    def choice(self) -> NDArray[np.float32]:
+        """Row p is 1 where a tap of a patch is pixel p of x: shape (pixels of x, pixels of y * taps)."""
+        padded = [size + 2 * padding for size, padding in zip(self.x, self.padding, strict=True)]
+        inside = tuple(
+            slice(padding, padding + size) for size, padding in zip(self.x, self.padding, strict=True)
+        )
+        places = np.arange(math.prod(padded)).reshape(padded)[inside].ravel()
+        found: NDArray[np.float32] = (places[:, None] == self.pixels).astype(np.float32)
+        return found
+
+
+def _convolution(
+    build: Builder,
+    out: Operation,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value:
+    x, weight, bias = build.whole(x), build.whole(weight), bias and build.whole(bias)
+    if transposed:
+        geometry = _geometry(out.shape, x.shape, weight.shape, stride, padding, dilation, groups)
+        about = geometry.attributes | {"output_padding": tuple(output_padding)}
+        return build.emit("ConvTranspose", (x, weight, bias) if bias else (x, weight), out.shape, **about)
+    geometry = _geometry(x.shape, out.shape, weight.shape, stride, padding, dilation, groups)
+    looked_up = math.prod(geometry.x) > _MAX_PIXELS
+    if geometry.in_matrix and not (build.plain and looked_up):
+        filters = _filters(build, weight)
+        rows = product((geometry.samples, *geometry.y))
+        shape = (rows, filters.shape[0])
+        patches = _patches(build, geometry, x)
+        found = matrix_product(build, patches, build.transpose(filters, (1, 0)), shape, bias)
+        return _from_rows(build, found, out.shape)
+    return build.emit("Conv", (x, weight, bias) if bias else (x, weight), out.shape, **geometry.attributes)
+
+
+def _convolution_backward(
+    build: Builder,
+    out: Operation,  # noqa: ARG001
+    gradient: Value,
+    x: Value,
+    weight: Value,
+    bias_sizes: object,  # noqa: ARG001
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],  # noqa: ARG001
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Value | None, ...]:
+    gradient, x, weight = build.whole(gradient), build.whole(x), build.whole(weight)
+    large, small = (gradient, x) if transposed else (x, gradient)
+    geometry = _geometry(large.shape, small.shape, weight.shape, stride, padding, dilation, groups)
+    found: list[Value | None] = [None, None, None]
+    if wanted[0] and transposed:
+        found[0] = build.emit("Conv", (gradient, weight), x.shape, **geometry.attributes)
+    elif wanted[0]:
+        found[0] = _input_gradient(build, geometry, gradient, weight, x.shape)
+    if wanted[1]:
+        found[1] = _weight_gradient(build, geometry, large, small, weight.shape)
+    if wanted[2]:
+        axes = [axis for axis in range(len(gradient.shape)) if axis != 1]
+        found[2] = total(build, gradient, axes, keep=False)
+    return tuple(found)
+
+
+def _geometry(
+    x: Shape,
+    y: Shape,
+    weight: Shape,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Geometry:
+    if len(x) != len(weight):
+        raise NoForm("its input has no batch axis")
+    (channels_x, *size_x), (channels_y, *size_y) = (_fixed(shape[1:]) for shape in (x, y))
+    return Geometry(
+        x[0],
+        groups,
+        tuple(size_x),
+        tuple(size_y),
+        tuple(_fixed(weight[2:])),
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        (channels_x, channels_y),
+    )
+
+
+def _fixed(shape: Shape) -> list[int]:
+    sizes = [size for size in shape if not isinstance(size, Open)]
+    if len(sizes) < len(shape):
+        raise NoForm("its samples are not on the first axis")
+    return sizes
+
+
+def _patches(build: Builder, geometry: Geometry, x: Value) -> Value:
+    """The patch under each pixel of each y as a row, channels innermost."""
+    samples, channels = geometry.samples, geometry.channels[0]
+    count = math.prod(geometry.y) * geometry.taps
+    if math.prod(geometry.x) <= _MAX_PIXELS:
+        pixels = _channels_last(build, x)
+        choice = build.transpose(build.constant(geometry.choice), (1, 0))
+        patches = build.emit("MatMul", (choice, pixels), (samples, count, channels))
+    else:
+        around = (0, 0, *geometry.padding)
+        pixels = _channels_last(build, pad(build, x, around, around))
+        places = build.constant(geometry.pixels)
+        patches = build.emit("Gather", (pixels, places), (samples, count, channels), axis=1)
+    return build.reshape(patches, (product((samples, *geometry.y)), geometry.taps * channels))
+
+
+def _channels_last(build: Builder, x: Value) -> Value:
+    """Shape (samples, pixels, channels)."""
+    flat = build.reshape(x, (*x.shape[:2], product(x.shape[2:])))
+    return build.transpose(flat, (0, 2, 1))
+
+
+def _rows(build: Builder, y: Value) -> Value:
+    """A row for each pixel of each image."""
+    pixels = _channels_last(build, y)
+    return build.reshape(pixels, (product(pixels.shape[:2]), y.shape[1]))
+
+
+def _from_rows(build: Builder, rows: Value, shape: Shape) -> Value:
+    pixels = build.reshape(rows, (shape[0], product(shape[2:]), shape[1]))
+    return build.reshape(build.transpose(pixels, (0, 2, 1)), shape)
+
+
+def _filters(build: Builder, weight: Value) -> Value:
+    """A row for each filter, in the order of a patch."""
+    outputs, channels, *kernel = weight.shape
+    flat = build.reshape(weight, (outputs, channels, product(kernel)))
+    return build.reshape(build.transpose(flat, (0, 2, 1)), (outputs, product((channels, *kernel))))
+
+
+def _input_gradient(
+    build: Builder, geometry: Geometry, gradient: Value, weight: Value, shape: Shape
+) -> Value:
+    if not geometry.in_matrix or math.prod(geometry.x) > geometry.channels[1]:
+        about = geometry.attributes | {"output_padding": geometry.spare}
+        return build.emit("ConvTranspose", (gradient, weight), shape, **about)
+    rows, filters = _rows(build, gradient), _filters(build, weight)
+    patches = matrix_product(build, rows, filters, (rows.shape[0], filters.shape[1]))
+    count = math.prod(geometry.y) * geometry.taps
+    taps = build.reshape(patches, (geometry.samples, count, geometry.channels[0]))
+    pixels = (geometry.samples, math.prod(geometry.x), geometry.channels[0])
+    found = build.emit("MatMul", (build.constant(geometry.choice), taps), pixels)
+    return build.reshape(build.transpose(found, (0, 2, 1)), shape)
+
+
+def _weight_gradient(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
+    if not geometry.in_matrix:
+        return _correlated(build, geometry, x, y, shape)
+    rows, patches = _rows(build, y), _patches(build, geometry, x)
+    outputs, channels = geometry.channels[1], geometry.channels[0]
+    flat = matrix_product(build, build.transpose(rows, (1, 0)), patches, (outputs, patches.shape[1]))
+    taps = build.reshape(flat, (outputs, geometry.taps, channels))
+    return build.reshape(build.transpose(taps, (0, 2, 1)), shape)
+
+
+def _correlated(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
+    """The weight gradient as a convolution of x with y as kernel, channels in the place of samples."""
+    samples, groups = geometry.samples, geometry.groups
+    outputs, fan_in, rank = geometry.channels[1], geometry.channels[0] // groups, len(geometry.x)
+    if groups == 1:
+        rows = build.transpose(x, [1, 0, *range(2, rank + 2)])
+    else:
+        split = build.reshape(x, (samples, groups, fan_in, *geometry.x))
+        turned = build.transpose(split, [2, 1, 0, *range(3, rank + 3)])
+        rows = build.reshape(turned, (fan_in, product((samples, groups)), *geometry.x))
+    kernel = build.transpose(y, [1, 0, *range(2, rank + 2)])
+    ends = [max(0, padding - spare) for padding, spare in zip(geometry.padding, geometry.spare, strict=True)]
+    sizes = [
+        (size + padding + end - (number - 1) * stride - 1) // dilation + 1
+        for size, padding, end, number, stride, dilation in zip(
+            geometry.x, geometry.padding, ends, geometry.y, geometry.stride, geometry.dilation, strict=True
+        )
+    ]
+    found = build.emit(
+        "Conv",
+        (rows, kernel),
+        (fan_in, outputs, *sizes),
+        kernel_shape=geometry.y,
+        strides=geometry.dilation,
+        dilations=geometry.stride,
+        pads=(*geometry.padding, *ends),
+        group=groups,
+    )
+    for axis, taps in enumerate(geometry.kernel):
+        found = cut(build, found, 2 + axis, 0, taps)
+    return build.reshape(build.transpose(found, [1, 0, *range(2, rank + 2)]), shape)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}

@@ -1,0 +1,231 @@
+"""Maximum pooling and where its gradient goes.
+
+Where windows lie side by side, ONNX Runtime is several times faster at sorting pixels by their place in
+their window and comparing than at noting where each maximum was.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
+from fleetune.coordinator.export.operators.elementwise import apply, arithmetic
+from fleetune.coordinator.export.operators.moving import concat, cut, pad
+from fleetune.coordinator.export.trace import Open, Operation, Shape
+
+Sizes = Sequence[int]
+
+
+def _max_pool(
+    build: Builder,
+    out: Operation,
+    x: Value,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
+    ceil_mode: bool = False,  # noqa: ARG001 - the shape of the result says it
+) -> tuple[Value, Value]:
+    """The maxima, and their places in the flattened images."""
+    rank = len(out.shape) - 2
+    kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
+    stride = _each(stride or kernel, rank)
+    if not build.plain and _apart(x.shape, out.shape, kernel, stride, padding, dilation):
+        pooled = _in_order(build, _largest(build, _split(build, x, kernel)), out.shape)
+        return pooled, build.number(0, "i8", out.shape)  # nobody asks for the places
+    largest, places = build.emit_several(
+        "MaxPool",
+        (build.whole(x),),
+        2,
+        kernel_shape=tuple(kernel),
+        strides=tuple(stride),
+        pads=_pads(x.shape, out.shape, kernel, stride, padding, dilation),
+        dilations=tuple(dilation),
+    )
+    return (
+        build.known(Value(largest, "f4", out.shape, out.shape)),
+        build.known(Value(places, "i8", out.shape, out.shape)),
+    )
+
+
+def _each(sizes: Sizes, rank: int) -> Sizes:
+    """One size for each axis of the image."""
+    return tuple(sizes) * rank if len(sizes) == 1 else tuple(sizes)
+
+
+def _pads(
+    x: Shape, y: Shape, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
+) -> tuple[int, ...]:
+    """Padding before and behind that gives just the result's size, whichever way torch rounds it."""
+    ends = []
+    for axis in range(len(kernel)):
+        size, number = x[axis + 2], y[axis + 2]
+        if isinstance(size, Open) or isinstance(number, Open):
+            raise NoForm("its samples are not on the first axis")
+        reach = (number - 1) * stride[axis] + dilation[axis] * (kernel[axis] - 1) + 1
+        ends.append(max(0, reach - size - padding[axis]))
+    return (*padding, *ends)
+
+
+def _max_pool_backward(
+    build: Builder,
+    out: Operation,
+    gradient: Value,
+    x: Value,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,  # noqa: ARG001
+    places: Value,
+) -> Value:
+    """Each gradient goes to where its maximum was."""
+    rank = len(out.shape) - 2
+    kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
+    if not build.plain and _apart(
+        x.shape, gradient.shape, kernel, _each(stride or kernel, rank), padding, dilation
+    ):
+        return _to_first(build, gradient, x, kernel)
+    return _scattered(build, gradient, places, out.shape)
+
+
+def _apart(x: Shape, y: Shape, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> bool:
+    """Whether windows lie side by side, so that SpaceToDepth sorts pixels by their place in their window.
+
+    Runs along one axis are sorted as squares of an image with channels for rows.
+    """
+    if tuple(kernel) != tuple(stride) or any(padding) or set(dilation) != {1} or len(kernel) != 2:
+        return False
+    rows = x[1]
+    if y[2:] != _whole_windows(x, kernel):  # the last windows reach over the edge
+        return False
+    return kernel[0] == kernel[1] or (kernel[0] == 1 and isinstance(rows, int) and rows % kernel[1] == 0)
+
+
+def _split(build: Builder, x: Value, kernel: Sizes) -> Value:
+    """The images' pixels by their place in their window, shape (n, rows of channels, places, rest)."""
+    samples, channels, height, _ = x.shape
+    tall, wide = _whole_windows(x.shape, kernel)
+    block = kernel[1]
+    x = build.whole(cut(build, cut(build, x, 2, 0, tall * kernel[0]), 3, 0, wide * block))
+    if kernel[0] == 1:
+        rows = product((channels, height))
+        x = build.reshape(x, (samples, 1, rows, wide * block))
+        shape: Shape = (samples, block * block, rows // block, wide)  # type: ignore[operator]
+    else:
+        shape = (samples, product((channels, block * block)), tall, wide)
+    split = build.emit("SpaceToDepth", (x,), shape, blocksize=block)
+    places = kernel[0] * block
+    outer = block * block // places
+    return build.reshape(split, (samples, outer, places, product(shape[1:]) // (outer * places)))  # type: ignore[operator]
+
+
+def _joined(build: Builder, x: Value, kernel: Sizes, shape: Shape) -> Value:
+    """The images whose pixels `_split` sorted; 0 behind the last window."""
+    samples, channels, height, width = shape
+    tall, wide = _whole_windows(shape, kernel)
+    block = kernel[1]
+    if kernel[0] == 1:
+        rows = product((channels, height))
+        deep: Shape = (samples, block * block, rows // block, wide)  # type: ignore[operator]
+        flat: Shape = (samples, 1, rows, wide * block)
+    else:
+        deep = (samples, product((channels, block * block)), tall, wide)
+        flat = (samples, channels, tall * block, wide * block)
+    images = build.emit("DepthToSpace", (build.reshape(x, deep),), flat, blocksize=block)
+    inside = build.reshape(images, (samples, channels, tall * kernel[0], wide * block))
+    spare = (height - tall * kernel[0], width - wide * block)  # type: ignore[operator]
+    return pad(build, inside, (0, 0, 0, 0), (0, 0, *spare))
+
+
+def _whole_windows(shape: Shape, kernel: Sizes) -> tuple[int, int]:
+    """Number of windows along both axes."""
+    height, width = shape[2:]
+    if isinstance(height, Open) or isinstance(width, Open):
+        raise NoForm("its samples are not on the first axis")
+    return height // kernel[0], width // kernel[1]
+
+
+def _largest(build: Builder, split: Value) -> Value:
+    samples, outer, _, rest = split.shape
+    return build.emit("ReduceMax", (split,), (samples, outer, 1, rest), axes=(2,), keepdims=1)
+
+
+def _in_order(build: Builder, largest: Value, shape: Shape) -> Value:
+    """What `_largest` gives as images; of runs it is sorted by the row within a square."""
+    samples, rows, *_ = largest.shape
+    if rows != 1:
+        split = build.reshape(largest, (samples, rows, shape[1] // rows, shape[3]))  # type: ignore[operator]
+        largest = build.transpose(split, (0, 2, 1, 3))
+    return build.reshape(largest, shape)
+
+
+def _by_row(build: Builder, images: Value, shape: Shape) -> Value:
+    """Images sorted as `_largest` sorts."""
+    samples, channels, _, width = images.shape
+    rows = shape[1]
+    if rows != 1:
+        split = build.reshape(images, (samples, channels // rows, rows, width))  # type: ignore[operator]
+        images = build.transpose(split, (0, 2, 1, 3))
+    return build.reshape(images, shape)
+
+
+def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value:
+    """Each gradient goes to the first of its window's pixels that equals the maximum."""
+    split = _split(build, x, kernel)
+    largest = _largest(build, split)
+    one = largest.shape
+    equal = apply(build, "Equal", [split, largest], split.shape, "?")
+    names = build.emit_several("Split", (equal,), kernel[0] * kernel[1], axis=2)
+    first, *others = (build.known(Value(name, "?", one, one)) for name in names)
+    chosen, taken = [first], first
+    for other in others[:-1]:
+        free = apply(build, "Not", [taken], one, "?")
+        chosen.append(apply(build, "And", [other, free], one, "?"))
+        taken = apply(build, "Or", [taken, other], one, "?")
+    chosen.append(apply(build, "Not", [taken], one, "?"))
+    places = build.cast(concat(build, chosen, 2, split.shape), "f4")
+    sorted_alike = _by_row(build, gradient, one)
+    spread = arithmetic(build, "Mul", sorted_alike, places, split.shape)
+    return _joined(build, spread, kernel, x.shape)
+
+
+def _adaptive_max_pool(build: Builder, out: Operation, x: Value, sizes: object) -> tuple[Value, Value]:  # noqa: ARG001
+    kernel = _exact_windows(x.shape, out.shape)
+    return _max_pool(build, out, x, kernel)
+
+
+def _adaptive_max_pool_backward(
+    build: Builder, out: Operation, gradient: Value, x: Value, places: Value
+) -> Value:
+    kernel = _exact_windows(x.shape, gradient.shape)
+    return _max_pool_backward(build, out, gradient, x, kernel, kernel, (0,), (1,), False, places)
+
+
+def _exact_windows(x: Shape, y: Shape) -> Sizes:
+    """Sizes of windows, if they are all equal."""
+    kernel = []
+    for size, number in zip(x[2:], y[2:], strict=True):
+        if isinstance(size, Open) or isinstance(number, Open) or size % number:
+            raise NoForm("its windows differ in size")
+        kernel.append(size // number)
+    return kernel
+
+
+def _scattered(build: Builder, gradient: Value, places: Value, shape: Shape) -> Value:
+    """Sums of gradients at their places in the flattened result."""
+    size, count = product(shape), product(gradient.shape)
+    zeros = build.emit("ConstantOfShape", (build.sizes((size,)),), (size,))
+    flat = build.reshape(places, (count,))
+    values = build.reshape(gradient, (count,))
+    found = build.emit("ScatterElements", (zeros, flat, values), (size,), axis=0, reduction="add")
+    return build.reshape(found, shape)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "max_pool2d_with_indices": _max_pool,
+    "max_pool3d_with_indices": _max_pool,
+    "max_pool2d_with_indices_backward": _max_pool_backward,
+    "max_pool3d_with_indices_backward": _max_pool_backward,
+    "adaptive_max_pool2d": _adaptive_max_pool,
+    "adaptive_max_pool2d_backward": _adaptive_max_pool_backward,
+}

@@ -1,0 +1,209 @@
+"""The view of a run while it goes: a screen for a terminal, a line a round for a log. No I/O, no clock."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot, point_of
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.protocols.settings.sections import RunSettings
+
+_STYLES: dict[Doing, str] = {
+    "sending": "cyan",
+    "training": "yellow",
+    "evaluating": "yellow",
+    "receiving": "cyan",
+    "working": "yellow",
+    "declined": "red",
+    "replied": "green",
+    "ready": "",
+    "left": "dim",
+    "refused": "red",
+    "away": "dim",
+}
+_ORDER = {doing: place for place, doing in enumerate(_STYLES)}
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE_LENGTH = 30
+_ROOM_FOR_TIMES, _ROOM_FOR_REASONS = 100, 150  # columns of the terminal
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """A snapshot on the screen; itself a rich renderable that fits the terminal's height."""
+
+    snapshot: Snapshot
+
+    def render(self, *, width: int = 80, height: int = 40) -> RenderableType:
+        """The view in fewer than `height` lines, but never less than its head and one device; what each
+        device expected, and why it took its ratio, where there is room in `width` columns.
+        """
+        shot = self.snapshot
+        head = [_title(shot), _round(shot), _progress(shot), _times(shot), _accuracy(shot), _traffic(shot)]
+        if shot.refused:
+            kinds = (f"{count} {kind.removeprefix('Packet').lower()}" for kind, count in shot.refused.items())
+            head.append(_line(("refused   " + ", ".join(kinds), "")))
+        if shot.problem:
+            head.append(_line((shot.problem, "bold red")))
+        around = 4  # a blank line, the table's header, the line on the rest, the cursor's
+        return Group(*head, Text(), *_devices(shot.devices, max(1, height - len(head) - around), width))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.render(width=options.max_width, height=options.height or console.height)
+
+
+def plain_line(record: RoundRecord, settings: RunSettings) -> str:
+    """A closed round in one line of ASCII, for logs and what is no terminal."""
+    what = "rehearsal" if record.rehearsal else f"round {record.number}/{settings.run.rounds}"
+    if record.attempt > 1:
+        what += f" attempt {record.attempt}"
+    replies = record.devices.values()
+    point = point_of(record)
+    up, down = sum(reply.bytes_up for reply in replies), sum(reply.bytes_down for reply in replies)
+    return "  ".join(
+        [
+            what,
+            f"{len(replies)}/{len(record.participants)} replied",
+            f"accuracy {_plain(point.before)} -> {_plain(point.after)}",
+            f"up {readable.size(up)}",
+            f"down {readable.size(down)}",
+            readable.duration(record.closed_s - record.opened_s),
+        ]
+    )
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The values as bars between their least and their greatest."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    steps = len(_BARS) - 1
+    return "".join(
+        _BARS[round(steps * (value - low) / (high - low)) if high > low else 0] for value in values
+    )
+
+
+def _plain(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.3f}"
+
+
+def _title(shot: Snapshot) -> Text:
+    return _line(
+        (shot.name, "bold"), (f" · {shot.method}" + (" · simulated" if shot.simulated else ""), "dim")
+    )
+
+
+def _round(shot: Snapshot) -> Text:
+    number = f"round {min(shot.round, shot.rounds)} of {shot.rounds}"
+    if shot.attempt > 1:
+        number += f", attempt {shot.attempt}"
+    left = "" if shot.round_left_s is None else f", {readable.duration(max(0.0, shot.round_left_s))} left"
+    left += "" if shot.round_span_s is None else f" of {readable.duration(shot.round_span_s)}"
+    replies = f"{shot.replied} of {shot.asked} replied" + (
+        f" (closes with {shot.target})" if shot.target < shot.asked else ""
+    )
+    match shot.stage:
+        case "waiting":
+            there = sum(line.doing not in ("away", "refused", "left") for line in shot.devices)
+            return _line(
+                (number, "bold"),
+                (f"  waiting for devices: {there} there, needs {shot.waiting_for}", "yellow"),
+            )
+        case "training":
+            return _line((number, "bold"), (f"  training: {replies}{left}", ""))
+        case "rehearsing":
+            return _line(("rehearsal", "bold"), (f"  one more round on a copy: {replies}{left}", ""))
+        case "finished":
+            last = f"  after round {shot.curve[-1].number}" if shot.curve else ""
+            return _line(("finished", "bold green"), (last, ""))
+
+
+def _progress(shot: Snapshot) -> RenderableType:
+    within = shot.replied / shot.target if shot.stage == "training" and shot.target else 0.0
+    over = shot.stage in ("rehearsing", "finished")
+    done = shot.rounds if over else shot.round - 1 + min(1.0, within)
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(ProgressBar(total=shot.rounds, completed=done, width=50), f"{done / shot.rounds:.0%}")
+    return bar
+
+
+def _times(shot: Snapshot) -> Text:
+    left = "" if shot.remaining_s is None else f", about {readable.duration(shot.remaining_s)} left"
+    return Text(f"time      {readable.duration(shot.elapsed_s)}{left}")
+
+
+def _accuracy(shot: Snapshot) -> Text:
+    if not shot.curve:
+        return Text(f"accuracy  {readable.UNKNOWN}")
+    last = shot.curve[-1]
+    after = [point.after for point in shot.curve[-_CURVE_LENGTH:] if point.after is not None]
+    return _line(
+        (f"accuracy  {readable.change(last.before, last.after)}  ", ""),
+        (sparkline(after), "blue"),
+        (f"  before → after local training, round {last.number}", "dim"),
+    )
+
+
+def _traffic(shot: Snapshot) -> Text:
+    ways = ("up", shot.bytes_up, shot.dense_up), ("down", shot.bytes_down, shot.dense_down)
+    parts = [
+        f"{way} {readable.size(count)}" + (f" ({readable.percent(count / dense)})" if dense else "")
+        for way, count, dense in ways
+    ]
+    return _line(
+        ("bytes     " + ", ".join(parts), ""), ("  share of whole models" if shot.dense_up else "", "dim")
+    )
+
+
+def _devices(devices: Sequence[DeviceLine], room: int, width: int) -> list[RenderableType]:
+    """A table of the devices; when there are more than lines, of the busiest, and a line on the rest."""
+    if not devices:
+        return [Text("no device yet", "dim")]
+    shown: Sequence[DeviceLine] = devices
+    if len(devices) > room:
+        shown = sorted(devices, key=lambda line: (_ORDER[line.doing], line.device))[:room]
+    names = {line.device for line in shown}
+    rest = Counter(line.doing for line in devices if line.device not in names)
+    parts: list[RenderableType] = [_table(shown, width)]
+    if rest:
+        counts = ", ".join(f"{count} {doing}" for doing, count in rest.most_common())
+        parts.append(_line((f"and {rest.total()} more: {counts}", "dim")))
+    return parts
+
+
+def _table(lines: Sequence[DeviceLine], width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    times, reasons = width >= _ROOM_FOR_TIMES, width >= _ROOM_FOR_REASONS
+    columns = ["device", "board", "p", "doing", "accuracy", "up", "down"]
+    for name in [*columns, *["took / expected"] * times, *["why this p"] * reasons]:
+        named = name in ("device", "board", "doing", "why this p")  # these give way on a narrow screen
+        table.add_column(name, justify="left" if named else "right", no_wrap=not named, max_width=64)
+    for line in lines:
+        table.add_row(
+            _line((line.device, "")),
+            _line((readable.short_board(line.board), "")),
+            readable.ratio(line.ratio),
+            _doing(line),
+            readable.change(line.before, line.after),
+            readable.size(line.bytes_up),
+            readable.size(line.bytes_down),
+            *([readable.against(line.actual_s, line.predicted_s)] * times),
+            *([_line((line.why, "dim"))] * reasons),
+        )
+    return table
+
+
+def _doing(line: DeviceLine) -> Text:
+    done = "" if line.fraction is None else f" {100 * line.fraction:.0f} %"
+    why = f": {line.reason}" if line.reason and line.doing in ("declined", "refused") else ""
+    return _line((line.doing + done + why, _STYLES[line.doing]))
+
+
+def _line(*parts: tuple[str, str]) -> Text:
+    """Texts and their styles in one line; what does not fit is cut."""
+    return Text.assemble(
+        *((readable.printable(text), style) for text, style in parts), overflow="ellipsis", no_wrap=True
+    )

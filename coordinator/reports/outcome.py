@@ -1,0 +1,126 @@
+"""What tables, plots and the page read off a summary beyond what stands in it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.summary import mean, weighted_mean
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.protocols import errors
+
+Summary = Mapping[str, Any]
+LOCAL = "local-only"
+
+_QUANTITIES = {
+    "seconds": "seconds of a round",
+    "download_s": "of the download",
+    "train_s": "of training",
+    "upload_s": "of the upload",
+    "bytes_down": "bytes down",
+    "bytes_up": "bytes up",
+    "memory_bytes": "peak memory",
+    "joules": "energy",
+}
+_REFUSED = {
+    "late": "update for a round that was closed already",
+    "stale": "update for an attempt that was abandoned",
+    "duplicate": "second answer to the same task",
+    "foreign": "update from a device that was not asked",
+    "unknown": "update that nobody was asked for yet",
+    "abandoned-deadline": "attempt at a round given up: too few had replied by the deadline",
+    "abandoned-too-few": "attempt at a round given up: too few devices were left to reply",
+    "declined": "round that a device declined",
+    "refused": "device that would not join the run",
+    "gone": "time a device went away",
+}
+
+
+def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, Any]:
+    """The summary, its personal accuracies filled in from each device's last reply.
+
+    A run without a rehearsal has none; `after` of the last reply is the same quantity: how the personal
+    model did when it was last trained.
+    """
+    last = {
+        device: reply.measures
+        for record in records
+        if not record.rehearsal
+        for device, reply in record.devices.items()
+    }
+    rows = {device: dict(row) for device, row in summary["by_device"].items()}
+    for device, row in rows.items():
+        if row["personal"] is None and device in last:
+            row.update(personal=last[device].after, num_samples=last[device].num_samples)
+    accuracy = dict(summary["accuracy"])
+    if accuracy["personal_mean"] is None:
+        accuracy["personal_mean"] = mean(row["personal"] for row in rows.values())
+        pairs = ((row["personal"], row["num_samples"] or 0) for row in rows.values())
+        accuracy["personal_weighted"] = weighted_mean(pairs)
+    return {**summary, "accuracy": accuracy, "by_device": rows}
+
+
+def personal(summary: Summary) -> dict[str, float]:
+    """Personal accuracy of every device that has one."""
+    rows = summary["by_device"].items()
+    return {device: row["personal"] for device, row in rows if row["personal"] is not None}
+
+
+def gains(summary: Summary, rival: Summary) -> dict[str, float]:
+    """Personal accuracy beyond the rival's, of every device that both know."""
+    theirs = personal(rival)
+    return {device: value - theirs[device] for device, value in personal(summary).items() if device in theirs}
+
+
+def yardstick(rivals: Mapping[str, Summary]) -> str | None:
+    """The rival that a device's gain is measured against: local-only where it is there."""
+    return LOCAL if LOCAL in rivals else next(iter(rivals), None)
+
+
+def share(summary: Summary, way: str) -> float | None:
+    """Bytes `up` or `down` relative to as many whole models."""
+    num_bytes: int = summary["bytes"][way]
+    dense: int = summary["bytes"][f"{way}_dense"]
+    return num_bytes / dense if dense else None
+
+
+def ratio_of(summary: Summary, device: str) -> float | None:
+    """The latest ratio of a device."""
+    used: list[float] = summary["ratios"].get(device, [])
+    kept: float | None = summary["by_device"].get(device, {}).get("ratio")
+    return used[-1] if used else kept
+
+
+def ratio_range(summary: Summary, device: str) -> tuple[float, float] | None:
+    """The least and the greatest ratio of a device that used several; None: it used one, or none."""
+    used: list[float] = summary["ratios"].get(device, [])
+    return (min(used), max(used)) if len(set(used)) > 1 else None
+
+
+def prediction_rows(summary: Summary) -> list[list[str]]:
+    """Of each quantity its name, replies, median error and worst decile; the latter two after five rounds."""
+    rows = []
+    for quantity, found in (summary["predicted_vs_actual"] or {}).items():
+        overall, learned = ((found or {}).get(part) or {} for part in ("overall", "after_five_rounds"))
+        errors = [part.get(name) for part in (overall, learned) for name in ("median", "worst_decile")]
+        rows.append([_QUANTITIES[quantity], f"{overall.get('pairs', 0):,}", *map(readable.error, errors)])
+    return rows
+
+
+def refused(summary: Summary) -> list[tuple[str, int, str]]:
+    """(kind, how often, what it means), the most frequent first.
+
+    The engine counts the replies it turns away, too; what the ledger names already is not said twice.
+    """
+    counts = {kind: count for kind, count in summary["refused"].items() if count}
+    named = {"abandoned" if kind.startswith("abandoned-") else kind for kind in counts}
+    rows = [
+        (kind.removeprefix("engine-"), count, _meaning(kind.removeprefix("engine-")))
+        for kind, count in counts.items()
+        if not (kind.startswith("engine-") and kind.removeprefix("engine-") in named)
+    ]
+    return sorted(rows, key=lambda row: (-row[1], row[0]))
+
+
+def _meaning(kind: str) -> str:
+    error = getattr(errors, kind, None)
+    return _REFUSED.get(kind) or (error.__doc__ if isinstance(error, type) else None) or ""

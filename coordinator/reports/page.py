@@ -1,0 +1,240 @@
+"""report.html: one file that says all about a run, readable offline, on a phone, by day and by night."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
+from fleetune.coordinator.reports.outcome import (
+    Summary,
+    gains,
+    personal,
+    prediction_rows,
+    ratio_of,
+    ratio_range,
+    refused,
+    share,
+    yardstick,
+)
+from fleetune.protocols.skeletons.method import DeviceId
+
+_ONE_MORE = "one more round, before → after"
+_ABOUT_ACCURACY = (
+    "Personal accuracy: each device's own model on its own test samples after the last round it took part "
+    "in, mean over devices. One more round: the closing rehearsal, before and after local training."
+)
+_CAPTIONS = {
+    "accuracy-by-round": "Mean over each round's participants: the model local training starts from "
+    "(before), and the personal model it leads to (after). Dashed: where other methods ended.",
+    "accuracy-by-uplink": "The same accuracy (after) against all that devices had sent by then. "
+    "Dots: whole runs, all devices.",
+    "bytes-by-round": "Payload that crossed the wire in each round. Dashed: as many whole models in float32; "
+    "percentages: share of it over the whole run.",
+    "accuracy-by-device": "Each device's personal model on its own test samples.",
+    "gain-by-device": "What each device's personal model does better, in percentage points.",
+    "predicted-by-actual": "Seconds of each reply's round, download, training and upload together: what the "
+    "device expected when it chose its ratio, and what it took. In the band it was within a quarter. "
+    "The title is about the later rounds, once there are any.",
+}
+_PREDICTED = "predicted-by-actual"
+_ABOUT_PREDICTIONS = (
+    "Before each round a device predicts what it will take of it, and takes the largest ratio that fits. "
+    "Errors are relative to what it really took; a tenth of the replies reaches or exceeds the worst decile."
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page tells.
+
+    Attributes:
+        title: the run's name.
+        summary: of the run, personal accuracies filled in (`outcome.with_personal`).
+        rivals: other methods' summaries by name.
+        boards: of the devices.
+        plots: in their order.
+        run_file: run.toml as it is.
+        remark: one line instead of plots, "" for none.
+    """
+
+    title: str
+    summary: Summary
+    rivals: Mapping[str, Summary] = field(default_factory=dict)
+    boards: Mapping[DeviceId, str] = field(default_factory=dict)
+    plots: Sequence[Plot] = ()
+    run_file: str = ""
+    remark: str = ""
+
+
+def write_page(page: Page) -> bytes:
+    """The page as UTF-8; whatever names and reasons hold, it stays text."""
+    sections = [
+        element("h1", page.title),
+        element("p", _what_ran(page.summary), class_="faint"),
+        _headline(page),
+        element("p", _ABOUT_ACCURACY, class_="faint"),
+        *([element("h2", "Methods"), _methods(page)] if page.rivals else []),
+        element("h2", "Plots"),
+        element("p", page.remark) if page.remark else _plots(page),
+        *([element("h2", "Predictions"), *_predictions(page)] if page.summary["predicted_vs_actual"] else []),
+        element("h2", "Devices"),
+        _devices(page),
+        element("h2", "Refused"),
+        _refusals(page),
+        element("h2", "Settings"),
+        element("pre", page.run_file),
+    ]
+    return document(page.title, sections)
+
+
+def _what_ran(summary: Summary) -> str:
+    return (
+        f"{summary['method']} on {summary['model']} ({summary['parameters']:,} parameters) · "
+        f"{summary['devices']} devices · {summary['rounds']} rounds · seed {summary['seed']} · "
+        + (
+            "simulated: real training and real bytes on a virtual clock"
+            if summary["simulated"]
+            else "real fleet"
+        )
+    )
+
+
+def _headline(page: Page) -> Element:
+    summary, accuracy = page.summary, page.summary["accuracy"]
+    own = personal(summary)
+    worst = min(own, key=lambda device: own[device], default=None)
+    against = [
+        f"{readable.points(accuracy['personal_mean'] - theirs)} over {name}"
+        for name, rival in page.rivals.items()
+        if None not in (theirs := rival["accuracy"]["personal_mean"], accuracy["personal_mean"])
+    ]
+    weighted = f"mean; by samples {readable.percent(accuracy['personal_weighted'])}"
+    cards = [
+        card("Personal accuracy", readable.percent(accuracy["personal_mean"]), weighted, *against),
+        card("Worst device", readable.percent(own[worst]), worst) if worst else None,
+        card(
+            "One more round",
+            readable.change(accuracy["before_mean"], accuracy["after_mean"]),
+            "before → after",
+        )
+        if accuracy["after_mean"] is not None
+        else None,
+        card("Served", readable.percent(kept), "the best or newest of the run, as devices keep it")
+        if (kept := accuracy.get("kept_mean")) is not None
+        else None,
+        *(
+            card(
+                f"Sent {way}",
+                readable.size(summary["bytes"][way]),
+                f"{readable.percent(share(summary, way))} of whole models",
+            )
+            for way in ("up", "down")
+        ),
+        card(
+            "Time" + (", simulated" if summary["simulated"] else ""),
+            _time(summary),
+            "until the last round closed",
+        ),
+        _energy(summary),
+    ]
+    return element("dl", *cards, class_="cards")
+
+
+def _energy(summary: Summary) -> Element | None:
+    if summary["joules"] is None:
+        return None
+    rows = summary["by_device"].values()
+    told = sum(row["joules"] is not None for row in rows)
+    return card("Energy", readable.energy(summary["joules"]), f"measured by {told} of {len(rows)} devices")
+
+
+def _time(summary: Summary) -> str:
+    return readable.duration(summary["seconds"]["rounds"])
+
+
+def _methods(page: Page) -> Element:
+    rows = [_method_row(name, rival) for name, rival in page.rivals.items()]
+    rows.append(_method_row(page.summary["method"], page.summary, class_="ours"))
+    columns = ["method", "personal accuracy", "weighted by samples", "worst device", _ONE_MORE]
+    return table([*columns, "sent up", "of whole models", "sent down", "of whole models", "time"], rows)
+
+
+def _method_row(name: str, summary: Summary, class_: str = "") -> Element:
+    accuracy = summary["accuracy"]
+    cells = [
+        name,
+        readable.percent(accuracy["personal_mean"]),
+        readable.percent(accuracy["personal_weighted"]),
+        readable.percent(min(personal(summary).values(), default=None)),
+        readable.change(accuracy["before_mean"], accuracy["after_mean"]),
+    ]
+    for way in ("up", "down"):
+        cells += [readable.size(summary["bytes"][way]), readable.percent(share(summary, way))]
+    return row([*cells, _time(summary)], class_)
+
+
+def _plots(page: Page) -> Element:
+    shown = (figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name != _PREDICTED)
+    return element("div", *shown, class_="plots")
+
+
+def _predictions(page: Page) -> list[Element]:
+    """How far off the devices were, in numbers and as a picture."""
+    rows = [row(cells) for cells in prediction_rows(page.summary)]
+    columns = ["", "replies", "median error", "worst decile", "median after 5 rounds", "worst decile"]
+    plots = [figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name == _PREDICTED]
+    return [
+        element("p", _ABOUT_PREDICTIONS, class_="faint"),
+        element("div", table(columns, rows), *plots, class_="plots"),
+    ]
+
+
+def _devices(page: Page) -> Element:
+    rival = yardstick(page.rivals)
+    theirs = personal(page.rivals[rival]) if rival else {}
+    gained = gains(page.summary, page.rivals[rival]) if rival else {}
+    columns = ["device", "board", "p", "training samples", *([rival] if rival else []), "personal accuracy"]
+    columns += [*(["gain, points"] if rival else []), _ONE_MORE, "served", "up", "down", "updates"]
+    columns += ["a round took / expected", "why this p"]
+    rows = []
+    for device, told in page.summary["by_device"].items():
+        gain = gained.get(device)
+        cells: list[str | Element] = [
+            device,
+            element("td", page.boards.get(device, readable.UNKNOWN), class_="text"),
+            _ratio(page.summary, device),
+            readable.UNKNOWN if told["num_samples"] is None else f"{told['num_samples']:,}",
+            *([readable.percent(theirs.get(device))] if rival else []),
+            readable.percent(told["personal"]),
+            *([element("td", readable.points(gain), class_=_verdict(gain))] if rival else []),
+            readable.change(told["before"], told["after"]),
+            readable.percent(told.get("kept")),
+            readable.size(told["up"]),
+            readable.size(told["down"]),
+            str(told["updates"]),
+            readable.against(told["actual_s"], told["predicted_s"]),
+            element("td", told["reason"] or readable.UNKNOWN, class_="text"),
+        ]
+        rows.append(row(cells))
+    return table(columns, rows, left=["board", "why this p"])
+
+
+def _ratio(summary: Summary, device: DeviceId) -> str:
+    """The latest ratio of a device, and between which it went."""
+    latest, between = readable.ratio(ratio_of(summary, device)), ratio_range(summary, device)
+    return latest if between is None else f"{latest} ({'–'.join(map(readable.ratio, between))})"  # noqa: RUF001
+
+
+def _verdict(gain: float | None) -> str:
+    return "" if not gain else "good" if gain > 0 else "bad"
+
+
+def _refusals(page: Page) -> Element:
+    found = refused(page.summary)
+    if not found:
+        return element("p", "Nothing was refused, and no attempt at a round was given up.")
+    rows = [
+        row([kind, f"{count:,}", element("td", meaning, class_="prose")]) for kind, count, meaning in found
+    ]
+    return table(["what", "times", "meaning"], rows, left=["meaning"])

@@ -1,0 +1,95 @@
+"""How well devices foretold what a round would take of them: predicted against actual, reply by reply."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.protocols.skeletons.method import DeviceId
+
+LEARNING_ROUNDS = 5  # of each device, its first ones
+QUANTITIES = (
+    "seconds",
+    "download_s",
+    "train_s",
+    "upload_s",
+    "bytes_down",
+    "bytes_up",
+    "memory_bytes",
+    "joules",
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One quantity of one reply, both sides known.
+
+    Attributes:
+        device, round: whose, and which.
+        predicted, actual: the latter above 0.
+        learned: the device had replied at least `LEARNING_ROUNDS` times before.
+    """
+
+    device: DeviceId
+    round: int
+    predicted: float
+    actual: float
+    learned: bool
+
+    @property
+    def error(self) -> float:
+        """Relative to what it was, at least 0."""
+        return abs(self.predicted - self.actual) / self.actual
+
+
+def pairs_of(records: Sequence[RoundRecord], quantity: str) -> list[Pair]:
+    """Of all replies to training rounds; what took nothing has no relative error and is left out.
+
+    Args:
+        records: of closed rounds, ascending.
+        quantity: one of `QUANTITIES`. Bytes are as the coordinator counted them.
+    """
+    found, replies = [], dict[DeviceId, int]()
+    for record in records:
+        for device, reply in record.devices.items() if not record.rehearsal else ():
+            replies[device] = replies.get(device, 0) + 1
+            predicted, actual = both(reply, quantity)
+            if predicted is not None and actual:
+                learned = replies[device] > LEARNING_ROUNDS
+                found.append(Pair(device, record.number, predicted, actual, learned))
+    return found
+
+
+def both(reply: DeviceRound, quantity: str) -> tuple[float | None, float | None]:
+    """One of `QUANTITIES` as predicted and as it was; None: not known."""
+    if quantity == "seconds":
+        return reply.predicted.round_s, reply.actual.round_s
+    counted = reply if quantity in ("bytes_down", "bytes_up") else reply.actual
+    return getattr(reply.predicted, quantity), getattr(counted, quantity)
+
+
+def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, Any] | None:
+    """By quantity the errors of all pairs, `overall`, and of those `after_five_rounds` of each device.
+
+    See `errors`. A quantity that nobody predicted or measured is None; so is all, where that is each.
+    """
+    by_quantity = {quantity: pairs_of(records, quantity) for quantity in QUANTITIES}
+    if not any(by_quantity.values()):
+        return None
+    return {
+        quantity: {"overall": errors(pairs), "after_five_rounds": errors(p for p in pairs if p.learned)}
+        if pairs
+        else None
+        for quantity, pairs in by_quantity.items()
+    }
+
+
+def errors(pairs: Iterable[Pair]) -> dict[str, Any] | None:
+    """How many, their median relative error, and the one that a tenth of them reaches or exceeds."""
+    ranked = sorted(pair.error for pair in pairs)
+    if not ranked:
+        return None
+    worst = ranked[math.ceil(0.9 * len(ranked)) - 1]
+    return {"pairs": len(ranked), "median": median(ranked), "worst_decile": worst}

@@ -1,0 +1,150 @@
+"""Quantities and names as people read them; "–" for what is not known."""
+
+from fleetune.protocols.conditions import Conditions
+
+UNKNOWN = "–"  # noqa: RUF001 - an en dash, as in printed tables
+MOST_LETTERS = 24  # of a name in a label
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def size(num_bytes: float | None) -> str:
+    """41 kB, 1.2 MB: decimal units, two to three figures."""
+    if num_bytes is None:
+        return UNKNOWN
+    scale = byte_scale(num_bytes)
+    value, unit = num_bytes / 1000**scale, _BYTE_UNITS[scale]
+    return f"{value:.1f} {unit}" if scale and value < 9.95 else f"{value:.0f} {unit}"
+
+
+def byte_scale(num_bytes: float) -> int:
+    """The power of 1000 that `size` shows it in."""
+    scale = 0
+    while scale < len(_BYTE_UNITS) - 1 and num_bytes >= 999.5 * 1000**scale:
+        scale += 1
+    return scale
+
+
+def byte_unit(scale: int) -> str:
+    """The unit of 1000 ** `scale` bytes."""
+    return _BYTE_UNITS[scale]
+
+
+def duration(time_s: float | None) -> str:
+    """45 ms, 2.1 s, 3 min 05 s, 2 h 05 min."""
+    if time_s is None:
+        return UNKNOWN
+    if time_s < 0.9995:
+        return f"{time_s * 1000:.0f} ms" if time_s else "0 s"
+    if time_s < 59.5:
+        return f"{time_s:.1f} s" if time_s < 9.95 else f"{time_s:.0f} s"
+    minutes, rest_s = divmod(round(time_s), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest_s:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def against(actual_s: float | None, predicted_s: float | None) -> str:
+    """What took 15.1 s and was expected to take 14.2 s, in one unit: 15.1 / 14.2 s."""
+    longest_s = max(actual_s or 0.0, predicted_s or 0.0)
+    if not longest_s:
+        return UNKNOWN
+    scale, unit = clock(longest_s)
+    digits = 1 if longest_s < 99.5 * scale else 0
+    sides = (
+        UNKNOWN if time_s is None else f"{time_s / scale:.{digits}f}" for time_s in (actual_s, predicted_s)
+    )
+    return f"{' / '.join(sides)} {unit}"
+
+
+def percent(fraction: float | None) -> str:
+    """0.9134 as 91.3 %."""
+    return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def error(fraction: float | None) -> str:
+    """A relative error to two figures: 3.7 %, 12 %, 340 %."""
+    if fraction is None:
+        return UNKNOWN
+    return f"{100 * fraction:.{0 if fraction >= 0.0995 else 1}f} %"
+
+
+def energy(joules: float | None) -> str:
+    """0.19 J, 950 J, 41 kJ, 1.2 MJ."""
+    if joules is None:
+        return UNKNOWN
+    return f"{joules:.2g} J" if joules < 9.95 else size(joules).replace("B", "J")
+
+
+def change(before: float | None, after: float | None) -> str:
+    """Two fractions as 87.1 → 91.3 %."""
+    if before is None and after is None:
+        return UNKNOWN
+    return f"{percent(before).removesuffix(' %')} → {percent(after)}"
+
+
+def points(difference: float | None) -> str:
+    """A difference of two fractions as +4.2 (percentage points)."""
+    return UNKNOWN if difference is None else f"{100 * difference:+.1f}"
+
+
+def spread(value: float, deviation: float | None, digits: int = 0, unit: str = "") -> str:
+    """91.3 ±0.4, with the unit behind; without the deviation where there is none, or none that shows."""
+    within = "" if deviation is None else f" ±{deviation:.{digits}f}"
+    shows = digits or within != " ±0"
+    return f"{value:.{digits}f}{within if shows else ''}{' ' if unit else ''}{unit}"
+
+
+def size_spread(num_bytes: float, deviation: float | None) -> str:
+    """412 ±60 MB."""
+    scale = byte_scale(num_bytes)
+    value, within = num_bytes / 1000**scale, None if deviation is None else deviation / 1000**scale
+    if within is not None and within < 0.05:
+        within = None
+    return spread(value, within, 1 if scale and value < 9.95 else 0, byte_unit(scale))
+
+
+def duration_spread(time_s: float, deviation_s: float | None) -> str:
+    """12.1 ±0.4 min."""
+    scale, unit = clock(time_s)
+    within = None if deviation_s is None or deviation_s < 0.05 * scale else deviation_s / scale
+    return spread(time_s / scale, within, 1 if time_s < 99.5 * scale else 0, unit)
+
+
+def clock(time_s: float) -> tuple[float, str]:
+    """The unit that a time is read in: its seconds, and its sign."""
+    units = (3600, "h", 1.5), (60, "min", 1.5), (1, "s", 0.9995)
+    return next(((scale, sign) for scale, sign, least in units if time_s >= least * scale), (0.001, "ms"))
+
+
+def ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2g}"
+
+
+def conditions(told: Conditions) -> str:
+    """How a board was: battery 43 %, 41 °C, throttled, metered; what it could not tell is left out."""
+    charge = "" if told.battery is None else f" {100 * told.battery:.0f} %"
+    power = f"{told.power or 'battery'}{charge}" if told.power or charge else ""
+    parts = (
+        power,
+        "" if told.watts is None else f"{told.watts:.1f} W",
+        "" if told.celsius is None else f"{told.celsius:.0f} °C",
+        "throttled" if told.throttled else "",
+        "metered" if told.metered else "",
+        "" if told.memory_bytes is None else f"{size(told.memory_bytes)} to use",
+    )
+    return ", ".join(filter(None, parts)) or UNKNOWN
+
+
+def printable(text: str) -> str:
+    """What a peer wrote, without anything that could steer a terminal."""
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def short_board(name: str) -> str:
+    """A board's name where there is little room."""
+    return printable(name).replace("raspberry-pi", "rpi")
+
+
+def clip(name: str, letters: int = MOST_LETTERS) -> str:
+    """A name for a label, where a line cannot be broken."""
+    return name if len(name) <= letters else f"{name[: letters - 1]}…"

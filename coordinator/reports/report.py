@@ -1,0 +1,117 @@
+"""What a run leaves for people and scripts: summary.json, rounds.jsonl, pictures, report.html."""
+
+import importlib.util
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fleetune.coordinator.reports.markup import Plot
+from fleetune.coordinator.reports.outcome import Summary, with_personal
+from fleetune.coordinator.reports.page import Page, write_page
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.skeletons.method import DeviceId
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fleetune.coordinator.reports.pictures.theme import Theme
+
+log = logging.getLogger(__name__)
+
+NO_PICTURES = "No pictures, because matplotlib is not installed: pip install matplotlib adds them."
+
+
+def write_report(
+    folder: Path,
+    settings: RunSettings,
+    summary: Summary,
+    records: Sequence[RoundRecord],
+    *,
+    rivals: Mapping[str, Summary] | None = None,
+    boards: Mapping[DeviceId, str] | None = None,
+    durable: bool = True,
+    left_out: Collection[str] = (),
+) -> list[Path]:
+    """Write a run's report into its folder; the files written.
+
+    Args:
+        folder: of the run; its run.toml is shown as it stands there.
+        settings: of the run.
+        summary: see `coordinator.reports.summary.summarise`.
+        records: of all closed rounds, ascending.
+        rivals: method name and summary of other runs on the same fleet, to compare with.
+        boards: of the devices.
+        durable: survive a power cut; simulations do without.
+        left_out: names of files that are not written.
+
+    Without matplotlib the pictures are left out, and one line of the log says so.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+    whole = with_personal(summary, records)
+    others = {name: rival for name, rival in (rivals or {}).items() if name != summary["method"]}
+    files = figures(summary, records)
+    plots: list[Plot] = []
+    has_pictures = can_paint()
+    if has_pictures:
+        from fleetune.coordinator.reports.pictures.plots import Story, draw
+
+        story = Story(whole, records, others)
+        plots, pngs = paint(lambda theme: draw(story, theme))
+        files.update(pngs)
+    page = Page(
+        title=settings.run.name,
+        summary=whole,
+        rivals=others,
+        boards=boards or {},
+        plots=plots,
+        run_file=_run_file(folder, settings),
+        remark="" if has_pictures else NO_PICTURES,
+    )
+    files["report.html"] = write_page(page)
+    written = {folder / name: data for name, data in files.items() if name not in left_out}
+    for path, data in written.items():
+        write_atomically(path, data, durable=durable)
+    return list(written)
+
+
+def can_paint() -> bool:
+    """Whether matplotlib is there; if not, one line of the log says so."""
+    there = importlib.util.find_spec("matplotlib") is not None
+    if not there:
+        log.warning(NO_PICTURES)
+    return there
+
+
+def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dict[str, bytes]]:
+    """What `draw` draws: the plots for a page, by day and by night, and their PNGs by file name."""
+    from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
+
+    light, dark = draw(LIGHT), draw(DARK)
+    plots = [
+        Plot(name, picture(figure, LIGHT, "svg"), picture(dark[name], DARK, "svg"))
+        for name, figure in light.items()
+    ]
+    return plots, {f"{name}.png": picture(figure, LIGHT, "png") for name, figure in light.items()}
+
+
+def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes]:
+    """summary.json and rounds.jsonl."""
+    return {
+        "summary.json": msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
+        ROUNDS: lines_of(records),
+    }
+
+
+def _run_file(folder: Path, settings: RunSettings) -> str:
+    path = folder / "run.toml"
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace")
+    return msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()

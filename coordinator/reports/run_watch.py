@@ -1,0 +1,153 @@
+"""From the state of a run to the snapshots that the live view shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Literal
+
+from fleetune.coordinator.reports.predictions import both
+from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
+from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.participants import needed
+from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.skeletons.method import DeviceId
+
+_RECENT_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a device is busy with right now, as far as the wire shows; `fraction` 0..1, None: not known."""
+
+    doing: Literal["receiving", "training", "evaluating", "sending"]
+    fraction: float | None = None
+
+
+class Watch:
+    """Follows one run.
+
+    Args:
+        settings: of the run.
+        parameters: of its model.
+        simulated: times are of a virtual clock.
+    """
+
+    def __init__(self, settings: RunSettings, parameters: int, *, simulated: bool = False) -> None:
+        self._settings = settings
+        self._parameters = parameters
+        self._simulated = simulated
+        self._curve: tuple[RoundPoint, ...] = ()
+        self._closed_s: list[float] = [0.0]
+        self._last: dict[DeviceId, DeviceRound] = {}
+
+    def note(self, record: RoundRecord) -> None:
+        """Take in a closed round; after a restart, those from before."""
+        self._last.update(record.devices)
+        if not record.rehearsal:
+            self._curve = (*self._curve, point_of(record))
+            self._closed_s.append(record.closed_s)
+
+    def snapshot(
+        self,
+        state: EngineState,
+        ledger: Ledger,
+        now: float,
+        activities: Mapping[DeviceId, Activity] | None = None,
+        problem: str | None = None,
+    ) -> Snapshot:
+        """The run as it stands.
+
+        Args:
+            state: of the engine.
+            ledger: of the conductor.
+            now: on the driver's clock, seconds.
+            activities: of devices that are busy; what is not there is read off the state.
+            problem: e.g. that the broker cannot be reached.
+        """
+        open_round = view_round(state, self._settings.round)
+        traffic = ledger.traffic.values()
+        end = now if ledger.ended_at is None else ledger.ended_at
+        elapsed_s = 0.0 if ledger.began_at is None else end - ledger.began_at
+        running = open_round.until is not None and state.running
+        return Snapshot(
+            name=self._settings.run.name,
+            method=self._settings.method["name"],
+            stage=state.stage,
+            round=open_round.number,
+            rounds=self._settings.run.rounds,
+            attempt=open_round.attempt,
+            asked=open_round.asked,
+            replied=open_round.replied,
+            target=open_round.target,
+            waiting_for=needed(state, self._settings.round),
+            round_left_s=open_round.until - now if running and open_round.until is not None else None,
+            round_span_s=state.span_s if running and self._proposes else None,
+            elapsed_s=elapsed_s,
+            remaining_s=self._remaining_s(open_round, elapsed_s),
+            curve=self._curve,
+            bytes_up=sum(one.up for one in traffic),
+            bytes_down=sum(one.down for one in traffic),
+            dense_up=4 * self._parameters * sum(one.updates for one in traffic),
+            dense_down=4 * self._parameters * sum(one.tasks for one in traffic),
+            refused=ledger.refusals,
+            devices=tuple(self._line(view, ledger, activities or {}) for view in view_devices(state)),
+            simulated=self._simulated,
+            problem=problem or "",
+        )
+
+    @property
+    def _proposes(self) -> bool:
+        return self._settings.round.deadline == "predicted"
+
+    def _remaining_s(self, open_round: RoundView, elapsed_s: float) -> float | None:
+        """Rounds still to close, each as long as the latest few took; the rehearsal is one of them."""
+        closed = self._closed_s
+        if len(closed) < 2 or open_round.stage == "finished":
+            return None
+        recent = closed[-_RECENT_ROUNDS - 1 :]
+        usual_s = median(after - before for before, after in pairwise(recent))
+        to_close = self._settings.run.rounds - open_round.number + 1 + int(self._settings.run.rehearsal)
+        if open_round.stage == "rehearsing":
+            to_close = 1
+        spent_s = min(usual_s, max(0.0, elapsed_s - closed[-1]))
+        return to_close * usual_s - spent_s
+
+    def _line(self, view: DeviceView, ledger: Ledger, activities: Mapping[DeviceId, Activity]) -> DeviceLine:
+        activity = activities.get(view.device)
+        doing = _doing(view, activity)
+        last, traffic = self._last.get(view.device), ledger.traffic.get(view.device)
+        report = view.report
+        hoped_s = report.round_s if report else None
+        predicted_s, actual_s = both(last, "seconds") if last else (hoped_s, None)
+        return DeviceLine(
+            device=view.device,
+            doing=doing,
+            board=report.board if report else "",
+            ratio=report.ratio if report else None,
+            fraction=activity.fraction if activity and activity.doing == doing else None,
+            reason=view.refusal or view.declined_reason,
+            before=last.measures.before if last else None,
+            after=last.measures.after if last else None,
+            bytes_up=traffic.up if traffic else 0,
+            bytes_down=traffic.down if traffic else 0,
+            why=report.reason if report else "",
+            actual_s=actual_s,
+            predicted_s=predicted_s,
+        )
+
+
+def _doing(view: DeviceView, activity: Activity | None) -> Doing:
+    if view.refusal is not None:
+        return "refused"
+    if view.part in ("replied", "declined"):
+        return "replied" if view.part == "replied" else "declined"
+    if not view.ready:
+        return "away"
+    if view.part == "awaited":
+        return activity.doing if activity else "working"
+    if view.left:
+        return "left"
+    return "declined" if view.declined_reason else "ready"

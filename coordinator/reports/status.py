@@ -1,0 +1,143 @@
+"""`edge-coordinator status`: one screen on a run as its store has it, while a coordinator is at it or not."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from fleetune.coordinator.reports.live import LiveView, plain_line
+from fleetune.coordinator.reports.missing import waiting_for
+from fleetune.coordinator.reports.run_watch import Watch
+from fleetune.coordinator.reports.snapshot import Snapshot
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.stored_run import stored_run
+from fleetune.coordinator.store.device_rows import read_engine, read_ledger
+from fleetune.coordinator.store.folder_claim import is_claimed
+from fleetune.protocols.settings.sections import RunSettings
+
+LOOK_EVERY_S = 1.0
+_PLAIN_WIDTH, _PLAIN_HEIGHT = 100, 1000  # of a file or pipe
+_STOPPED = "no coordinator is at it: it goes on when it is served again; what stands here is how it was left"
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run at one moment.
+
+    Attributes:
+        settings: of the run.
+        state: of its engine.
+        records: of closed rounds, ascending.
+        shot: for the screen.
+        running: a coordinator is at it.
+    """
+
+    settings: RunSettings
+    state: EngineState
+    records: list[RoundRecord]
+    shot: Snapshot
+    running: bool
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is finished, and nothing more will come."""
+        return self.state.stage == "finished" and not self.running
+
+    @property
+    def waits(self) -> str:
+        """Whom the open or coming round waits for; "" when nobody is at it."""
+        return waiting_for(self.state, self.settings.round) if self.running else ""
+
+
+def status_of(folder: Path, now: float) -> Status:
+    """How a run stands.
+
+    Args:
+        folder: of the run.
+        now: on the wall clock, seconds.
+
+    Raises:
+        SettingError, StoreError: see `runs.stored_run`.
+    """
+    running = is_claimed(folder)
+    with stored_run(folder) as run:
+        state, ledger = read_engine(run.store) or EngineState(), read_ledger(run.store)
+        records = run.store.records()
+    watch = Watch(run.settings, run.enrolment.spec.num_parameters)
+    for record in records:
+        watch.note(record)
+    stopped = not running and state.stage != "finished"
+    at = max(now, state.seen_at) if running else state.seen_at  # the time of day may have been set back
+    shot = watch.snapshot(state, ledger, at, problem=_STOPPED if stopped else None)
+    return Status(run.settings, state, records, shot, running)
+
+
+def show_status(folder: Path, console: Console | None = None) -> None:
+    """Print one screen. Raises as `status_of`."""
+    console = console or _console()
+    console.print(_screen(status_of(folder, time.time()), console))
+
+
+def follow(folder: Path, console: Console | None = None, pause: Callable[[float], None] = time.sleep) -> None:
+    """Show the run until it is over: a screen on a terminal, else a line a round.
+
+    Args:
+        folder: of the run.
+        console: to show it on.
+        pause: waits so many seconds.
+
+    Raises:
+        SettingError, StoreError: see `runs.stored_run`.
+    """
+    console = console or _console()
+    if not console.is_terminal:
+        _follow_plainly(folder, console, pause)
+        return
+    status = status_of(folder, time.time())
+    with Live(_screen(status, console), console=console, auto_refresh=False) as live:
+        while not status.over:
+            pause(LOOK_EVERY_S)
+            status = status_of(folder, time.time())
+            live.update(_screen(status, console), refresh=True)
+
+
+def _follow_plainly(folder: Path, console: Console, pause: Callable[[float], None]) -> None:
+    told, said = 0, ""
+    while True:
+        status = status_of(folder, time.time())
+        for record in status.records[told:]:
+            _say(console, plain_line(record, status.settings))
+        told = len(status.records)
+        word = status.waits or status.shot.problem
+        if word != said and not status.over:
+            _say(console, word)
+        said = word
+        if status.over:
+            _say(console, f"finished: {status.state.reason}")
+            return
+        pause(LOOK_EVERY_S)
+
+
+def _say(console: Console, line: str) -> None:
+    if line:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _screen(status: Status, console: Console) -> RenderableType:
+    """In one screen of the console."""
+    word = status.waits
+    lines = [Text(word, "yellow", overflow="ellipsis")] if word else []
+    used = sum(-(-len(line.plain) // console.width) for line in lines)
+    height = console.height if console.is_terminal else _PLAIN_HEIGHT
+    view = LiveView(status.shot).render(width=console.width, height=max(1, height - used))
+    return Group(view, *lines)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)

@@ -1,0 +1,188 @@
+"""Who is in a run and what it came to, as tables for the terminal."""
+
+from collections.abc import Mapping
+from textwrap import wrap
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.outcome import (
+    Summary,
+    gains,
+    personal,
+    prediction_rows,
+    ratio_of,
+    share,
+    yardstick,
+)
+from fleetune.coordinator.reports.progress import DeviceView, view_devices
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.protocols.skeletons.method import DeviceId
+
+_SHORT = 16  # letters of a name that stays in one line
+_NARROW = 9
+
+
+def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> Table:
+    """The run and its rivals, a row a method, the run last.
+
+    Accuracies are those of the devices' personal models; "one more round" is what the rehearsal did to
+    them: before and after local training.
+    """
+    columns = "personal\nmean", "personal\nweighted", "worst\ndevice", "one more\nround", "up\nof dense"
+    table = _table("method", *columns, "down\nof dense", "time")
+    for name, rival in (rivals or {}).items():
+        table.add_row(*_run_row(name, rival))
+    table.add_row(*_run_row(summary["method"], summary), style="bold")
+    table.columns[-1].no_wrap = False  # "1 min 10 s" goes into two lines before a name does
+    table.columns[0].no_wrap = max(map(len, [summary["method"], *(rivals or {})])) <= _SHORT
+    return table
+
+
+def device_table(
+    summary: Summary,
+    rivals: Mapping[str, Summary] | None = None,
+    *,
+    boards: Mapping[DeviceId, str] | None = None,
+    limit: int = 40,
+) -> Table:
+    """A row a device; of more than `limit` devices those that do worst. Names that are too long for the
+    terminal take more lines; what devices serve is shown where that is not their accuracy anyway.
+
+    Args:
+        summary: of the run.
+        rivals: the method's name and its summary; with them, what each device gained over local-only.
+        boards: of the devices.
+        limit: rows at most.
+    """
+    rivals, boards = rivals or {}, boards or {}
+    rival = yardstick(rivals)
+    gained = gains(summary, rivals[rival]) if rival else {}
+    serves_others = any(
+        row.get("kept") not in (None, row["personal"]) for row in summary["by_device"].values()
+    )
+    accuracies = (
+        [_in_two(rival), _in_two(summary["method"]), "gain"]
+        if rival
+        else ["accuracy", "one more\nround", *["served"] * serves_others]
+    )
+    table = _table("device", "board", "p", "samples", *accuracies, "up", "down", left=2)
+    shown = _worst_first(summary)[:limit] if len(summary["by_device"]) > limit else summary["by_device"]
+    for device in shown:
+        row = summary["by_device"][device]
+        theirs = rivals[rival]["by_device"].get(device, {}).get("personal") if rival else None
+        ours = readable.percent(row["personal"])
+        table.add_row(
+            readable.printable(device),
+            readable.short_board(boards.get(device, readable.UNKNOWN)),
+            readable.ratio(ratio_of(summary, device)),
+            readable.UNKNOWN if row["num_samples"] is None else str(row["num_samples"]),
+            *(
+                [readable.percent(theirs), ours]
+                if rival
+                else [
+                    ours,
+                    readable.change(row["before"], row["after"]),
+                    *[readable.percent(row.get("kept"))] * serves_others,
+                ]
+            ),
+            *([_coloured(gained.get(device))] if rival else []),
+            readable.size(row["up"]),
+            readable.size(row["down"]),
+        )
+    if len(summary["by_device"]) > limit:
+        table.caption = (
+            f"the {limit} of {len(summary['by_device'])} devices that do worst; report.html has all"
+        )
+    return table
+
+
+def prediction_table(summary: Summary) -> Table | None:
+    """How far devices' predictions were off, a row a quantity; None: nobody predicted anything."""
+    rows = prediction_rows(summary)
+    if not rows:
+        return None
+    table = _table(
+        "predicted", "replies", "median\nerror", "worst\ndecile", "median after\n5 rounds", "worst\ndecile"
+    )
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def fleet_table(state: EngineState) -> Table:
+    """A row a device: what it said of itself, and what became of it in the run."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in "device", "board", "p", "samples", "a round\ntakes", "conditions", "why this p", "stands":
+        right = column in ("p", "samples", "a round\ntakes")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for view in view_devices(state):
+        said = view.report
+        cells = [
+            readable.short_board(said.board) if said else readable.UNKNOWN,
+            readable.ratio(said.ratio if said else None),
+            str(said.num_samples) if said else readable.UNKNOWN,
+            readable.duration(said.round_s if said else None),
+            readable.conditions(said.conditions) if said else readable.UNKNOWN,
+            said.reason if said else readable.UNKNOWN,
+            _stands(view, state),
+        ]
+        table.add_row(*(Text(readable.printable(cell)) for cell in (view.device, *cells)))
+    return table
+
+
+def _stands(view: DeviceView, state: EngineState) -> str:
+    member = state.members[view.device]
+    if member.refusal is not None:
+        return f"refuses the run: {member.refusal}"
+    declined = f"declined round {member.declined_round}: {member.declined_reason}"
+    if view.part == "declined":
+        return declined
+    stands = "left" if member.left else view.part if member.ready else "away"
+    return f"{stands}; {declined}" if member.declined_round else stands
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, caption_justify="left"
+    )
+    for index, column in enumerate(columns):
+        table.add_column(
+            column, justify="left" if index < left else "right", overflow="fold", no_wrap=index >= left
+        )
+    return table
+
+
+def _in_two(name: str) -> str:
+    """A method's name as the head of a narrow column."""
+    return "\n".join(wrap(readable.clip(name, 2 * _NARROW - 2), _NARROW))
+
+
+def _run_row(name: str, summary: Summary) -> list[str]:
+    accuracy = summary["accuracy"]
+    return [
+        name,
+        readable.percent(accuracy["personal_mean"]),
+        readable.percent(accuracy["personal_weighted"]),
+        readable.percent(min(personal(summary).values(), default=None)),
+        readable.change(accuracy["before_mean"], accuracy["after_mean"]),
+        *(
+            f"{readable.size(summary['bytes'][way])}\n{readable.percent(share(summary, way))}"
+            for way in ("up", "down")
+        ),
+        readable.duration(summary["seconds"]["rounds"]),
+    ]
+
+
+def _worst_first(summary: Summary) -> list[DeviceId]:
+    rows = summary["by_device"]
+    return sorted(
+        rows, key=lambda device: (rows[device]["personal"] is None, rows[device]["personal"] or 0.0)
+    )
+
+
+def _coloured(gain: float | None) -> Text:
+    style = "" if not gain else "green" if gain > 0 else "red"
+    return Text(readable.points(gain), style)

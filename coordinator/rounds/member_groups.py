@@ -1,0 +1,71 @@
+"""The groups of devices that the round engine asks for at every event, kept instead of looked for.
+
+An event changes a device or two, so that keeping them costs the same in a fleet of ten and of ten thousand.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from fleetune.protocols.skeletons.method import DeviceId
+
+if TYPE_CHECKING:
+    from fleetune.coordinator.rounds.engine_state import EngineState, Member
+
+
+class Groups:
+    """Of one `EngineState`, which keeps them true.
+
+    Attributes:
+        eligible: there, not left, not refusing: could train now.
+        declined: declined the open or coming round.
+        idle: eligible, without a part in the open window, not declined.
+        awaited: participants that may still answer, there or not.
+        at_work: awaited and there.
+        replied: participants whose update was accepted.
+        left: stopped early.
+        left_there: stopped early, and there.
+        staying: are, or would be if they came back, part of the training.
+        unseen: the method has not seen their report.
+        returning: were there before a restart, are part of the training, and have not come back yet.
+    """
+
+    def __init__(self, members: "Mapping[DeviceId, Member]", state: "EngineState") -> None:
+        self.eligible: set[DeviceId] = set()
+        self.declined: set[DeviceId] = set()
+        self.idle: set[DeviceId] = set()
+        self.awaited: set[DeviceId] = set()
+        self.at_work: set[DeviceId] = set()
+        self.replied: set[DeviceId] = set()
+        self.left: set[DeviceId] = set()
+        self.left_there: set[DeviceId] = set()
+        self.staying: set[DeviceId] = set()
+        self.unseen: set[DeviceId] = set()
+        self.returning: set[DeviceId] = set()
+        self.place(members, state)
+
+    def place(self, devices: Iterable[DeviceId], state: "EngineState") -> None:
+        """Put each of `devices` where it belongs by `state`, and nowhere else."""
+        number = state.turn.number
+        for device in devices:
+            member = state.members[device]
+            eligible = member.ready and member.stays
+            declined = member.declined_round == number
+            awaited = state.awaits(device)
+            _set(self.eligible, device, eligible)
+            _set(self.declined, device, declined)
+            _set(self.idle, device, eligible and not declined and not state.takes_part(device))
+            _set(self.awaited, device, awaited)
+            _set(self.at_work, device, awaited and member.ready)
+            _set(self.replied, device, member.answer == "update" and state.is_listed(device))
+            _set(self.left, device, member.left)
+            _set(self.left_there, device, member.left and member.ready)
+            _set(self.staying, device, member.stays)
+            _set(self.unseen, device, member.is_unseen)
+            _set(self.returning, device, member.returning and member.stays)
+
+
+def _set(group: set[DeviceId], device: DeviceId, belongs: bool) -> None:
+    if belongs:
+        group.add(device)
+    else:
+        group.discard(device)

@@ -1,0 +1,121 @@
+"""Who may take part in a round, how many it takes, and who is drawn."""
+
+import math
+
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.unresponsive import rests
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
+
+
+def eligible(state: EngineState) -> tuple[DeviceId, ...]:
+    """Devices that could train now: there, not left, not refusing; ascending."""
+    return tuple(sorted(state.groups.eligible))
+
+
+def rehearsers(state: EngineState) -> tuple[DeviceId, ...]:
+    """Devices for the rehearsal: all that are there, those that left too; ascending."""
+    members = state.members.items()
+    return tuple(sorted(name for name, member in members if member.ready and member.refusal is None))
+
+
+def needed(state: EngineState, settings: RoundSection) -> int:
+    """How many devices must be there for a round to start.
+
+    The quorum, and `start_with` before the first round: who refused the run, or left, has answered and is
+    not waited for. Devices that left for good lower the quorum to those that remain, else the last few could
+    never train to their end; who refused may come back and does not lower it.
+    """
+    if state.turn == (1, 1):
+        answered = len(state.members) - len(state.groups.staying)
+        return max(settings.start_with - answered, settings.quorum)
+    return _quorum(state, settings)
+
+
+def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
+    """Whom to draw the coming turn from, ascending.
+
+    Devices that declined this round are in it only when too few others remain, and then not before the
+    pause is over, so that a fleet that declines at once is asked once a deadline.
+    """
+    candidates = eligible(state)
+    others = tuple(d for d in candidates if d not in state.groups.declined)
+    if len(others) >= needed(state, settings) or state.until is not None:
+        return others
+    return candidates
+
+
+def target(state: EngineState, settings: RoundSection) -> int:
+    """How many updates close the open round at once: K, or all that were asked if those are fewer.
+
+    In `mode = "buffer"` the buffer's size; in `mode = "window"` time closes, unless all have answered.
+    """
+    if settings.mode == "buffer" and state.stage == "training":
+        return max(settings.buffer or 1, settings.quorum)
+    asked = len(state.participants)
+    if settings.mode == "window":
+        return asked
+    return min(settings.participants or asked, asked)
+
+
+def draw(
+    candidates: tuple[DeviceId, ...], state: EngineState, settings: RoundSection, seed: int
+) -> tuple[DeviceId, ...]:
+    """Participants of the coming turn, ascending: ceil(K * over_selection) of `candidates`, at most all,
+    those that `settings.prefer` first.
+
+    Depends on the candidates, the turn and the run's seed alone, not on who came first.
+    """
+    key = Key.of("fleetune", seed).child("participants", *state.turn)
+    if settings.participants is None:
+        count, least = len(candidates), _quorum(state, settings)
+    else:
+        product = settings.participants * settings.over_selection
+        count, least = math.ceil(product - 1e-9), settings.participants  # 100 * 1.1 is 110.00000000000001
+    return choose(candidates, state, settings, key, count=count, least=least)
+
+
+def choose(
+    candidates: tuple[DeviceId, ...],
+    state: EngineState,
+    settings: RoundSection,
+    key: Key,
+    *,
+    count: int,
+    least: int,
+) -> tuple[DeviceId, ...]:
+    """At most `count` of `candidates`, drawn with `key`, ascending.
+
+    Only what is missing to `least` is filled up: with `prefer = "able"` with those that are not (see `able`),
+    and then with those that never answer (see `rests`).
+    """
+    number = state.turn.number
+    silent = {d for d in candidates if rests(state.members[d], number)}
+    choosy = settings.prefer == "able"
+    others = {d for d in candidates if choosy and not able(state.members[d].report, settings)} - silent
+    drawn = _sample(tuple(d for d in candidates if d not in others and d not in silent), count, key)
+    for name, group in ("others", others), ("silent", silent):
+        rest = tuple(d for d in candidates if d in group)
+        drawn += _sample(rest, least - len(drawn), key.child(name))
+    return tuple(sorted(drawn))
+
+
+def able(report: DeviceReport | None, settings: RoundSection) -> bool:
+    """Whether nothing a device says of itself speaks against asking it; what it does not know does not."""
+    if report is None:
+        return True
+    told = report.conditions
+    slow = report.round_s is not None and report.round_s > settings.deadline_s
+    drained = told.power == "battery" and told.battery is not None and told.battery < settings.min_battery
+    return not (slow or drained or told.metered)
+
+
+def _quorum(state: EngineState, settings: RoundSection) -> int:
+    if not state.groups.left:
+        return settings.quorum
+    return max(1, min(settings.quorum, len(state.groups.staying)))
+
+
+def _sample(devices: tuple[DeviceId, ...], count: int, key: Key) -> tuple[DeviceId, ...]:
+    return tuple(devices[index] for index in key.sample(max(0, min(count, len(devices))), len(devices)))

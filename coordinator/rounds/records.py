@@ -1,0 +1,101 @@
+"""What is written down of a run: a record of each round, and what crossed the wire."""
+
+from typing import Self
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.wire.payloads import Measures
+
+
+class DeviceRound(Struct, frozen=True, omit_defaults=True):
+    """One device's reply in one round.
+
+    Attributes:
+        ratio: that it had chosen.
+        bytes_down, bytes_up: payload bytes as the coordinator counted them.
+        measures: of its models.
+        actual: what the round took of it.
+        staleness: by how many aggregations the model it trained from was older than the newest.
+        predicted: what it expected the round to take.
+    """
+
+    ratio: float
+    bytes_down: int
+    bytes_up: int
+    measures: Measures
+    actual: Footprint
+    staleness: int = 0
+    predicted: Footprint = Footprint()
+
+    def told_late(self, told: Footprint) -> Self:
+        """With what the device could tell only when its reply had arrived."""
+        upload_s = self.actual.upload_s if told.upload_s is None else told.upload_s
+        return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=told.joules))
+
+
+class RoundRecord(Struct, frozen=True):
+    """One round that was closed; a line of rounds.jsonl.
+
+    Attributes:
+        number, attempt: which.
+        rehearsal: the closing evaluation.
+        opened_s, closed_s: since the run began; simulated seconds in a simulation.
+        participants: the devices that were asked; semi-asynchronously, that were at work or had replied.
+        devices: the replies that count.
+    """
+
+    number: int
+    attempt: int
+    rehearsal: bool
+    opened_s: float
+    closed_s: float
+    participants: tuple[str, ...]
+    devices: dict[str, DeviceRound]
+
+
+class Traffic(Struct):
+    """Payload bytes of a device as counted where they were sent and received.
+
+    `delivered` is the round and attempt of the last task that was counted: each counts once, however
+    often it was offered again.
+    """
+
+    enrolment: int = 0
+    down: int = 0
+    up: int = 0
+    rehearsal_down: int = 0
+    rehearsal_up: int = 0
+    tasks: int = 0
+    updates: int = 0
+    delivered: tuple[int, int] = (0, 0)
+
+
+class Ledger(Struct):
+    """Counts over a whole run.
+
+    Attributes:
+        traffic: by device.
+        refusals: what the peers sent that was refused, by kind.
+        turned_away: replies that were refused, by device and kind.
+        began_at, ended_at: on the run's clock.
+    """
+
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
+    began_at: float | None = None
+    ended_at: float | None = None
+
+    def of(self, device: str) -> Traffic:
+        return self.traffic.setdefault(device, Traffic())
+
+    def refuse(self, kind: str, times: int = 1) -> None:
+        self.refusals[kind] = self.refusals.get(kind, 0) + times
+
+    def turn_away(self, device: str, kind: str) -> None:
+        """A whole reply was refused."""
+        self.refuse(kind)
+        kinds = self.turned_away.setdefault(device, {})
+        kinds[kind] = kinds.get(kind, 0) + 1

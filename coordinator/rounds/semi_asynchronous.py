@@ -1,0 +1,150 @@
+"""Semi-asynchronous rounds: an aggregation takes what has arrived, nobody waits for the slowest.
+
+`round.participants` devices work at a time (None: all that are there). A **window** is open until it is
+aggregated, which counts as one round:
+
+- `mode = "window"`: every `window_s`, and at once when nobody is left to wait for. A window with fewer than
+  `quorum` updates goes on for another `window_s`.
+- `mode = "buffer"`: as soon as `buffer` updates are in (never fewer than `quorum`), and with `quorum` updates
+  after `deadline_s` or when nobody is left to wait for.
+
+With fewer than `quorum` updates after `deadline_s` the window is abandoned and everybody starts afresh, as
+in a synchronous round.
+
+A device whose update was taken has done its part in the window; its place goes at once to a device that has
+none there, and it starts afresh on the next model itself (SRP-pFed, section III-D: "once a client receives
+the global model"). So an aggregation takes at most one update of a device. A window that closes leaves the
+others at work. Their updates count in later windows, `max_staleness` aggregations later at most; whoever
+takes longer starts afresh. Devices that are away keep their task but not their place.
+"""
+
+from typing import Any
+
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.events import AbandonRound, Action
+from fleetune.coordinator.rounds.participants import choose, target
+from fleetune.coordinator.rounds.rollback import Verdict
+from fleetune.coordinator.rounds.unresponsive import miss
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import RoundSection, RunSettings
+from fleetune.protocols.skeletons.method import DeviceId, Method
+
+
+def check_method(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> None:
+    """Raises SettingError when the run's mode is not for its method."""
+    mode, name = settings.round.mode, settings.method["name"]
+    if mode != "synchronous" and not method.semi_asynchronous:
+        raise SettingError(f'round.mode = "{mode}": {name} needs all participants of a round together')
+
+
+def engine_type(settings: RoundSection) -> type[RoundEngine]:
+    """The engine for [round] mode."""
+    return RoundEngine if settings.mode == "synchronous" else WindowEngine
+
+
+def idle(state: EngineState) -> tuple[DeviceId, ...]:
+    """Devices that are there and have had no part in the open window, ascending."""
+    return tuple(sorted(state.groups.idle))
+
+
+def draw_idle(state: EngineState, settings: RoundSection, seed: int) -> tuple[DeviceId, ...]:
+    """Idle devices for the places that are free, ascending; the draw depends on state and seed alone."""
+    candidates, groups = idle(state), state.groups
+    if not candidates:
+        return ()
+    at_work = len(groups.at_work)
+    key = Key.of("fleetune", seed).child("window", *state.turn, len(state.participants))
+    if settings.participants is None:
+        enough = target(state, settings) if settings.mode == "buffer" else quorum(state, settings)
+        count, least = len(candidates), enough - at_work - len(groups.replied)
+    else:
+        count = least = settings.participants - at_work
+    return choose(candidates, state, settings, key, count=count, least=least)
+
+
+def quorum(state: EngineState, settings: RoundSection) -> int:
+    """Updates that a window must have. Devices that left for good lower it to what can still come in."""
+    groups = state.groups
+    if not groups.left:
+        return settings.quorum
+    left = sum(not state.members[device].stays for device in groups.replied)
+    return max(1, min(settings.quorum, len(groups.staying) + left))
+
+
+class WindowEngine(RoundEngine):
+    """A `RoundEngine` for `mode = "window"` and `mode = "buffer"`.
+
+    Differs for the driver: `StartRound` is repeated, marked `resumed`, when devices come into an open window,
+    perhaps after an `Admit`; a task that `SendTask` names may be of an earlier round, and is then the one
+    that was sent before.
+    """
+
+    @property
+    def _span_s(self) -> float:
+        if self._round.mode == "window" and self.state.stage == "training":
+            return self._round.window_s or self._round.deadline_s
+        return self._round.deadline_s
+
+    def _advance(self, now: float) -> list[Action]:
+        actions = super()._advance(now)
+        if self.state.stage == "training":
+            actions += self._ask_idle()
+        return actions
+
+    def _ask_idle(self) -> list[Action]:
+        devices = draw_idle(self.state, self._round, self._run.seed)
+        if not devices:
+            return []
+        self.state.change(participants=tuple(sorted({*self.state.participants, *devices})))
+        return self._ask(devices, resumed=True)
+
+    def _close_if_due(self, now: float) -> list[Action]:
+        state = self.state
+        if state.stage == "rehearsing":
+            return super()._close_if_due(now)
+        replies = len(state.groups.replied)
+        due = state.until is not None and now >= state.until
+        settled = not state.groups.awaited and not draw_idle(state, self._round, self._run.seed)
+        full = self._round.mode == "buffer" and replies >= target(state, self._round)
+        if full or ((due or settled) and replies >= quorum(state, self._round)):
+            return self._close()
+        if settled:
+            return self._abandon(
+                AbandonRound(*state.turn, "too-few"), pause_until=None if due else state.until
+            )
+        return self._extend_or_abandon(now) if due else []
+
+    def _extend_or_abandon(self, now: float) -> list[Action]:
+        state = self.state
+        if (state.extended + 2) * self._span_s > self._round.deadline_s:
+            return self._abandon(AbandonRound(*state.turn, "deadline"), pause_until=None)
+        state.change(until=now + self._span_s, extended=state.extended + 1)
+        return []
+
+    def _closed(self, verdict: Verdict) -> list[Action]:
+        at_work = tuple(self.state.awaited)
+        actions = super()._closed(verdict)
+        carried = [device for device in at_work if not self._expire(device)]
+        self.state.change(participants=tuple(carried))
+        return actions
+
+    def _expire(self, device: DeviceId) -> bool:
+        """Give a task up that would be too stale in the coming window."""
+        staleness = self.state.turn.number - self.state.members[device].asked.number
+        if staleness > self._round.max_staleness:
+            self.state.put(device, answer="expired")
+            miss(self.state, device)
+            self.state.count("expired")
+            return True
+        return False
+
+    def _start_if_possible(self, now: float) -> list[Action]:
+        carried = self.state.participants
+        if not carried or self.state.rounds_done >= self._run.rounds:
+            return super()._start_if_possible(now)
+        self.state.change(stage="training")
+        devices = draw_idle(self.state, self._round, self._run.seed)
+        self.state.change(participants=tuple(sorted({*carried, *devices})))
+        return self._open(devices, now)

@@ -1,0 +1,42 @@
+"""Devices that take their tasks and never answer: drawn after all others, and tried again ever more rarely.
+
+A device that let `MISSES` whole deadlines pass in a row rests for 2 rounds, then for 4, up to `LONGEST_REST`,
+until it answers once. An honest device that was cut off comes back this way; one that only pretends to be
+there costs a round its deadline ever more rarely.
+"""
+
+from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.skeletons.method import DeviceId
+
+MISSES = 3
+LONGEST_REST = 64  # rounds
+_MOST = MISSES + LONGEST_REST.bit_length() - 2  # misses that count
+
+
+def note_missed(state: EngineState, settings: RoundSection) -> None:
+    """The open turn ends: if it had the whole deadline, whoever is still awaited has missed it.
+
+    A deadline that was only predicted is no proof of silence.
+    """
+    overdue = state.until is not None and state.seen_at >= state.until
+    whole = settings.mode == "window" or (state.span_s or 0.0) >= settings.deadline_s
+    if overdue and whole:
+        for device in tuple(state.groups.awaited):
+            miss(state, device)
+
+
+def miss(state: EngineState, device: DeviceId) -> None:
+    """It took too long for its task."""
+    state.put(device, missed=min(state.members[device].missed + 1, _MOST))
+
+
+def note_answer(state: EngineState, device: DeviceId) -> None:
+    """Whatever it says, it is there."""
+    if state.members[device].missed:
+        state.put(device, missed=0)
+
+
+def rests(member: Member, number: int) -> bool:
+    """Whether it is asked in round `number` only if others are too few."""
+    return member.missed >= MISSES and number - member.asked.number < 2 ** (member.missed - MISSES + 1)

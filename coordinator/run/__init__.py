@@ -1,0 +1,1 @@
+"""One run: opened in its folder, led through its rounds by the run controller, every reply checked."""

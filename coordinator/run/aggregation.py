@@ -1,0 +1,96 @@
+"""A round's updates made one state, and what it comes to when they do not make one."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.rollback import Verdict
+from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, sizes_of, telling
+from fleetune.protocols.errors import PacketNotFinite
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import DeviceId, Method
+from fleetune.protocols.skeletons.staleness import staleness_factor
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Reply
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A reply between its arrival and the engine's word on it."""
+
+    reply: Reply[Any]
+    data: bytes
+    actual: Footprint
+    predicted: Footprint
+    staleness: int
+
+
+@dataclass
+class Aggregating:
+    """Aggregates the replies of an open round.
+
+    Attributes:
+        method: of the run.
+        scrutiny: of its updates.
+        staleness_power: see [round].
+        data_of: a device's reply in the open round, as it came.
+        planned: the method's state after the plan of the open round.
+        merged: the state after the round that was judged last; None: it did not come to finite numbers.
+    """
+
+    method: Method[Any, Any, Any, Any]
+    scrutiny: Scrutiny
+    staleness_power: float
+    data_of: Callable[[DeviceId], bytes]
+    planned: Any
+    merged: Any = field(default=None, init=False)
+
+    def updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
+        """Of these devices, for round `number`; stale ones discounted."""
+        kind = Reply[self.method.update_type]  # type: ignore[name-defined]
+        for device in devices:
+            reply: Reply[Any] = codec.decode(self.data_of(device), kind, self.method.spec)
+            update, staleness = reply.update, number - reply.round
+            if staleness:
+                factor = staleness_factor(staleness, self.staleness_power)
+                update = self.method.discount(self.planned, update, factor)
+            yield device, update
+
+    def judge(self, turn: Turn, devices: tuple[DeviceId, ...]) -> Verdict:
+        """Whether the round comes to finite numbers; then it is in `merged`."""
+        sizes: dict[DeviceId, Sizes] = {}
+        self.merged = self._aggregated(turn.number, devices, sizes)
+        if self.merged is not None:
+            return Verdict(True, telling(self.scrutiny.strains(sizes)))
+        alone = tuple(one for one in devices if self._aggregated(turn.number, (one,), {}) is None)
+        if not 0 < len(alone) < len(devices):  # then the largest is thought to be the reason
+            alone = telling(self.scrutiny.strains(sizes), least=0.0)
+        log.warning(
+            "round %d: its updates do not aggregate to finite numbers; %s",
+            turn.number,
+            f"turned away: {', '.join(alone)}" if alone else "nobody is told to be the reason",
+        )
+        return Verdict(False, alone)
+
+    def _aggregated(
+        self, number: int, devices: tuple[DeviceId, ...], sizes: dict[DeviceId, Sizes]
+    ) -> Any | None:
+        """The state after the round, None if a number in it is not finite; the updates' `sizes` are noted."""
+
+        def noted() -> Iterator[tuple[DeviceId, Any]]:
+            for device, update in self.updates(number, devices):
+                sizes[device] = sizes_of(update)
+                yield device, update
+
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found below
+                merged = self.method.aggregate(self.planned, noted())
+        except (np.linalg.LinAlgError, PacketNotFinite):
+            return None
+        return None if not_finite(merged, "state", self.planned) else merged

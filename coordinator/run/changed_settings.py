@@ -1,0 +1,127 @@
+"""The settings that a run was begun with: read back, and compared with those it is to go on with.
+
+They are compared by meaning, not as text: what a release added since has its default, a key that is left out
+is the same as its default, and what a run ignores does not count.
+
+What may change in a run is what only the coordinator looks at, each time that it plans or closes a round
+(`CHANGEABLE`). Nothing that devices hold may change (model, method, training, data; `deadline_s`, by which
+they choose their ratios), nor the seed, nor how rounds overlap.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetune.protocols.errors import SettingError, StoreVersion
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.skeletons.method import Method
+
+_IGNORED = ("compare", "paper")  # sections that only `edge-sim compare` and `edge-sim paper` read
+CHANGEABLE = (
+    "run.rounds",
+    "round.participants",
+    "round.over_selection",
+    "round.quorum",
+    "round.start_with",
+    "round.prefer",
+    "round.min_battery",
+    "round.deadline",
+    "round.deadline_slack",
+)
+Differences = dict[str, tuple[Any, Any]]
+
+
+def stored_settings(data: bytes, folder: Path) -> RunSettings:
+    """What a run's store holds.
+
+    Raises:
+        StoreVersion: a key of theirs is unknown here, or its value is none any more.
+    """
+    try:
+        return convert(msgspec.json.decode(data), RunSettings)
+    except SettingError as problem:
+        raise StoreVersion(
+            f"{folder} was begun by another version ({problem}): go on with the release that began it"
+        ) from None
+
+
+def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Differences:
+    """By key, e.g. `round.quorum`, the value that was and the one that is wanted.
+
+    Args:
+        before: what the run was begun with.
+        now: what it is to go on with.
+        spec: the model; a method reads its own section for it.
+
+    Raises:
+        SettingError: the method's section is wrong.
+    """
+    was, wanted = _flat(before), _flat(now)
+    if before.method["name"] == now.method["name"]:
+        was.update(_method_keys(from_section(before.method, spec)))
+        wanted.update(_method_keys(from_section(now.method, spec)))
+    else:
+        was["method.name"], wanted["method.name"] = before.method["name"], now.method["name"]
+    pairs = {key: (was.get(key), wanted.get(key)) for key in {**was, **wanted}}
+    return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
+
+
+def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
+    """Raises SettingError when a run that is under way cannot go on with these differences.
+
+    Args:
+        found: between what it was begun with and what it is to go on with.
+        rounds_done: that it has closed.
+        folder: of the run.
+    """
+    firm = {key: values for key, values in found.items() if key not in CHANGEABLE}
+    if firm:
+        raise SettingError(
+            f"{folder} holds a run with other settings: {difference_words(firm)}; put that back to go on "
+            "with it, or take another run.name (--fresh deletes the run)"
+        )
+    _, rounds = found.get("run.rounds", (0, rounds_done))
+    if rounds < rounds_done:
+        raise SettingError(
+            f"run.rounds = {rounds}: {folder} has closed {rounds_done} rounds already; say at least as many"
+        )
+
+
+def difference_words(found: Differences) -> str:
+    """E.g. `round.quorum was 1 and is 2 now`."""
+    return ", ".join(f"{key} was {_said(was)} and is {_said(now)} now" for key, (was, now) in found.items())
+
+
+def _flat(settings: RunSettings) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section in settings.__struct_fields__
+        if section not in ("method", *_IGNORED)
+        for key, value in _parts(getattr(settings, section))
+    }
+
+
+def _parts(section: msgspec.Struct) -> list[tuple[str, Any]]:
+    """Keys and values of a section and of those inside it."""
+    found = []
+    for key in section.__struct_fields__:
+        value = getattr(section, key)
+        if isinstance(value, msgspec.Struct):
+            found += [(f"{key}.{inner}", one) for inner, one in _parts(value)]
+        else:
+            found.append((key, value))
+    return found
+
+
+def _method_keys(method: Method[Any, Any, Any, Any]) -> dict[str, Any]:
+    fields = dataclasses.fields(method)  # type: ignore[arg-type]
+    return {f"method.{one.name}": getattr(method, one.name) for one in fields if one.name != "spec"}
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else msgspec.json.encode(value).decode()

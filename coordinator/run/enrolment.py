@@ -1,0 +1,50 @@
+"""What every device of a run starts from, made once by the coordinator."""
+
+import uuid
+from pathlib import Path
+
+from fleetune.coordinator.run.models import Model, find_model
+from fleetune.coordinator.run.starting_weights import start_of
+from fleetune.protocols.model.input_scaling import check_channels
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.wire.payloads import Enrolment
+
+
+def prepare(settings: RunSettings, runs: Path = Path("runs")) -> Enrolment:
+    """Describe the model, find its initial weights, count its work and memory; the run gets a unique id.
+
+    Args:
+        settings: of the run; `model.input_shape` and `model.num_classes` must be there.
+        runs: the folder of other runs, for `model.weights`.
+
+    Raises:
+        SettingError: the model's shape is not known, or there is no run to start from.
+        ModelError: the model cannot be built or described, or the weights to start from are not for it.
+    """
+    return enrolment_of(settings, find_model(settings), runs)
+
+
+def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
+    """What the devices of a run of `model` get; the run gets a unique id.
+
+    Raises:
+        SettingError: data.mean or data.std is not one number for each channel of the model.
+        FleetuneError: as `start_of`.
+    """
+    check_channels(settings.data.mean, settings.data.std, model.spec.input_shape)
+    start = start_of(settings, model, runs)
+    return Enrolment(
+        run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
+        seed=settings.run.seed,
+        spec=model.spec,
+        method=settings.method,
+        training=settings.training,
+        mean=settings.data.mean,
+        std=settings.data.std,
+        validation_fraction=settings.data.validation_fraction,
+        deadline_s=settings.round.deadline_s,
+        flops_per_sample=model.flops_per_sample,
+        activation_bytes_per_sample=model.activation_bytes_per_sample,
+        weights=start.weights,
+        continues=start.continues,
+    )

@@ -1,0 +1,186 @@
+"""Where a run's model comes from: a bundle, one that comes with Fleetune, or torch.
+
+A coordinator without torch runs every model that was exported somewhere else.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fleetune.protocols.bundle.bundle import Bundle, read_bundle
+from fleetune.protocols.bundle.first_weights import draw_convolutions, draw_weights
+from fleetune.protocols.bundle.shipped import shipped_bundle
+from fleetune.protocols.errors import ModelError, PacketError, SettingError
+from fleetune.protocols.model.input_scaling import check_channels
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.settings.sections import DataSection, RunSettings
+from fleetune.protocols.user_code import running_model
+from fleetune.protocols.wire.payloads import run_key
+
+FROM_FILE = "bundle:"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and its first weights.
+
+    Attributes:
+        spec: of the model.
+        weights: the first, shape (spec.size,).
+        flops_per_sample, activation_bytes_per_sample: see `protocols.wire.payloads.Enrolment`.
+        bundle: for devices without torch; None: not made yet.
+    """
+
+    spec: ModelSpec
+    weights: FlatArray
+    flops_per_sample: float
+    activation_bytes_per_sample: float
+    bundle: Bundle | None
+
+
+def find_model(settings: RunSettings) -> Model:
+    """The model of a run; torch is imported only where no bundle of it is at hand.
+
+    Raises:
+        SettingError: its shape is not known, or is not the bundle's.
+        ModelError: it cannot be built or described, or its bundle is missing or damaged.
+    """
+    model = _found(settings)
+    if settings.model.init == "default":
+        return model
+    _check_init(model, settings)
+    key = run_key(settings.run.seed).child("weights")
+    return replace(model, weights=draw_convolutions(model.weights, model.spec, key))
+
+
+def _check_init(model: Model, settings: RunSettings) -> None:
+    """Whether `model.init` says anything."""
+    init, convolutions = settings.model.init, [t for t in model.spec.tensors if len(t.shape) > 2]
+    if settings.model.weights is not None:
+        raise SettingError(f"model.init: {init!r} draws weights and model.weights brings them; leave one out")
+    if model.bundle is not None and model.bundle.recipe is None:
+        raise SettingError(f"model.init: the bundle brings its own weights; leave init = {init!r} out")
+    if not convolutions:
+        raise SettingError(f"model.init: {model.spec.name!r} has no convolutions that {init!r} could draw")
+
+
+def _found(settings: RunSettings) -> Model:
+    bundle = _bundle_at_hand(settings)
+    if bundle is None:
+        return _by_torch(settings)
+    bundle = for_run(bundle, settings)
+    return Model(
+        bundle.spec,
+        _first_weights(bundle, settings),
+        bundle.flops_per_sample,
+        bundle.activation_bytes_per_sample,
+        bundle,
+    )
+
+
+def make_run_bundle(settings: RunSettings) -> Bundle:
+    """The bundle of a run's model, by torch.
+
+    Raises:
+        ModelError: the model cannot be exported, or torch is not installed.
+    """
+    name, input_shape, num_classes = _shape(settings)
+    try:
+        from fleetune.coordinator.export.make_bundle import make_bundle
+    except ImportError:
+        raise _no_torch(name) from None
+    key = run_key(settings.run.seed).child("weights")
+    return for_run(make_bundle(name, input_shape, num_classes, key), settings)
+
+
+def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
+    """The bundle with what the run's [data] says of samples and classes."""
+    data = settings.data
+    _check_names(data.class_names, bundle.spec.num_classes)
+    check_channels(data.mean, data.std, bundle.spec.input_shape)
+    _check_scale(settings, ids=bundle.vocabulary is not None)
+    return replace(bundle, mean=data.mean, std=data.std, class_names=data.class_names or bundle.class_names)
+
+
+def _check_names(names: tuple[str, ...], num_classes: int) -> None:
+    if names and len(names) != num_classes:
+        raise SettingError(f"data.class_names has {len(names)} names; the model has {num_classes} classes")
+
+
+def _check_scale(settings: RunSettings, *, ids: bool) -> None:
+    plain = DataSection()
+    for key in ("mean", "std"):
+        if ids and getattr(settings.data, key) != getattr(plain, key):
+            raise SettingError(f"data.{key}: model {settings.model.name!r} takes token ids; leave it out")
+
+
+def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
+    name = settings.model.name
+    if name.startswith(FROM_FILE):
+        bundle = read_bundle_file(Path(name.removeprefix(FROM_FILE)))
+        _check_shape(bundle.spec, settings)
+        return bundle
+    return shipped_bundle(*_shape(settings))
+
+
+def read_bundle_file(path: Path) -> Bundle:
+    """Raises ModelError: the file is missing or damaged, or holds no bundle."""
+    try:
+        return read_bundle(path.read_bytes())
+    except OSError as problem:
+        raise ModelError(f"cannot read bundle {path}: {problem.strerror}") from None
+    except PacketError as problem:
+        raise ModelError(
+            f"{path} is no bundle, or damaged ({problem}); edge-coordinator export makes one"
+        ) from None
+
+
+def _check_shape(spec: ModelSpec, settings: RunSettings) -> None:
+    model = settings.model
+    wanted = model.input_shape or spec.input_shape, model.num_classes or spec.num_classes
+    if wanted != (spec.input_shape, spec.num_classes):
+        raise SettingError(
+            f"model.name: the bundle is for input {spec.input_shape} and {spec.num_classes} classes, the run"
+            f" wants {wanted[0]} and {wanted[1]}; export it for these"
+        )
+
+
+def _shape(settings: RunSettings) -> tuple[str, tuple[int, ...], int]:
+    model = settings.model
+    if model.input_shape is None or model.num_classes is None:
+        raise SettingError(
+            "model.input_shape and model.num_classes are missing: a coordinator has no data to read them "
+            "from, e.g. input_shape = [1, 28, 28] and num_classes = 10"
+        )
+    return model.name, model.input_shape, model.num_classes
+
+
+def _first_weights(bundle: Bundle, settings: RunSettings) -> FlatArray:
+    if bundle.recipe is not None:
+        return draw_weights(bundle.recipe, bundle.spec, run_key(settings.run.seed).child("weights"))
+    assert bundle.weights is not None, "a bundle without a recipe has its weights"
+    return bundle.weights
+
+
+def _by_torch(settings: RunSettings) -> Model:
+    name, input_shape, num_classes = _shape(settings)
+    _check_names(settings.data.class_names, num_classes)
+    try:
+        from fleetune.coordinator.export.figures import activation_bytes
+        from fleetune.coordinator.spec.spec_from_torch import draw
+        from fleetune.protocols.model.architectures import build, training_flops
+        from fleetune.protocols.model.token_ids import samples_of
+    except ImportError:
+        raise _no_torch(name) from None
+    spec, weights = draw(name, input_shape, num_classes, run_key(settings.run.seed).child("weights"))
+    module = build(name, input_shape, num_classes)
+    _check_scale(settings, ids=samples_of(module, input_shape).ids)
+    with running_model(name, "cannot be trained"):
+        flops, kept = training_flops(module, input_shape), activation_bytes(module, input_shape)
+    return Model(spec, weights, flops, kept, None)
+
+
+def _no_torch(name: str) -> ModelError:
+    return ModelError(
+        f"model {name!r} is built by torch, which is not installed here: pip install torch, or"
+        f' export it elsewhere (edge-coordinator export) and give model.name = "{FROM_FILE}FILE"'
+    )

@@ -1,0 +1,163 @@
+"""Opening a run's folder: for a new run, or to go on with the one that was stopped, or ended too early.
+
+Whatever can fail when a run begins is tried before anything is written, or removed for it. Until a device has
+joined it a run has nothing to lose: it begins anew when its settings are others.
+"""
+
+import logging
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fleetune.coordinator.rounds.semi_asynchronous import check_method
+from fleetune.coordinator.run.changed_settings import (
+    Differences,
+    check_changes,
+    difference_words,
+    differences,
+    stored_settings,
+)
+from fleetune.coordinator.run.enrolment import enrolment_of
+from fleetune.coordinator.run.models import find_model
+from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.coordinator.run.stored_run import BUNDLE, FINISHED, Run, method_of, read_enrolment
+from fleetune.coordinator.store.run_folder import STATE, clear
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _New:
+    """What a run begins with."""
+
+    payload: bytes
+    bundle: bytes | None
+
+
+def open_run(
+    settings: RunSettings,
+    folder: Path,
+    *,
+    fresh: bool = False,
+    durable: bool = True,
+    enrolment: Enrolment | None = None,
+    goes_on: bool = True,
+) -> Run:
+    """Open `folder` for a run: anew, or to go on with it.
+
+    A run that is there goes on with settings that mean the same, or differ in what may change (see
+    `coordinator.run.changed_settings`); a finished one too, when its rounds were raised.
+
+    Args:
+        settings: of the run.
+        folder: its own.
+        fresh: remove what an earlier run left there, see `run_folder.clear`.
+        durable: survive a power cut; simulations do without.
+        enrolment: of a new run; None: made here.
+        goes_on: False: a run that is there stays as it is; a simulation never goes on.
+
+    Raises:
+        SettingError: the folder holds a finished run, or one of other settings.
+        ModelError, StoreError: see `prepare` and `RunStore`.
+    """
+    is_there = (folder / STATE).exists() and not fresh
+    new = None if is_there else _prepare(settings, enrolment, folder.parent)
+    if fresh:
+        clear(folder, durable=durable)
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(RunStore.open(folder / STATE, durable=durable)))
+        payload = store.get("enrolment")
+        if payload is not None and not goes_on:
+            _refuse(settings, folder, store, payload)
+        run = None if payload is None else _go_on(settings, folder, store, payload)
+        if run is None:
+            run = _begin(settings, folder, store, new or _prepare(settings, enrolment, folder.parent))
+        opened.pop_all()
+    return run
+
+
+def _prepare(settings: RunSettings, enrolment: Enrolment | None, runs: Path) -> _New:
+    bundle = None
+    if enrolment is None:
+        model = find_model(settings)
+        enrolment, bundle = enrolment_of(settings, model, runs), model.bundle
+    method = method_of(enrolment)
+    check_method(settings, method)
+    if method.needs_validation and not settings.data.validation_fraction:
+        name = settings.method["name"]
+        raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
+    return _New(codec.encode(enrolment, enrolment.spec), None if bundle is None else bundle.encoded())
+
+
+def _begin(settings: RunSettings, folder: Path, store: RunStore, new: _New) -> Run:
+    with store.step():
+        store.clear()
+        store.put("enrolment", new.payload)
+        store.put("settings", msgspec.json.encode(settings))
+        if new.bundle is not None:
+            store.put(BUNDLE, new.bundle)
+    return _run(settings, folder, store, new.payload, resumed=False)
+
+
+def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes) -> Run | None:
+    """The run that the store holds; None: nobody had joined it, and it is to be another one.
+
+    Raises:
+        SettingError: it is finished, or its settings are others.
+        StoreError: it is damaged; StoreVersion: another version began it.
+    """
+    enrolment = read_enrolment(payload, folder)
+    before = stored_settings(store.get("settings") or b"null", folder)
+    found = differences(before, settings, enrolment.spec)
+    if found and store.get("engine") is None:
+        log.warning("%s begins anew, nobody had joined it: %s", folder, difference_words(found))
+        return None
+    run = _run(settings, folder, store, payload, resumed=True)
+    raised = settings.run.rounds > before.run.rounds
+    if store.get(FINISHED) is not None and not raised:
+        raise SettingError(
+            f"{folder} holds a finished run: raise run.rounds to go on with it, or take another run.name "
+            "(--fresh deletes the run)"
+        )
+    if found:
+        _change(run, found, raised=raised)
+    return run
+
+
+def _refuse(settings: RunSettings, folder: Path, store: RunStore, payload: bytes) -> NoReturn:
+    """Raises SettingError: the folder is taken, and by what."""
+    before = stored_settings(store.get("settings") or b"null", folder)
+    found = differences(before, settings, read_enrolment(payload, folder).spec)
+    what = "a finished run" if store.get(FINISHED) is not None else "a run that was stopped"
+    what = f"a run with other settings: {difference_words(found)}" if found else what
+    raise SettingError(
+        f"{folder} holds {what}; a simulation does not go on: take another run.name (--fresh deletes the run)"
+    )
+
+
+def _change(run: Run, found: Differences, *, raised: bool) -> None:
+    """Go on with other settings than before. Raises SettingError when these must not change."""
+    run.conductor.recall()
+    check_changes(found, run.conductor.engine.state.rounds_done, run.folder)
+    with run.store.step():
+        run.store.put("settings", msgspec.json.encode(run.settings))
+        if raised:
+            run.store.drop(FINISHED)
+            if run.conductor.engine.state.stage in ("rehearsing", "finished"):
+                run.conductor.reopen()
+    log.warning("%s: %s", run.folder, difference_words(found))
+
+
+def _run(settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, resumed: bool) -> Run:
+    enrolment = read_enrolment(payload, folder)
+    method = method_of(enrolment)
+    conductor = Conductor(settings, enrolment, method, store)
+    return Run(folder, settings, enrolment, payload, method, store, conductor, resumed=resumed)

@@ -1,0 +1,62 @@
+"""rounds.jsonl, line by line as rounds close.
+
+The store is what counts: the file is written anew from it when a coordinator starts and when the run ends, so
+that a crash leaves no line twice and none out. What a device tells of a round after it closed is in then.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.protocols import disk
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+ROUNDS = "rounds.jsonl"
+
+
+def lines_of(records: Sequence[RoundRecord]) -> bytes:
+    """A line of JSON for each record."""
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+class RoundJournal:
+    """Follows one run; a full disk costs the file, never the run.
+
+    Args:
+        folder: of the run.
+        records: gives all rounds closed so far, ascending.
+    """
+
+    def __init__(self, folder: Path, records: Callable[[], Sequence[RoundRecord]]) -> None:
+        self._path = folder / ROUNDS
+        self._records = records
+        self._is_whole = False
+        self._newest = 0
+        if records() or self._path.exists():
+            self._write_anew()
+
+    def add(self, record: RoundRecord) -> None:
+        """The round that has just closed; perhaps in place of one that was taken back."""
+        if not self._is_whole or record.number <= self._newest:
+            self._write_anew()
+            return
+        try:
+            disk.DISK.append(self._path, lines_of([record]))
+            self._newest = record.number
+        except OSError as problem:
+            self._is_whole = False
+            log.warning("cannot write %s: %s; its lines follow", self._path, problem.strerror)
+
+    def _write_anew(self) -> None:
+        try:
+            records = self._records()
+            write_atomically(self._path, lines_of(records), durable=False)
+            self._is_whole, self._newest = True, max((record.number for record in records), default=0)
+        except StoreError as problem:
+            log.warning("%s; the run goes on without it", problem)

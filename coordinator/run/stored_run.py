@@ -1,0 +1,128 @@
+"""A run in its folder: what it is made of, looking at it, and what it leaves."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleetune.coordinator.run.changed_settings import stored_settings
+from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.coordinator.store.run_folder import SHARED, STATE
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+
+BUNDLE, FINISHED = "bundle", "finished"  # names in the store, once the bundle is made and the run is over
+
+
+@dataclass(frozen=True)
+class Run:
+    """An open run.
+
+    Attributes:
+        folder: `runs/<name>/`.
+        settings: of the run.
+        enrolment: what its devices start from.
+        payload: the enrolment as it is sent.
+        method: made for its model.
+        store: its durable state.
+        conductor: its engine and method at work.
+        resumed: it was stopped before and goes on.
+    """
+
+    folder: Path
+    settings: RunSettings
+    enrolment: Enrolment
+    payload: bytes
+    method: Method[Any, Any, Any, Any]
+    store: RunStore
+    conductor: Conductor
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a run's store says of it; read in one transaction, as it was at one moment.
+
+    Attributes:
+        settings, enrolment, payload: see `Run`.
+        store: to read on in.
+    """
+
+    settings: RunSettings
+    enrolment: Enrolment
+    payload: bytes
+    store: RunStore
+
+
+@contextmanager
+def stored_run(folder: Path) -> Iterator[Stored]:
+    """A run's store to read in, also while a coordinator writes it.
+
+    Raises:
+        SettingError: the folder holds no run.
+        StoreError: it is damaged; StoreVersion: it is from another version.
+    """
+    if not (folder / STATE).exists():
+        raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
+    with closing(RunStore.read(folder / STATE)) as store:
+        kept, payload = store.get("settings"), store.get("enrolment")
+        if kept is None or payload is None:
+            raise SettingError(f"{folder} holds no run that began")
+        yield Stored(stored_settings(kept, folder), read_enrolment(payload, folder), payload, store)
+
+
+@contextmanager
+def look_at(folder: Path) -> Iterator[Run]:
+    """A run to look at as it stands now, also while a coordinator is at it; nothing goes on.
+
+    Raises:
+        SettingError, StoreError: as `stored_run`.
+    """
+    with stored_run(folder) as kept:
+        method = method_of(kept.enrolment)
+        conductor = Conductor(kept.settings, kept.enrolment, method, kept.store)
+        conductor.recall()
+        yield Run(
+            folder, kept.settings, kept.enrolment, kept.payload, method, kept.store, conductor, resumed=True
+        )
+
+
+def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
+    """The run's method. Raises SettingError when its settings are wrong."""
+    return from_section(enrolment.method, enrolment.spec)
+
+
+def mark_finished(run: Run) -> None:
+    """A finished run is not gone on with."""
+    with run.store.step():
+        run.store.put(FINISHED, b"1")
+
+
+def save_shared_model(run: Run, path: Path | None = None) -> Path:
+    """Write the coordinator's model as safetensors, running statistics included; its file,
+    `models/shared.safetensors` if not given.
+    """
+    from safetensors.numpy import save
+
+    weights = run.method.shared_model(run.conductor.state)
+    tensors = {tensor.name: view.copy() for tensor, view in run.enrolment.spec.views(weights)}
+    path = path or run.folder / SHARED
+    write_atomically(path, save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run}))
+    return path
+
+
+def read_enrolment(payload: bytes, folder: Path) -> Enrolment:
+    """What a run's store holds. Raises StoreError: it is damaged; StoreVersion."""
+    try:
+        return codec.decode(payload, Enrolment, None, finite=False)
+    except PacketVersion as problem:
+        raise StoreVersion(f"{folder}: its enrolment is from another version ({problem})") from None
+    except PacketError as problem:
+        raise StoreError(f"{folder}: its enrolment is damaged ({problem})") from None

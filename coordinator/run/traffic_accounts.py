@@ -1,0 +1,60 @@
+"""Counting what crossed the wire: each task and each reply once, however often it was offered."""
+
+from fleetune.coordinator.rounds.records import Ledger, Traffic
+from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.wire.messages import Errand
+
+
+class Accounts:
+    """A run's ledger at work.
+
+    Attributes:
+        ledger: the counts.
+        sent_bytes: of the open round's task, by device, until its reply is here.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.sent_bytes: dict[DeviceId, int] = {}
+        self._touched: set[DeviceId] = set()
+
+    def delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
+        """A payload reached its device."""
+        traffic, turn = self._of(device), errand.turn
+        if errand.kind in ("enrolment", "bundle"):
+            traffic.enrolment += num_bytes
+            return
+        if turn >= traffic.delivered:
+            self.sent_bytes[device] = num_bytes
+        if turn > traffic.delivered:
+            traffic.delivered = turn
+            if errand.rehearsal:
+                traffic.rehearsal_down += num_bytes
+            else:
+                traffic.down += num_bytes
+                traffic.tasks += 1
+
+    def replied(self, device: DeviceId, num_bytes: int, *, rehearsal: bool) -> None:
+        """A reply counts."""
+        traffic = self._of(device)
+        if rehearsal:
+            traffic.rehearsal_up += num_bytes
+        else:
+            traffic.up += num_bytes
+            traffic.updates += 1
+
+    def take_back(self, turn: tuple[int, int]) -> None:
+        """Count again whatever is sent after this turn."""
+        for device, traffic in self.ledger.traffic.items():
+            if traffic.delivered > turn:
+                number, attempt = turn
+                self._of(device).delivered = number, attempt
+
+    def take_touched(self) -> set[DeviceId]:
+        """Whose traffic changed since this was asked last."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def _of(self, device: DeviceId) -> Traffic:
+        self._touched.add(device)
+        return self.ledger.of(device)

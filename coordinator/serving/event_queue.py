@@ -1,0 +1,67 @@
+"""What waits to be handled: what came over the network, and timers that are due."""
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fleetune.coordinator.serving.timers import Timers
+
+MAX_EVENTS = 256  # handled together
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Leave; the run goes on at the next start."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A timer is due; what stands before this in the queue may be the answer it waits for."""
+
+
+class EventQueue:
+    """Events in the order they came, and the timers of whoever waits for an answer.
+
+    A timer that is due takes its place in the line: under load answers that are here already are read before
+    anything is repeated for want of them.
+
+    Args:
+        events: the line; others put events there.
+        timer: seconds that never jump.
+
+    Attributes:
+        timers: of peers, on `timer`.
+        stopped: `Stop` was there.
+    """
+
+    def __init__(self, events: "queue.SimpleQueue[Any]", timer: Callable[[], float]) -> None:
+        self.timers = Timers()
+        self.stopped = False
+        self._events = events
+        self._timer = timer
+        self._ringing = False
+
+    def take(self, wait_s: float) -> list[Any]:
+        """Up to `MAX_EVENTS`, none after `Stop`; waits for the first, at most `wait_s` and until a timer is
+        due.
+        """
+        next_at = self.timers.next_at
+        if next_at is not None and not self._ringing:
+            wait_s = min(wait_s, next_at - self._timer())
+            if next_at <= self._timer():
+                self._ringing = True
+                self._events.put(Ring())
+        taken: list[Any] = []
+        with suppress(queue.Empty):
+            while len(taken) < MAX_EVENTS and not self.stopped:
+                event = self._events.get(timeout=0 if taken else max(0.0, wait_s))
+                self.stopped = isinstance(event, Stop)
+                taken += [] if self.stopped else [event]
+        return taken
+
+    def due(self) -> Iterator[str]:
+        """Whose time has come, once `Ring` is handled."""
+        self._ringing = False
+        return self.timers.due(self._timer())

@@ -1,0 +1,126 @@
+"""One device as the coordinator's loop knows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from msgspec.structs import replace
+
+from fleetune.coordinator.serving.small_parts import Room, small_parts
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.wire.incoming_parts import part_folder
+from fleetune.protocols.wire.mailbox import Inbox, Outbox
+from fleetune.protocols.wire.messages import Errand, Measured, Offer
+
+
+@dataclass
+class Peer:
+    """One device.
+
+    Attributes:
+        device: its name.
+        outbox, inbox: its payloads.
+        instance: of its agent; a new one means that it was restarted.
+        online: by its last presence.
+        enrolled: it has taken the run's enrolment from this process, or said that it has it.
+        stage, progress: what it said it is doing.
+        measured: what it said the open round's work took, and what it had expected.
+        offered_at: when it offered the update that is arriving.
+        download_s: how long its task took to arrive.
+    """
+
+    device: str
+    outbox: Outbox
+    inbox: Inbox
+    instance: str = ""
+    online: bool = False
+    enrolled: bool = False
+    stage: str = ""
+    progress: float = 0.0
+    measured: Measured | None = None
+    offered_at: float | None = None
+    download_s: float | None = None
+
+    @classmethod
+    def met(
+        cls,
+        device: str,
+        folder: Path,
+        max_bytes: int,
+        objects: Callable[[Errand], str | None],
+        room: Room,
+        lacks: Callable[[Offer], str | None],
+    ) -> Self:
+        """A device that was just heard of.
+
+        Args:
+            device: its name.
+            folder: for what arrives from it.
+            max_bytes: the longest payload it may send.
+            objects: why an errand is not wanted; None if it is.
+            room: for what is small, of all devices.
+            lacks: why there is no room for an offer; None if there is.
+        """
+        parts = small_parts(part_folder(folder), room)
+        inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects, lacks=lacks)
+        return cls(device, Outbox(device), inbox)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a payload is on its way to or from it, or it said that it is at work."""
+        return bool(self.outbox) or self.inbox.progress is not None or bool(self.stage)
+
+    def forget_times(self) -> None:
+        """A new task is on its way: what was measured belongs to the one before."""
+        self.measured = self.offered_at = self.download_s = None
+
+    def actual(self, now: float) -> Footprint:
+        """Of its part in the round, its update having arrived `now`; where it says nothing, by our clock."""
+        upload_s = None if self.offered_at is None else max(0.0, now - self.offered_at)
+        said = self.measured.actual if self.measured else Footprint()
+        download_s = self.download_s if said.download_s is None else said.download_s
+        return replace(said, download_s=download_s, upload_s=upload_s)
+
+    @property
+    def predicted(self) -> Footprint:
+        """What it expected its part in the round to take."""
+        return self.measured.predicted if self.measured else Footprint()
+
+
+class Peers(dict[str, Peer]):
+    """Devices heard of since the start, by name, and those among them that something is open with.
+
+    Attributes:
+        room: for what is small.
+        incoming_bytes: of all payloads that are arriving, what is not here yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = Room()
+        self._busy: set[str] = set()
+        self.incoming_bytes = 0
+        self._missing: dict[str, int] = {}
+
+    def note(self, peer: Peer) -> None:
+        """It said something, or was told something."""
+        (self._busy.add if peer.is_busy else self._busy.discard)(peer.device)
+        self._expect(peer.device, peer.inbox.missing_bytes)
+
+    def forget(self, device: str) -> None:
+        """As if nothing was ever heard of it; that need not be the case."""
+        peer = self.pop(device, None)
+        if peer is not None:
+            self._busy.discard(device)
+            peer.inbox.give_up_all()
+            self._expect(device, 0)
+
+    def _expect(self, device: str, num_bytes: int) -> None:
+        self.incoming_bytes += num_bytes - self._missing.pop(device, 0)
+        if num_bytes:
+            self._missing[device] = num_bytes
+
+    def busy(self) -> list[Peer]:
+        """Those with a payload on its way to or from them, or at work, ascending."""
+        return [self[device] for device in sorted(self._busy)]

@@ -1,0 +1,66 @@
+"""Whether a device may be counted on for a run, and whether what it offers is wanted."""
+
+from functools import partial
+
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.disk_room import why_no_room
+from fleetune.coordinator.serving.peers import Peer, Peers
+from fleetune.coordinator.store.run_folder import INCOMING
+from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.messages import Errand, Ready
+
+
+def meet(run: Run, device: str, peers: Peers) -> Peer:
+    """A device that was just heard of, now one of `peers`."""
+    limit, folder = codec.payload_limit(run.enrolment.spec), run.folder / INCOMING / device
+    wanted, lacks = partial(why_unwanted, run, device), partial(why_no_room, peers=peers, folder=run.folder)
+    peers[device] = Peer.met(device, folder, limit, wanted, peers.room, lacks)
+    return peers[device]
+
+
+def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
+    """Look at what it says of itself.
+
+    A name alone is easily made up: it counts once its presence stands at the broker and it has answered the
+    offer of the enrolment, which is sent to its own topic.
+
+    Raises:
+        PacketForeign: it speaks for another device, has another model, or was not enrolled.
+        PacketCorrupt: its ratio is not one of the method's.
+        PacketOverclaimed: it says that it holds more samples than a device of this run may.
+    """
+    report, model, most = ready.report, run.enrolment.spec.hash, run.settings.round.max_samples
+    if report.device != peer.device:
+        raise PacketForeign(f"ready in the name of {report.device!r}")
+    if ready.model_hash != model:
+        raise PacketForeign(f"ready with model {ready.model_hash!r}; the run's model is {model}")
+    ratios = [choice.ratio for choice in run.method.choices(report)]
+    if report.ratio not in ratios:
+        raise PacketCorrupt(f"ready with ratio {report.ratio:g}; the method has {ratios}")
+    if report.num_samples > most:
+        raise PacketOverclaimed(f"ready with {report.num_samples} samples; round.max_samples = {most}")
+    if not (peer.online and peer.enrolled):
+        raise PacketForeign("ready before it was enrolled")
+
+
+def check_refusal(number: int, peer: Peer, run: Run) -> None:
+    """Who declines the run itself (round 0) must have been enrolled: each is remembered for good.
+
+    Raises:
+        PacketForeign: it was not.
+    """
+    known = peer.device in run.conductor.engine.state.members
+    if number == 0 and not known and not (peer.online and peer.enrolled):
+        raise PacketForeign("declines a run before it was enrolled")
+
+
+def why_unwanted(run: Run, device: str, errand: Errand) -> str | None:
+    """Why an update is not wanted: asked when it is offered, before any of it is sent."""
+    if errand.kind != "update":
+        return f"a coordinator takes no {errand.kind}"
+    if errand.run != run.enrolment.run:
+        return f"run {errand.run!r} is not the one that runs here"
+    reason = run.conductor.engine.state.objection(device, Turn.of(errand))
+    return None if reason is None else f"{reason}: round {errand.round} does not wait for it"

@@ -1,0 +1,41 @@
+"""The clock of a run on a real fleet: the time of day when the coordinator starts, steady from then on."""
+
+import time
+from collections.abc import Callable
+from typing import Self
+
+from fleetune.coordinator.store.device_rows import read_engine
+from fleetune.coordinator.store.run_store import RunStore
+
+
+class RunClock:
+    """Seconds since 1970, but for clocks that are set while the coordinator runs: it takes no notice of them.
+
+    It goes on while no coordinator is there, as the time of day does, and never goes back from one process to
+    the next, whatever a board without a clock of its own believes the time to be. So no round takes less than
+    no time, and a deadline is as long as it should be.
+
+    Args:
+        latest: that the run has seen before; None: it is new.
+        wall: the time of day, seconds since 1970.
+        steady: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        latest: float | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steady = steady
+        self._offset_s = max(wall(), latest or 0.0) - steady()
+
+    @classmethod
+    def of(cls, store: RunStore, **clocks: Callable[[], float]) -> Self:
+        """For the run that the store holds. Raises StoreError."""
+        state = read_engine(store)
+        return cls(None if state is None else state.seen_at, **clocks)
+
+    def __call__(self) -> float:
+        return self._offset_s + self._steady()

@@ -1,0 +1,392 @@
+"""The coordinator's loop: what devices say goes to the conductor, what it orders goes to devices.
+
+One thread, one queue. Every payload is on disk before it is acknowledged, every step of the run before
+anybody is told of it. Events that wait together are one transaction, and none costs more in a larger fleet.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.reports.missing import abandoned_line
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick, UpdateArrived
+from fleetune.coordinator.rounds.orders import Abandoned, Closed, Finished, Order, Reject, Send
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.admission import Gate
+from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
+from fleetune.coordinator.serving.burst import Burst
+from fleetune.coordinator.serving.disk_room import LEFT_FOR_S, remove_left
+from fleetune.coordinator.serving.event_queue import EventQueue, Ring
+from fleetune.coordinator.serving.outgoing_spool import spooled
+from fleetune.coordinator.serving.peers import Peer, Peers
+from fleetune.coordinator.serving.readiness import check_ready, check_refusal, meet
+from fleetune.coordinator.serving.refusals import Refusals
+from fleetune.coordinator.serving.reply_intake import take_in
+from fleetune.coordinator.serving.run_clock import RunClock
+from fleetune.coordinator.serving.run_end import Goodbye
+from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.mailbox import Arrived, Sent
+from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Received, Transport
+from fleetune.protocols.wire.transport.backlog import Backlog
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+GOODBYE_S = 3.0
+MAX_WAITING_BYTES = 256 * 2**20
+
+
+@dataclass
+class Server:
+    """Serves one run until it is finished or told to stop.
+
+    Attributes:
+        run: the run.
+        fleet: its devices listen there.
+        make_transport: from the queue of events, a transport that is not connected yet.
+        on_look: called now and then with this server (a live view).
+        on_closed: told of every closed round.
+        on_notice: takes lines for people.
+        clock: of the run, see `RunClock`: a deadline goes on while the coordinator is not there.
+        timer: seconds that never jump, for everything on the wire.
+        peers: devices heard of since the start.
+        problem: why the broker is not reached; None: it is.
+        finished: why the run is over; None: it is not.
+    """
+
+    run: Run
+    fleet: str
+    make_transport: Callable[[EventSink], Transport]
+    on_look: Callable[["Server"], None] = lambda _: None
+    on_closed: Callable[[RoundRecord], None] = lambda _: None
+    on_notice: Callable[[str], None] = log.info
+    clock: Callable[[], float] = field(default_factory=RunClock)
+    timer: Callable[[], float] = time.monotonic
+    peers: Peers = field(default_factory=Peers)
+    events: Backlog = field(default_factory=partial(Backlog, MAX_WAITING_BYTES))
+    problem: str | None = None
+    finished: str | None = None
+
+    def __post_init__(self) -> None:
+        self.run_id = self.run.enrolment.run
+        self._refusals = Refusals(self.run.conductor.refuse, self.timer)
+        self._queue, self._burst = EventQueue(self.events, self.timer), Burst()
+        self._gate = Gate(self.run.conductor, self.peers, self.timer, self._note_muted, self._forget)
+
+    def serve(self) -> str | None:
+        """Serve; why the run is over, None if it was stopped before.
+
+        Raises:
+            StoreError: the run's state cannot be written; the run goes on from before at the next start.
+        """
+        self._transport = self.make_transport(self.events)
+        self._bundles = BundleDesk(self.run, self.events.put, self.on_notice)
+        remove_left(self.run.folder, but=set(), older_than_s=LEFT_FOR_S)
+        try:
+            self._resume()
+            self._transport.connect()
+            self._serve_until_over()
+            if self.finished is not None:
+                self._say_goodbye(self.finished)
+        finally:
+            self._transport.close()
+        return self.finished
+
+    def _resume(self) -> None:
+        conductor = self.run.conductor
+        self._follow(conductor.resume(self.clock()))
+        if conductor.engine.finished:  # the last process came so far, but perhaps could not say so
+            self.finished = conductor.engine.state.reason
+
+    def _say_goodbye(self, reason: str) -> None:
+        known = self.run.conductor.engine.state.members
+        waiting = {device for device in known if device not in self.peers or self.peers[device].online}
+        goodbye = Goodbye(self._transport, self.fleet, wire.Finish(self.run_id, reason), waiting)
+        goodbye.say(self.events, until=self.timer() + GOODBYE_S, timer=self.timer)
+
+    def _serve_until_over(self) -> None:
+        look_at = float("-inf")
+        while self.finished is None and not self._queue.stopped:
+            with self._burst.committed(self.run.store):
+                self._handle_all(self._queue.take(self._wait_s))
+            began = self.timer()
+            self._gate.look(began, self.events.take_dropped())
+            if began >= look_at:
+                self.on_look(self)
+                look_at = began + max(LOOK_EVERY_S, 20 * (self.timer() - began))  # looking takes 5 % at most
+
+    @property
+    def _wait_s(self) -> float:
+        """Until the engine or a live view has something to do."""
+        wake_at = self.run.conductor.engine.wake_at
+        return LOOK_EVERY_S if wake_at is None else min(LOOK_EVERY_S, wake_at - self.clock())
+
+    def _handle_all(self, events: list[Any]) -> None:
+        for event in events:
+            if self.finished is None:
+                self._handle(event)
+            else:
+                self.events.put(event)  # for the goodbye
+        if self._wait_s <= 0:
+            self._tell(Tick())
+
+    def _handle(self, event: Any) -> None:
+        try:
+            match event:
+                case Connected():
+                    self.problem = None
+                    for peer in self.peers.values():
+                        self._send_all(peer, peer.outbox.reconnected(self.timer()))
+                case Disconnected(reason):
+                    self.problem = reason
+                    log.warning("not connected: %s", reason)
+                case Received(topic, data):
+                    self._receive(topics.parse(topic), data)
+                case Ring():
+                    for peer in map(self.peers.__getitem__, self._queue.due()):
+                        self._send_all(peer, peer.outbox.tick(self.timer()))
+                case BundleMade():
+                    for device in self._bundles.made(event) & self.peers.keys():
+                        self._give_bundle(self.peers[device], event)
+        except PacketError as problem:
+            self._refusals.note(problem)
+
+    def _receive(self, address: topics.Address, data: bytes) -> None:
+        try:
+            if self._gate.lets_in(address, data):
+                self._read(address.device, address.channel, data)
+        except PacketError as problem:
+            self._refusals.note(problem, address.device)
+        except (StoreError, TransportError):
+            raise
+        except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
+            self._refusals.blame(address.device, fault)
+
+    def _read(self, device: str, channel: str, data: bytes) -> None:
+        if channel == "state" and not data:
+            return  # a retained presence was cleared
+        if channel == "update":
+            self._take_chunk(device, data)
+            return
+        message = wire.read_from_device(data)
+        if isinstance(message, wire.Presence) != (channel == "state"):
+            raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
+        self._hear(self.peers.get(device) or meet(self.run, device, self.peers), message)
+
+    def _take_chunk(self, device: str, data: bytes) -> None:
+        if device not in self.peers:
+            raise PacketForeign("a chunk before any offer")
+        peer = self.peers[device]
+        self._send_all(peer, peer.inbox.handle_chunk(data, self.timer()))
+
+    def _hear(self, peer: Peer, message: wire.FromDevice) -> None:
+        match message:
+            case wire.Presence(online, instance):
+                self._note_presence(peer, online, instance)
+            case Offer():
+                self._consider(peer, message)
+            case Resume() | Ack() | Refuse():
+                self._send_all(peer, peer.outbox.handle(message, self.timer()))
+            case wire.Fetch(run) if run == self.run_id:
+                self._give_bundle(peer, self._bundles.ask(peer.device))
+            case wire.Ready():
+                self._take_ready(peer, message)
+            case wire.Left(run) if run == self.run_id:
+                self._ask_back(peer)
+            case wire.Working() | wire.Measured() if message.run == self.run_id:
+                self._hear_of_work(peer, message)
+            case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
+                check_refusal(number, peer, self.run)
+                self._note_declined(peer, Turn(number, attempt), reason, diverged=diverged)
+
+    def _hear_of_work(self, peer: Peer, message: wire.Working | wire.Measured) -> None:
+        if isinstance(message, wire.Working):
+            peer.stage, peer.progress = message.stage, min(max(message.progress, 0.0), 1.0)
+            self._keep_track(peer)
+            return
+        turn = Turn(message.round, message.attempt)
+        if self.run.conductor.engine.state.is_at(peer.device, turn):
+            peer.measured = message
+        else:
+            self.run.conductor.note_measured(peer.device, turn, message.actual)
+
+    def _note_presence(self, peer: Peer, online: bool, instance: str) -> None:
+        lost = peer.online and (not online or instance != peer.instance)
+        peer.online, peer.instance, peer.stage = online, instance, ""
+        if lost:
+            self._lose(peer)
+        if online:
+            self._send_all(peer, peer.outbox.reconnected(self.timer()))
+            self._enrol(peer)
+
+    def _lose(self, peer: Peer) -> None:
+        peer.enrolled = False
+        self._send_all(peer, peer.outbox.drop(lambda _: True, self.timer()))
+        self._tell(DeviceGone(peer.device))
+
+    def _note_muted(self, device: str, muted: bool) -> None:
+        peer = self.peers.get(device)
+        if peer is not None and muted:
+            self._lose(peer)
+        elif peer is not None and peer.online:
+            self._enrol(peer)
+
+    def _forget(self, device: str) -> None:
+        self.peers.forget(device)
+        self._queue.timers.set(device, None)
+
+    def _enrol(self, peer: Peer) -> None:
+        errand, ratio = Errand("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
+        self._send_all(peer, peer.outbox.post(errand, self.run.payload, self.timer(), ratio=ratio))
+
+    def _ask_back(self, peer: Peer) -> None:
+        """It knows the run as over, which somebody else must have told it."""
+        self._refusals.say(logging.WARNING, peer.device, f"{peer.device} has left a run that goes on")
+        self._lose(peer)
+        self._enrol(peer)
+
+    def _give_bundle(self, peer: Peer, made: BundleMade | None) -> None:
+        if made is None:
+            return  # it is being made
+        if made.payload is None:
+            self._send(peer, wire.Lacking(self.run_id, wire.readable(made.problem)))
+            return
+        errand = Errand("bundle", self.run_id)
+        self._send_all(peer, peer.outbox.post(errand, made.payload, self.timer()))
+
+    def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
+        if ready.run != self.run_id:
+            return  # of an earlier run; our own enrolment is on its way
+        check_ready(ready, peer, self.run)
+        self._tell(DeviceReady(ready.report))
+
+    def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
+        reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"
+        self._refusals.say(logging.WARNING, peer.device, f"{peer.device} declines {what}: {reason}")
+        self._tell(Declined(peer.device, *turn, reason, diverged))
+
+    def _consider(self, peer: Peer, offer: Offer) -> None:
+        answers = peer.inbox.handle_offer(offer)
+        for answer in answers:
+            if isinstance(answer, Resume):
+                peer.offered_at = peer.offered_at or self.timer()
+            elif isinstance(answer, Refuse):
+                self._note_unwanted(peer, offer.errand, answer.reason)
+        self._send_all(peer, answers)
+
+    def _note_unwanted(self, peer: Peer, errand: Errand, reason: str) -> None:
+        state, turn = self.run.conductor.engine.state, Turn.of(errand)
+        objection = state.objection(peer.device, turn) if errand.run == self.run_id else "unknown"
+        level = logging.INFO if objection in ("late", "stale", "duplicate") else logging.WARNING
+        self._refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
+        if errand.run == self.run_id and objection:
+            self._tell(UpdateArrived(peer.device, *turn))
+        elif errand.run == self.run_id and state.is_at(peer.device, turn):
+            problem = PacketForeign(reason)  # it will not offer again
+            self._follow(self.run.conductor.turn_away(peer.device, turn, problem, self.clock()))
+        else:
+            self.run.conductor.ledger.refuse(PacketForeign.__name__)
+
+    def _tell(self, event: Any) -> None:
+        self._follow(self.run.conductor.handle(event, self.clock()))
+
+    def _follow(self, orders: Iterable[Order]) -> None:
+        unsent = []
+        for order in orders:
+            match order:
+                case Send():
+                    try:
+                        self._send_task(order)
+                    except PacketNotFinite as problem:
+                        unsent.append(order.declined(problem))
+                case Reject(device, reason):
+                    log.info("%s: update not counted: %s", device, reason)
+                case Closed(record):
+                    self._forget_old_turns()
+                    self._burst.say(partial(self.on_closed, record))
+                case Abandoned():
+                    self.on_notice(abandoned_line(order, self.run.conductor.engine.state))
+                case Finished(reason):
+                    self.finished = reason
+        for declined in unsent:
+            log.warning("%s", declined.reason)
+            self._tell(declined)
+
+    def _send_task(self, send: Send) -> None:
+        peer, turn = self.peers[send.device], Turn.of(send.errand)
+        peer.forget_times()
+        self._forget_tasks(peer, lambda errand: Turn.of(errand) != turn)
+        payload = spooled(send.make(), self.run.folder)
+        self._send_all(peer, peer.outbox.post(send.errand, payload, self.timer()))
+
+    def _forget_old_turns(self) -> None:
+        """Nobody waits any more for what slower devices are still receiving or sending."""
+        state = self.run.conductor.engine.state
+        for peer in self.peers.busy():
+            if not state.awaits(peer.device) or state.members[peer.device].asked == state.turn:
+                peer.stage = ""
+            self._forget_tasks(peer, lambda errand, peer=peer: not state.is_at(peer.device, Turn.of(errand)))  # type: ignore[misc]
+            self._send_all(peer, peer.inbox.refuse_unwanted())
+
+    def _forget_tasks(self, peer: Peer, unwanted: Callable[[Errand], bool]) -> None:
+        next_in_line = peer.outbox.drop(
+            lambda errand: errand.kind == "task" and unwanted(errand), self.timer()
+        )
+        self._send_all(peer, next_in_line)
+
+    def _send_all(self, peer: Peer, items: Iterable[Any]) -> None:
+        taken: set[str] = set()
+        for item in items:
+            match item:
+                case Chunk():
+                    self._gate.grant(peer.device)  # it acknowledges each
+                    self._transport.publish(topics.topic(self.fleet, peer.device, "task"), item.encode())
+                case Arrived(offer):
+                    taken.add(offer.transfer)
+                    self._take_in(peer, item)
+                case Sent():
+                    self._note_sent(peer, item)
+                case Ack(transfer) if transfer in taken:
+                    continue  # `_take_in` has answered
+                case _:
+                    self._send(peer, item)
+        self._keep_track(peer)
+
+    def _keep_track(self, peer: Peer) -> None:
+        """Note when it wants to be woken, and whether anything of it is open."""
+        self._queue.timers.set(peer.device, peer.outbox.wake_at)
+        self.peers.note(peer)
+
+    def _take_in(self, peer: Peer, arrived: Arrived) -> None:
+        """A reply is here: keep it and tell the engine, then tell the device."""
+        answer, orders = take_in(
+            peer, arrived, self.run.conductor, self._refusals, timer=self.timer, clock=self.clock
+        )
+        peer.inbox.settle(arrived.offer.transfer, answer.reason if isinstance(answer, Refuse) else None)
+        peer.offered_at = None
+        self._send(peer, answer)
+        self._follow(orders)
+
+    def _note_sent(self, peer: Peer, sent: Sent) -> None:
+        if sent.refused is not None:
+            log.warning("%s does not take its %s", peer.device, sent.errand.kind)
+            self._note_declined(peer, Turn.of(sent.errand), sent.refused)
+            return
+        peer.enrolled = peer.enrolled or sent.errand.kind == "enrolment"
+        if sent.errand.kind == "task":
+            peer.download_s = sent.seconds
+        if sent.errand.kind == "task" or sent.sent_bytes:  # an enrolment or bundle may be there from before
+            self.run.conductor.note_delivered(peer.device, sent.errand, sent.num_bytes)
+
+    def _send(self, peer: Peer, message: wire.Message) -> None:
+        topic = topics.topic(self.fleet, peer.device, "down")
+        self._burst.say(partial(self._transport.publish, topic, wire.encode(message)))

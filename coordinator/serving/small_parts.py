@@ -1,0 +1,74 @@
+"""Small payloads wait in memory until they are whole; longer ones grow on disk from their first byte.
+
+A coordinator keeps each whole reply in the run's store before it acknowledges it, so that a file which is
+made, synced and removed for every update would keep nothing that has to outlive it. What a crash takes is
+sent again.
+"""
+
+from collections.abc import Callable
+
+from fleetune.protocols.wire.incoming_parts import Part, PartFile, PartMemory
+from fleetune.protocols.wire.messages import Offer
+
+SMALL_BYTES = 64 * 1024
+ROOM_BYTES = 64 * 1024 * 1024
+
+
+class Room:
+    """Memory for all small parts of a fleet together."""
+
+    def __init__(self, num_bytes: int = ROOM_BYTES) -> None:
+        self.left_bytes = num_bytes
+
+
+class SmallPart:
+    """A `Part` in memory, and in `file` from when there is no room any more."""
+
+    def __init__(self, file: PartFile, room: Room) -> None:
+        self._file = file
+        self._room = room
+        self._memory = PartMemory()
+
+    @property
+    def _held(self) -> PartFile | PartMemory:
+        return self._file if self._file.size else self._memory
+
+    @property
+    def size(self) -> int:
+        return self._held.size
+
+    def append(self, data: bytes | memoryview) -> None:
+        if not self._file.size and len(data) <= self._room.left_bytes:
+            self._room.left_bytes -= len(data)
+            self._memory.append(data)
+            return
+        if self._memory.size:
+            self._file.append(self._memory.payload() + bytes(data))
+            self._empty()
+        else:
+            self._file.append(data)
+
+    def clear(self) -> None:
+        self._empty()
+        if self._file.size:
+            self._file.clear()
+
+    def _empty(self) -> None:
+        self._room.left_bytes += self._memory.size
+        self._memory.clear()
+
+    def digest(self) -> str:
+        return self._held.digest()
+
+    def seal(self) -> None:
+        self._held.seal()
+
+    def payload(self) -> bytes:
+        return self._held.payload()
+
+
+def small_parts(files: Callable[[Offer], PartFile], room: Room) -> Callable[[Offer], Part]:
+    """Parts like those of `files`, in memory where the payload is small: over a thin uplink a long one takes
+    minutes, of which a restart shall take nothing.
+    """
+    return lambda offer: SmallPart(files(offer), room) if offer.num_bytes <= SMALL_BYTES else files(offer)

@@ -1,0 +1,237 @@
+"""What each torch operation does to the numbers of neurons, watched in one forward pass.
+
+A layer gives new numbers to its outputs; operations that move values move their numbers alike; neurons
+whose values are added, or that share a weight, become one. An operation that is not known here makes
+every neuron that goes into it always active: a model may be described too coarsely, but not wrongly.
+(torch-pruning takes what it does not know for elementwise, and so couples the wrong channels behind
+permute or flip, and cuts neurons that an input's shortcut keeps alive.)
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fleetune.coordinator.spec.neurons import FIXED, FREE, Neurons, compact, flat
+
+
+class NeuronTrace(TorchFunctionMode):
+    """Numbers everything that is computed inside `with NeuronTrace(neurons):`."""
+
+    def __init__(self, neurons: Neurons) -> None:
+        super().__init__()
+        self._neurons = neurons
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        for first in kwargs.keys() & {"input", "tensors"}:  # the rules take it by position
+            args = (kwargs.pop(first), *args)
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "").strip("_")
+        if name in _RULES:
+            self._neurons.note(result, _RULES[name](self._neurons, result, *args, **kwargs))
+        elif name in _MOVES:
+            self._neurons.note(result, func(_MOVES[name](self._neurons, args[0]), *args[1:], **kwargs))
+        elif result is None or any(True for _ in flat(result)):
+            self._neurons.fix((args, kwargs))
+        return result
+
+
+def _numbers(neurons: Neurons, values: Any) -> Any:
+    """Numbers in the place of a tensor or of a sequence of tensors."""
+    return neurons.of(values) if isinstance(values, Tensor) else [neurons.of(value) for value in values]
+
+
+# Each rule takes an operation's result and its arguments as torch has them, and gives the result's numbers.
+
+
+def _linear(
+    neurons: Neurons, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    neurons.use(weight, result)
+    neurons.own(weight, 1, neurons.along(x, -1))
+    return _layer(neurons, result, -1, neurons.new(len(weight)), weight, bias)
+
+
+def _conv(
+    neurons: Neurons,
+    result: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: object = 1,  # noqa: ARG001
+    padding: object = 0,  # noqa: ARG001
+    dilation: object = 1,  # noqa: ARG001
+    groups: int = 1,
+) -> Tensor:
+    neurons.use(weight, result)
+    axis = 1 - weight.ndim
+    inputs = neurons.along(x, axis)
+    if groups == len(inputs) > 1:  # depthwise: each channel stays itself
+        return _layer(neurons, result, axis, inputs.repeat_interleave(len(weight) // groups), weight, bias)
+    if groups == 1:
+        neurons.own(weight, 1, inputs)
+    else:  # a column belongs to another input in each group
+        neurons.fix(x)
+    return _layer(neurons, result, axis, neurons.new(len(weight)), weight, bias)
+
+
+def _embedding(
+    neurons: Neurons, result: Tensor, _: Tensor, weight: Tensor, *__: object, **___: object
+) -> Tensor:
+    neurons.own(weight, 0, torch.full((len(weight),), FIXED))
+    numbers = neurons.new(weight.shape[1])
+    neurons.own(weight, 1, numbers)
+    return _layer(neurons, result, -1, numbers)
+
+
+def _batch_norm(
+    neurons: Neurons,
+    result: Tensor,
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: object,
+    **__: object,
+) -> Tensor:
+    return _layer(neurons, result, 1, neurons.along(x, 1), running_mean, running_var, weight, bias)
+
+
+def _group_norm(
+    neurons: Neurons,
+    result: Tensor,
+    x: Tensor,
+    num_groups: int,  # noqa: ARG001
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: object,
+    **__: object,
+) -> Tensor:
+    return _layer(neurons, result, 1, neurons.along(x, 1), weight, bias)
+
+
+def _layer_norm(
+    neurons: Neurons,
+    result: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Any = None,  # in the place of a root-mean-square norm's eps
+    *_: object,
+    **__: object,
+) -> Tensor:
+    if len(normalized_shape) > 1:  # which of the axes are channels is not known
+        return _kept(neurons, result, x)
+    return _layer(neurons, result, -1, neurons.along(x, -1), *flat((weight, bias)))
+
+
+def _prelu(neurons: Neurons, result: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    if len(weight) == 1:
+        return _kept(neurons, result, x)
+    return _layer(neurons, result, 1, neurons.along(x, 1), weight)
+
+
+def _pool(neurons: Neurons, result: Tensor, x: Tensor, *_: object, channels: int, **__: object) -> Tensor:
+    return _layer(neurons, result, channels, neurons.along(x, channels))
+
+
+def _layer(neurons: Neurons, result: Tensor, axis: int, numbers: Tensor, *owned: Tensor | None) -> Tensor:
+    """`result` has `numbers` along `axis`, as the first axes of the parameters `owned` have."""
+    for parameter in owned:
+        neurons.own(parameter, 0, numbers)
+    shape = [1] * result.ndim
+    shape[axis] = len(numbers)
+    return numbers.view(shape).expand(result.shape)
+
+
+def _reduce(
+    neurons: Neurons, result: Any, x: Tensor, dim: Any = None, *args: object, **kwargs: Any
+) -> Tensor | list[Tensor]:
+    """A sum, mean or maximum makes one neuron of all along `dim`."""
+    if any(True for _ in flat((dim, kwargs))):  # maximum by another name
+        return _together(neurons, result, x, dim, *args, **kwargs)
+    dim = kwargs.get("axis", dim)
+    dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = sorted(axis % x.ndim for axis in dims)
+    kept = [axis for axis in range(x.ndim) if axis not in gone]
+    rows = neurons.of(x).permute(*kept, *gone).flatten(len(kept))
+    first = rows.amax(dim=-1)
+    neurons.join(first[..., None].expand_as(rows), rows)
+    return [first.reshape(tensor.shape) for tensor in flat(result)]
+
+
+def _kept(neurons: Neurons, result: Tensor, x: Tensor, *_: object, **__: object) -> Tensor:
+    """Each value stays its neuron's, in the same order, whatever the shape."""
+    return neurons.of(x).reshape(result.shape)
+
+
+def _together(neurons: Neurons, result: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """Values that are combined elementwise are one neuron's."""
+    first, *others = (neurons.of(tensor).expand(result.shape) for tensor in flat((args, kwargs)))
+    for other in others:
+        neurons.join(first, other)
+        small, its_other = compact(first, other)
+        first = torch.where(small == FREE, its_other, small).expand(result.shape)
+    return first
+
+
+def _padded(
+    neurons: Neurons,
+    result: Tensor,  # noqa: ARG001
+    x: Tensor,
+    pad: Any,
+    mode: str = "constant",
+    value: object = None,  # noqa: ARG001
+) -> Tensor:
+    numbers = neurons.of(x).double()  # torch reflects no integers
+    return torch.nn.functional.pad(numbers, pad, mode, FREE if mode == "constant" else None).long()
+
+
+def _table(rule: Callable[..., Any], names: str) -> dict[str, Callable[..., Any]]:
+    return dict.fromkeys(names.split(), rule)
+
+
+# By the function's name in torch, without the underscores around it.
+_RULES: dict[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "embedding": _embedding,
+    "group_norm": _group_norm,
+    "prelu": _prelu,
+    "pad": _padded,
+    "interpolate": partial(_pool, channels=1),
+    **_table(_conv, "conv1d conv2d conv3d"),
+    **_table(_batch_norm, "batch_norm instance_norm"),
+    **_table(_layer_norm, "layer_norm rms_norm"),
+    **_table(_reduce, "mean sum amax amin max min"),
+    **{
+        f"{kind}_pool{dims}d": partial(_pool, channels=-dims - 1)
+        for kind in ("max", "avg", "lp", "adaptive_max", "adaptive_avg")
+        for dims in (1, 2, 3)
+    },
+    **_table(
+        _kept,
+        "relu relu6 leaky_relu elu selu celu gelu silu mish softplus softsign hardtanh hardswish hardsigmoid "
+        "sigmoid logsigmoid tanh tanhshrink exp log sqrt rsqrt abs neg square dropout dropout1d dropout2d "
+        "dropout3d alpha_dropout feature_alpha_dropout clone detach contiguous to float view reshape flatten "
+        "unflatten squeeze unsqueeze ravel",
+    ),
+    **_table(
+        _together,
+        "add iadd radd sub isub rsub subtract mul imul rmul multiply div idiv rdiv truediv itruediv rtruediv "
+        "divide pow clamp maximum minimum where gt ge lt le eq ne",
+    ),
+}
+# Operations that move values do the same to numbers that stand in the place of their first argument.
+_MOVES = _table(
+    _numbers,
+    "permute transpose movedim moveaxis swapaxes swapdims t cat concat concatenate stack chunk split "
+    "tensor_split unbind getitem narrow select index_select expand repeat tile repeat_interleave flip roll "
+    "pixel_shuffle pixel_unshuffle",
+)

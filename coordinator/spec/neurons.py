@@ -1,0 +1,150 @@
+"""Which neurons the positions of every parameter belong to: numbers, and which of them are the same.
+
+Every element of every activation carries the number of the neuron it is a value of, in an integer array
+of the activation's shape. `coordinator.spec.neuron_trace` says what each operation does to the numbers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from fleetune.protocols.model.spec import ALWAYS_ACTIVE, Axis, Span
+
+FIXED = 0  # always active: inputs and outputs of the network, and what went into unknown operations
+FREE = -1  # constants: values of no neuron, which bind nothing they are combined with
+
+
+class Neurons:
+    """The numbers of a network's activations and of the positions on its parameters' axes.
+
+    Args:
+        tensors: parameters and running statistics of the module, by name.
+
+    Attributes:
+        uses: by name, how often each entry of a parameter was multiplied with, all samples together.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self.uses = dict.fromkeys(tensors, 0)
+        self._numbers: dict[int, tuple[Tensor, Tensor]] = {}  # holds its tensors, so that ids stay unique
+        self._axes: dict[tuple[str, int], Tensor] = {}
+        self._layers: list[range] = []
+        self._parent = [FIXED]  # of each neuron: one with a lower number that is the same neuron, or itself
+
+    def new(self, count: int) -> Tensor:
+        """Numbers for a layer of new neurons, shape (count,)."""
+        layer = range(len(self._parent), len(self._parent) + count)
+        self._layers.append(layer)
+        self._parent.extend(layer)
+        return torch.tensor(layer)
+
+    def note(self, values: object, numbers: object) -> None:
+        """The tensors in `values` have these numbers, each of its tensor's shape."""
+        for tensor, its_numbers in zip(flat(values), flat(numbers), strict=True):
+            self._numbers[id(tensor)] = (tensor, its_numbers)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The number of every element of `tensor`, in its shape."""
+        if id(tensor) in self._numbers:
+            return self._numbers[id(tensor)][1]
+        if id(tensor) not in self._names:
+            return torch.tensor(FIXED).expand(tensor.shape)
+        for axis, size in enumerate(tensor.shape):  # a parameter that is used otherwise than by its layer
+            self.own(tensor, axis, torch.full((size,), FIXED))
+        return torch.tensor(FREE).expand(tensor.shape)
+
+    def along(self, tensor: Tensor, axis: int) -> Tensor:
+        """The neuron at each position of `axis`, shape (its size,); where there are several, one is made."""
+        (rows,) = compact(self.of(tensor).movedim(axis, 0), start=1)
+        rows = rows.reshape(len(rows), -1)
+        first = rows.amax(dim=1)
+        self.join(first[:, None].expand_as(rows), rows)
+        return first
+
+    def own(self, tensor: Tensor | None, axis: int, numbers: Tensor) -> None:
+        """Positions on `axis` of a parameter belong to `numbers`, shape (its size,)."""
+        if tensor is not None and id(tensor) in self._names:
+            numbers = numbers.clamp(min=FIXED)
+            self.join(self._axes.setdefault((self._names[id(tensor)], axis), numbers), numbers)
+
+    def use(self, weight: Tensor, result: Tensor) -> None:
+        """`result` has a value for every output of `weight`, along its first axis, at every position."""
+        if id(weight) in self._names:
+            self.uses[self._names[id(weight)]] += result.numel() // len(weight)
+
+    def join(self, some: Tensor, others: Tensor) -> None:
+        """Two arrays of numbers, of the same shape, are the same neurons."""
+        some, others = compact(some, others)
+        differ = (some != others) & (some != FREE) & (others != FREE)
+        for one, other in set(zip(some[differ].tolist(), others[differ].tolist(), strict=True)):
+            low, high = sorted((self._root(one), self._root(other)))
+            self._parent[high] = low
+
+    def fix(self, values: object) -> None:
+        """Every neuron in `values`, a tensor or a nest of them, is always active."""
+        for tensor in flat(values):
+            numbers = self.of(tensor)
+            self.join(numbers, torch.tensor(FIXED).expand_as(numbers))
+
+    def describe(self) -> tuple[tuple[int, ...], dict[str, tuple[Axis, ...]]]:
+        """The number of neurons of each group, in the order of the forward pass, and each tensor's axes."""
+        roots = {key: [self._root(number) for number in axis.tolist()] for key, axis in self._axes.items()}
+        used = {root for axis in roots.values() for root in axis} - {FIXED}
+        groups = [members for layer in self._layers if (members := [one for one in layer if one in used])]
+        places = {one: (group, at) for group, members in enumerate(groups) for at, one in enumerate(members)}
+        axes = {
+            name: tuple(
+                _spans([places.get(root) for root in roots.get((name, axis), ())])
+                for axis in range(tensor.ndim)
+            )
+            for name, tensor in self._tensors.items()
+        }
+        return tuple(map(len, groups)), axes
+
+    def _root(self, number: int) -> int:
+        while self._parent[number] != number:
+            self._parent[number] = number = self._parent[self._parent[number]]
+        return number
+
+
+def flat(values: object) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from flat(value)
+    elif isinstance(values, dict):
+        yield from flat(list(values.values()))
+
+
+def compact(*numbers: Tensor, start: int = 0) -> tuple[Tensor, ...]:
+    """The same arrays without the repetitions that all of them have along an axis from `start`."""
+    for axis in range(start, numbers[0].ndim):
+        if all(each.shape[axis] > 1 and each.stride(axis) == 0 for each in numbers):
+            numbers = tuple(each.narrow(axis, 0, 1) for each in numbers)
+    return numbers
+
+
+def _spans(places: Sequence[tuple[int, int] | None]) -> Axis:
+    """An axis from each position's (group, neuron), or None where it is always active."""
+    if not any(places):
+        return ()
+    spans: list[Span] = []
+    for place, positions in groupby(places):
+        repeat = len(list(positions))
+        if place is None:
+            spans.append(Span(ALWAYS_ACTIVE, 0, repeat))
+        elif spans and (spans[-1].group, spans[-1].start + spans[-1].count, spans[-1].repeat) == (
+            *place,
+            repeat,
+        ):
+            spans[-1] = replace(spans[-1], count=spans[-1].count + 1)
+        else:
+            spans.append(Span(*place, 1, repeat))
+    return tuple(spans)

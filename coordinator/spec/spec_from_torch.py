@@ -1,0 +1,97 @@
+"""From any torch module to the `ModelSpec` that travels, and to the fleet's first weights."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fleetune.coordinator.spec.neuron_trace import NeuronTrace
+from fleetune.coordinator.spec.neurons import Neurons
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.architectures import build, try_out
+from fleetune.protocols.model.spec import FlatArray, Kind, ModelSpec, TensorSpec
+from fleetune.protocols.randomness import Key
+
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norm
+_STATISTICS = ("running_mean", "running_var")
+
+
+def describe(name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> ModelSpec:
+    """The spec of a module: trainable parameters in module order, then running statistics.
+
+    Parameters that do not require a gradient and other buffers are no part of it: whoever builds the
+    model must get them right. Neurons whose coupling is not understood are always active. The module is
+    left as it was.
+
+    Args:
+        name: the model's name or `module:function`.
+        module: on the CPU, in any mode.
+        input_shape: one sample, without the batch axis.
+        num_classes: number of logits.
+
+    Raises:
+        ModelError: the module cannot take this input or does not give `num_classes` logits, two names
+            share one tensor, a tensor is not float32, or there is nothing to train.
+    """
+    tensors = _tensors(name, module)
+    neurons = Neurons(tensors)
+    with NeuronTrace(neurons):
+        logits = try_out(name, module, input_shape, num_classes)
+    neurons.fix(logits)
+    groups, axes = neurons.describe()
+    described = tuple(
+        TensorSpec(
+            path,
+            tuple(tensor.shape),
+            _kind(module, path),
+            path.rpartition(".")[0],
+            axes[path],
+            neurons.uses[path] // len(logits),
+        )
+        for path, tensor in tensors.items()
+    )
+    return ModelSpec(name, described, groups, tuple(input_shape), num_classes)
+
+
+def draw(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> tuple[ModelSpec, FlatArray]:
+    """The spec of a model by name, and its initial weights, shape (spec.size,), as `key` decides.
+
+    Torch's global generator is left as it was.
+
+    Raises:
+        ModelError: as `protocols.model.architectures.build` and `describe` do.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(key.value)
+        module = build(name, input_shape, num_classes)
+    spec = describe(name, module, input_shape, num_classes)
+    tensors = _tensors(name, module)
+    weights = np.concatenate([tensors[tensor.name].detach().numpy().ravel() for tensor in spec.tensors])
+    return spec, weights
+
+
+def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
+    """Trainable parameters, then running statistics, by name."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    tensors: dict[str, Tensor] = {path: one for path, one in parameters.items() if one.requires_grad}
+    if not tensors:
+        raise ModelError(f"model {name!r} has no trainable parameters")
+    tensors |= {path: one for path, one in buffers.items() if path.rpartition(".")[2] in _STATISTICS}
+    first: dict[int, str] = {}
+    for path, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise ModelError(f"model {name!r}: {path} is {tensor.dtype}; every parameter must be float32")
+        other = first.setdefault(tensor.data_ptr(), path)
+        if other != path:
+            raise ModelError(f"model {name!r}: {other} and {path} share one tensor; give each its own")
+    return tensors
+
+
+def _kind(module: nn.Module, path: str) -> Kind:
+    layer, _, leaf = path.rpartition(".")
+    if leaf in _STATISTICS:
+        return "stat"
+    if isinstance(module.get_submodule(layer), _NORMS):
+        return "norm"
+    return "bias" if leaf.startswith("bias") else "weight"

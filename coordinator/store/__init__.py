@@ -1,0 +1,3 @@
+"""What a run keeps on disk, written so that a step costs what it changed; versions, and one writer at a
+time.
+"""

@@ -1,0 +1,87 @@
+"""What a run's store keeps in rows of one device each, so that a step writes the devices it changed.
+
+The engine's members and the bytes that crossed the wire to and from each device are read again in whole when
+a run is resumed; what else there is of engine and ledger is a small value beside them. Who takes part in the
+open round is written when that changes.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+
+from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.coordinator.rounds.records import Ledger, Traffic
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.skeletons.method import DeviceId
+
+ENGINE, PARTICIPANTS, LEDGER = "engine", "participants", "ledger"
+
+_member = msgspec.msgpack.Decoder(Member)
+_traffic = msgspec.json.Decoder(Traffic)
+
+
+class DeviceRows:
+    """Writes what changed; one of these for each store that is written to, while it is."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._participants: tuple[DeviceId, ...] | None = None
+        self._ledger = b""
+
+    def write(self, state: EngineState, ledger: Ledger, touched: Iterable[DeviceId]) -> None:
+        """Write both down; inside `store.step()`.
+
+        Args:
+            state: of the engine; the members written are those that changed since this was called last.
+            ledger: of the run.
+            touched: devices whose traffic changed since then.
+        """
+        encode = msgspec.msgpack.encode
+        members = [(name, encode(state.members[name])) for name in sorted(state.take_changed())]
+        self._store.put_rows("member", members)
+        self._store.put(ENGINE, encode(replace(state, members={}, participants=())))
+        if state.participants is not self._participants:
+            self._store.put(PARTICIPANTS, encode(state.participants))
+            self._participants = state.participants
+        self.write_traffic(ledger, touched)
+        counts = msgspec.json.encode(msgspec.structs.replace(ledger, traffic={}))
+        if counts != self._ledger:
+            self._store.put(LEDGER, counts)
+            self._ledger = counts
+
+    def write_traffic(self, ledger: Ledger, touched: Iterable[DeviceId]) -> None:
+        """Write the traffic of these devices down; inside `store.step()`."""
+        rows = [(name, msgspec.json.encode(ledger.traffic[name])) for name in sorted(touched)]
+        self._store.put_rows("traffic", rows)
+
+
+def read_engine(store: RunStore) -> EngineState | None:
+    """The engine's state as it was written; None: it never was. Raises StoreError: it is damaged."""
+    kept, participants = store.get(ENGINE), store.get(PARTICIPANTS)
+    if kept is None:
+        return None
+    with _undamaged(store):
+        scalars = msgspec.msgpack.decode(kept, type=EngineState)
+        members = {name: _member.decode(data) for name, data in store.rows("member")}
+        listed = msgspec.msgpack.decode(participants or b"\x90", type=tuple[DeviceId, ...])
+    return replace(scalars, members=members, participants=listed)
+
+
+def read_ledger(store: RunStore) -> Ledger:
+    """The ledger as it was written, or a new one. Raises StoreError: it is damaged."""
+    kept = store.get(LEDGER)
+    with _undamaged(store):
+        ledger = Ledger() if kept is None else msgspec.json.decode(kept, type=Ledger)
+        ledger.traffic = {name: _traffic.decode(data) for name, data in store.rows("traffic")}
+    return ledger
+
+
+@contextmanager
+def _undamaged(store: RunStore) -> Iterator[None]:
+    try:
+        yield
+    except msgspec.MsgspecError as problem:
+        raise StoreError(f"{store.path} is damaged: {problem}") from None

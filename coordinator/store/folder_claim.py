@@ -1,0 +1,78 @@
+"""A run's folder has one writer at a time: a lock file, held by the kernel, gone with its holder.
+
+Who only looks at a run needs no lock. On a network file system neither the lock nor SQLite's shared memory is
+to be relied on: runs belong on a local disk.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from fleetune.protocols.errors import StoreError
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK = "lock"
+_TAKEN = "another coordinator runs {}: stop it, or give this run another run.name"
+_ATTEMPTS, _PAUSE_S = 5, 0.05  # whoever asks `is_claimed` holds the lock for a moment
+
+
+def claim(folder: Path) -> IO[bytes]:
+    """Hold a folder that is there until the returned file is closed, or this process ends in whatever way.
+
+    Raises:
+        StoreError: another process holds it, or it cannot be written.
+    """
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_S)
+        lock = _opened(folder)
+        if _lock(lock, shared=False) and _is_there(lock, folder):
+            return lock
+        lock.close()
+    raise StoreError(_TAKEN.format(folder))
+
+
+def _opened(folder: Path) -> IO[bytes]:
+    try:
+        return (folder / LOCK).open("ab")
+    except OSError as problem:
+        raise StoreError(f"cannot use {folder}: {problem.strerror}") from None
+
+
+def _is_there(lock: IO[bytes], folder: Path) -> bool:
+    """Still: whoever held it before may have removed it with the run (see `run_folder.clear`)."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat())
+    except FileNotFoundError:
+        return False
+
+
+def check_unclaimed(folder: Path) -> None:
+    """Raises StoreError, as `claim` would: another process holds it now."""
+    if is_claimed(folder):
+        raise StoreError(_TAKEN.format(folder))
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a process holds it now."""
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            return not _lock(lock, shared=True)
+    except OSError:  # nobody ever held it
+        return False
+
+
+def _lock(lock: IO[bytes], *, shared: bool) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as problem:
+        raise StoreError(f"cannot lock {lock.name}: {problem.strerror}; is it on a local disk?") from None
+    return True

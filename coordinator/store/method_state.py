@@ -1,0 +1,95 @@
+"""The method's state in a run's store, written so that a round costs what it changed.
+
+A state may hold a model of every device, of which a round changes a few (KAPC, FedAMP). Arrays of
+`APART_BYTES` and more lie in a table of their own, each once, under the hash of their content; the state
+names them. New ones are written with the state and those it no longer names go, in the same transaction.
+No method knows of this: equal arrays are equal bits.
+"""
+
+import hashlib
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.update import codec
+
+APART_BYTES = 64 * 1024
+NAME_BYTES = 32
+
+S = TypeVar("S")
+Array = NDArray[Any]
+
+
+def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: bool = False) -> None:
+    """Replace the method's state; inside `store.step()`.
+
+    Args:
+        store: of the run.
+        state: the new one.
+        spec: the model.
+        keep_last: keep the one that it replaces, instead of the one that was kept before (see `read_state`).
+    """
+    if keep_last:
+        store.put("state-before", store.get("state") or b"")
+        store.put("names-before", store.get("state-names") or b"")
+    there, named = store.array_names(), set[bytes]()
+
+    def keep(array: Array) -> bytes | None:
+        if array.nbytes < APART_BYTES:
+            return None
+        name = _name(array)
+        if name not in there | named:
+            store.add_array(name, codec.encode(array, spec))
+        named.add(name)
+        return name
+
+    store.put("state", codec.encode(state, spec, keep=keep))
+    store.put("state-names", b"".join(sorted(named)))
+    store.drop_arrays(there - named - _names(store.get("names-before")))
+
+
+def forget_last(store: RunStore) -> None:
+    """No state but the present one is needed any more; inside `store.step()`."""
+    for name in ("state-before", "names-before"):
+        store.put(name, b"")
+    store.drop_arrays(store.array_names() - _names(store.get("state-names")))
+
+
+def read_state(store: RunStore, kind: type[S], spec: ModelSpec, *, before_last: bool = False) -> S:
+    """The method's state as it was written, bit for bit; `before_last`: the one that was kept instead.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+
+    def kept(name: bytes) -> Array:
+        array: Array = codec.decode(store.array(name), np.ndarray, spec, finite=False)
+        if _name(array) != name:
+            raise StoreError(f"array {name.hex()[:12]} is another one")
+        return array
+
+    data = store.get("state-before" if before_last else "state")
+    if not data:
+        raise StoreError(f"{store.path}: the method's state is missing")
+    try:
+        return codec.decode(data, kind, spec, finite=False, kept=kept)
+    except (PacketError, StoreError) as problem:
+        raise StoreError(
+            f"{store.path}: the method's state is damaged ({problem}); start the run anew (--fresh)"
+        ) from None
+
+
+def _names(joined: bytes | None) -> set[bytes]:
+    data = joined or b""
+    return {data[at : at + NAME_BYTES] for at in range(0, len(data), NAME_BYTES)}
+
+
+def _name(array: Array) -> bytes:
+    """Of its type, shape and bits."""
+    content = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=NAME_BYTES)
+    content.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return content.digest()

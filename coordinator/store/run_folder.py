@@ -1,0 +1,75 @@
+"""What a run leaves in its folder, by name, and removing that and nothing else."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from fleetune.coordinator.store.folder_claim import LOCK, claim
+from fleetune.coordinator.store.store_versions import version_of
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.files import remove_empty, remove_tree
+
+STATE = "state.sqlite"
+INCOMING, BROKER, DEVICES, MODELS = "incoming", "broker", "devices", "models"
+SHARED = f"{MODELS}/shared.safetensors"
+PICTURES = (
+    "accuracy-by-round",
+    "accuracy-by-uplink",
+    "gain-by-device",
+    "accuracy-by-device",
+    "bytes-by-round",
+    "predicted-by-actual",
+)
+OURS = (
+    *(INCOMING, BROKER, DEVICES, SHARED),
+    *("summary.json", "rounds.jsonl", "report.html"),
+    *(f"{name}.png" for name in PICTURES),
+    *(f"{STATE}-shm", f"{STATE}-wal", f"{STATE}-journal", STATE, LOCK),
+)
+
+
+def clear(folder: Path, *, durable: bool = True) -> None:
+    """Remove what a run left in this folder; what else lies there stays.
+
+    Args:
+        folder: of the run; without a run there nothing is removed.
+        durable: what was removed does not come back after a power cut.
+
+    Raises:
+        StoreError: a coordinator has the run open, or its state is not one that a run of ours left; nothing
+            was removed. Or something could not be removed.
+    """
+    if not (folder / STATE).exists():
+        return
+    _check_ours(folder / STATE)
+    with claim(folder):
+        for path in _found(folder):
+            remove_tree(path, durable=durable)
+        remove_empty(folder / MODELS, durable=durable)
+
+
+def _found(folder: Path) -> Iterator[Path]:
+    """The state last but for the lock: what was cut short can be done again."""
+    for name in OURS:
+        yield from (path for path in (folder / name, folder / f"{name}.new") if path.exists())
+
+
+def _check_ours(path: Path) -> None:
+    """Read only: a database of another program stays as it is."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:
+            version_of(file, path)
+            tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.OperationalError as problem:
+        if problem.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise StoreError(f"cannot read {path}: {problem}") from None
+        raise StoreError(f"another coordinator runs {path.parent}: stop it first") from None
+    except sqlite3.DatabaseError as problem:
+        raise StoreError(_strange(path, str(problem))) from None
+    if tables and not {"value", "round"} <= tables:
+        raise StoreError(_strange(path, f"it has tables {', '.join(sorted(tables)[:3])}"))
+
+
+def _strange(path: Path, why: str) -> str:
+    return f"{path} is no state of a run ({why}): remove it yourself, or take another run.name"

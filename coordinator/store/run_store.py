@@ -1,0 +1,255 @@
+"""A run's durable state: one SQLite file, each step of the run one transaction, or part of a larger one."""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.coordinator.store.folder_claim import claim
+from fleetune.coordinator.store.store_versions import VERSION, bring_up, version_of
+from fleetune.protocols import disk
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.files import make_folder
+
+Rows = Literal["member", "traffic"]
+
+_OUTER = "BEGIN", ("ROLLBACK",), "COMMIT"
+_INNER = "SAVEPOINT inner", ("ROLLBACK TO inner", "RELEASE inner"), "RELEASE inner"
+_device_round = msgspec.json.Decoder(DeviceRound)
+_record = msgspec.json.Decoder(RoundRecord)
+
+
+class RunStore:
+    """Named values, rows of devices, the replies of the round that runs, tasks of open windows, records of
+    closed rounds, large arrays of the method's state (see `coordinator.store.method_state`).
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock: IO[bytes] | None = None) -> None:
+        self._connection = connection
+        self._lock = lock
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, *, durable: bool = True) -> Self:
+        """Open or make the file.
+
+        Args:
+            path: the file.
+            durable: survive a power cut too; simulations do without.
+
+        Raises:
+            StoreVersion: a newer coordinator wrote it.
+            StoreError: it cannot be opened, is no run's state, or another coordinator holds its folder.
+        """
+        make_folder(path.parent, durable=durable)
+        with _opening(path) as opened:
+            lock = opened.enter_context(claim(path.parent))
+            connection = opened.enter_context(closing(_connect(path.absolute().as_uri())))
+            _set_up(connection, path, durable=durable)
+        return cls(connection, path, lock)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Open the file to look at it as it stands now, also while a coordinator writes it.
+
+        All is read in one transaction, so that it goes together; until `close` the writer's log grows.
+
+        Raises:
+            StoreVersion: a newer coordinator wrote it.
+            StoreError: it cannot be opened, or is no run's state.
+        """
+        with _opening(path) as opened:
+            connection = opened.enter_context(closing(_connect(_read_only(path))))
+            connection.execute("BEGIN")
+            is_old = version_of(connection, path) < VERSION
+        if is_old:
+            connection.close()
+            cls.open(path).close()
+            return cls.read(path)
+        return cls(connection, path)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Everything written inside is written, or nothing is; a step inside another is written with it.
+
+        Raises:
+            StoreError: it cannot be (disk full).
+        """
+        inner = self._connection.in_transaction
+        begin, undo, commit = _INNER if inner else _OUTER
+        try:
+            self._connection.execute(begin)
+            try:
+                yield
+            except BaseException:
+                for command in undo:
+                    self._connection.execute(command)
+                raise
+            self._connection.execute(commit)
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot write {self.path}: {problem}") from None
+
+    def put(self, name: str, data: bytes) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO value VALUES (?, ?)", (name, data))
+
+    def get(self, name: str) -> bytes | None:
+        return self._one("SELECT data FROM value WHERE name = ?", name)
+
+    def drop(self, name: str) -> None:
+        self._connection.execute("DELETE FROM value WHERE name = ?", (name,))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for (table,) in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            self._connection.execute(f'DELETE FROM "{table}"')  # noqa: S608 - names of our own
+
+    def put_rows(self, table: Rows, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Replace the rows of some devices."""
+        self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", rows)  # noqa: S608
+
+    def rows(self, table: Rows) -> list[tuple[str, bytes]]:
+        """Of all devices, ascending."""
+        return self._rows(f"SELECT device, data FROM {table} ORDER BY device")  # noqa: S608
+
+    def add_reply(self, device: str, data: bytes) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO reply VALUES (?, ?)", (device, data))
+
+    def reply(self, device: str) -> bytes:
+        """Raises StoreError when there is none."""
+        data = self._one("SELECT data FROM reply WHERE device = ?", device)
+        if data is None:
+            raise StoreError(f"{self.path}: the reply of {device} is missing")
+        return data
+
+    def drop_replies(self) -> None:
+        self._connection.execute("DELETE FROM reply")
+
+    def add_task(self, device: str, number: int, attempt: int, data: bytes) -> None:
+        """Keep the one task that a device is at, instead of the one before."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO task VALUES (?, ?, ?, ?)", (device, number, attempt, data)
+        )
+
+    def task(self, device: str, number: int, attempt: int) -> bytes | None:
+        query = "SELECT data FROM task WHERE device = ? AND number = ? AND attempt = ?"
+        return self._one(query, device, number, attempt)
+
+    def drop_task(self, device: str) -> None:
+        self._connection.execute("DELETE FROM task WHERE device = ?", (device,))
+
+    def drop_tasks(self) -> None:
+        self._connection.execute("DELETE FROM task")
+
+    def array_names(self) -> set[bytes]:
+        return {name for (name,) in self._rows("SELECT name FROM array")}
+
+    def add_array(self, name: bytes, data: bytes) -> None:
+        self._connection.execute("INSERT INTO array VALUES (?, ?)", (name, data))
+
+    def array(self, name: bytes) -> bytes:
+        """Raises StoreError when there is none."""
+        data = self._one("SELECT data FROM array WHERE name = ?", name)
+        if data is None:
+            raise StoreError(f"array {name.hex()[:12]} is missing")
+        return data
+
+    def drop_arrays(self, names: Iterable[bytes]) -> None:
+        self._connection.executemany("DELETE FROM array WHERE name = ?", [(name,) for name in names])
+
+    def put_device_rounds(self, number: int, attempt: int, replies: Mapping[str, DeviceRound]) -> None:
+        """Keep what is told of these devices' replies in a round, open or closed."""
+        encode = msgspec.json.encode
+        rows = [(number, device, attempt, encode(reply)) for device, reply in replies.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO device_round VALUES (?, ?, ?, ?)", rows)
+
+    def device_rounds(self, number: int) -> dict[str, DeviceRound]:
+        """What is told of the replies in a round, by device, ascending."""
+        rows = self._rows("SELECT device, data FROM device_round WHERE number = ? ORDER BY device", number)
+        return {device: _device_round.decode(data) for device, data in rows}
+
+    def device_round(self, device: str, number: int, attempt: int) -> DeviceRound | None:
+        """What is told of one device's reply; None: it has no part in this attempt at the round."""
+        query = "SELECT data FROM device_round WHERE number = ? AND device = ? AND attempt = ?"
+        data = self._one(query, number, device, attempt)
+        return None if data is None else _device_round.decode(data)
+
+    def drop_device_rounds(self, number: int) -> None:
+        """Of a round that is abandoned."""
+        self._connection.execute("DELETE FROM device_round WHERE number = ?", (number,))
+
+    def add_record(self, record: RoundRecord) -> None:
+        """Of a round that is closed; its devices are kept already (`put_device_rounds`)."""
+        row = record.number, msgspec.json.encode(replace(record, devices={}))
+        self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
+
+    def drop_record(self, number: int) -> None:
+        """Of a round that is taken back, and what is told of its replies."""
+        self._connection.execute("DELETE FROM round WHERE number = ?", (number,))
+        self.drop_device_rounds(number)
+
+    def records(self) -> list[RoundRecord]:
+        """All closed rounds, ascending."""
+        rows = self._rows("SELECT number, record FROM round ORDER BY number")
+        return [replace(_record.decode(data), devices=self.device_rounds(number)) for number, data in rows]
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _one(self, query: str, *key: Any) -> bytes | None:
+        rows = self._rows(query, *key)
+        return bytes(rows[0][0]) if rows else None
+
+    def _rows(self, query: str, *key: Any) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(query, key).fetchall()
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot read {self.path}: {problem}") from None
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[ExitStack]:
+    """What is entered stays open when all goes well; else all is closed. Raises StoreError."""
+    with ExitStack() as opened:
+        try:
+            yield opened
+        except OSError as problem:
+            raise StoreError(f"cannot open {path}: {problem.strerror}") from None
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot open {path}: {problem}; {_advice(problem)}") from None
+        opened.pop_all()
+
+
+def _connect(name: str) -> sqlite3.Connection:
+    return sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False, timeout=1)
+
+
+def _read_only(path: Path) -> str:
+    """In a folder that we may not write SQLite reads only what no log belongs to, told that nobody writes."""
+    frozen = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
+    return f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if frozen else "")
+
+
+def _set_up(connection: sqlite3.Connection, path: Path, *, durable: bool) -> None:
+    version_of(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+    connection.execute("PRAGMA secure_delete = FAST")  # Debian zeroes all that is deleted: twice the writes
+    bring_up(connection, path)
+    if durable:
+        disk.DISK.sync_folder(path.parent)
+
+
+def _advice(problem: sqlite3.Error) -> str:
+    if problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return "is another coordinator running it?"
+    if problem.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return "it is damaged, or no run's state"
+    return "may this folder be written, and is there room?"

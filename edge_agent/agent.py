@@ -1,0 +1,393 @@
+"""The agent's loop: messages in, messages out; what takes long is done in a thread of its own (jobs.py).
+
+Everything arrives in one queue: what the transport hears, what the jobs come to, the wish to stop.
+Nothing is polled: an idle agent sleeps until something happens.
+"""
+
+import logging
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.budget.policy_guard import Guard
+from fleetune.edge_agent.probes.board_profile import board_named
+from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.runs.declining import declined
+from fleetune.edge_agent.runs.enrolling import Enrolling
+from fleetune.edge_agent.runs.freed_memory import give_back
+from fleetune.edge_agent.runs.intake import Intake
+from fleetune.edge_agent.runs.jobs import Jobs, Joined, Progress, Worked
+from fleetune.edge_agent.runs.joining import DeviceSettings
+from fleetune.edge_agent.runs.membership import Participation
+from fleetune.edge_agent.service.notify import service_manager
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TrainingStopped
+from fleetune.protocols.one_line import unexpected
+from fleetune.protocols.version import VERSION
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.mailbox import Arrived, Outbox, Sent
+from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Received, Transport
+from fleetune.protocols.wire.transport.backlog import Backlog
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 10.0
+MAX_WAITING_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Leave cleanly."""
+
+    reason: str
+
+
+class Agent:
+    """A device's part of the dialogue with its coordinator.
+
+    Args:
+        settings: of this device.
+        make_transport: from the will and the queue of events, a transport that is not connected yet.
+        measure_link: asked once a run, when nothing else is under way.
+        gauges: of this board.
+        leave_after_run: stop when a run is finished, instead of waiting for the next.
+        clock: seconds that never jump.
+
+    Raises:
+        SettingError: there is no such board or trainer.
+        ModelError: that trainer, or any, is not installed.
+        StoreError: the state folder cannot be used, or another agent uses it.
+    """
+
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        make_transport: Callable[[bytes, EventSink], Transport],
+        *,
+        measure_link: Callable[[], LinkSpeed] = LinkSpeed,
+        gauges: Gauges | None = None,
+        leave_after_run: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._gauges = gauges or Gauges()
+        self._guard = Guard(settings.policy, board_named(settings.board), self._gauges, clock=clock)
+        self._store = AgentStore(settings.state)
+        self._lock = self._store.claim()
+        self._clock = clock
+        self._leave_after_run = leave_after_run
+        self.events = Backlog(MAX_WAITING_BYTES)
+        self._instance = uuid.uuid4().hex[:12]
+        self._transport = make_transport(wire.encode(wire.Presence(False)), self.events)
+        self._outbox = Outbox(settings.device)
+        self._intake = Intake(
+            settings.device,
+            self._store,
+            is_in=self._is_in,
+            objection=self._guard.objection,
+            clock=clock,
+            memory=lambda: self._gauges.conditions().memory_bytes,
+        )
+        self._jobs = Jobs(self.events.put, clock)
+        self._enrolling = Enrolling(
+            settings,
+            self._store,
+            self._gauges,
+            self._guard,
+            self._jobs,
+            measure_link=measure_link,
+            why_stop=self._why_stop,
+            send=self._send,
+            decline=lambda run, what, problem: self._decline(Errand("enrolment", run), what, problem),
+            clock=clock,
+        )
+        self._manager = service_manager()
+        self._joined: Participation | None = None
+        self._finished: str | None = None
+        self._working: Errand | None = None
+        self._next: tuple[Errand, str] | None = None
+        self._resting: str | None = None  # why it takes no part just now
+        self._look_at: float | None = None
+
+    def run(self) -> str:
+        """Serve until told to stop; the reason."""
+        try:
+            self._transport.connect()
+            while True:
+                self._manager.beat(self._clock())
+                event = self._next_event()
+                if isinstance(event, Stop):
+                    return event.reason
+                self._handle(event)
+                self._send_all(self._outbox.tick(self._clock()))
+                self._enrolling.tick(self._clock())
+                self._look(self._clock())
+                self._ask_again(self._clock())
+        finally:
+            self._manager.stopping()
+            self._transport.close(wire.encode(wire.Presence(False)))
+            self._jobs.close()
+            self._lock.close()
+
+    def _next_event(self) -> Any:
+        due = (self._outbox.wake_at, self._look_at, self._enrolling.wake_at, self._intake.again_at)
+        wake_at = min((at for at in (*due, self._manager.wake_at) if at is not None), default=None)
+        timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
+        try:
+            return self.events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: Any) -> None:
+        now = self._clock()
+        try:
+            match event:
+                case Connected():
+                    self._greet(now)
+                case Disconnected(reason):
+                    log.warning("not connected: %s", reason)
+                case Received(topic, data):
+                    self._hear(topics.parse(topic).channel, data, now)
+                case Progress(fraction):
+                    self._tell_progress(fraction)
+                case Joined():
+                    self._after_join(event)
+                case Worked():
+                    self._after_work(event, now)
+        except PacketError as problem:
+            log.warning("refused a packet: %s", wire.readable(str(problem)))
+        except StoreError as problem:
+            log.error("%s", problem)  # noqa: TRY400 - one line
+
+    def _greet(self, now: float) -> None:
+        log.info("connected; fleet %s, device %s", self._settings.fleet, self._settings.device)
+        presence = wire.Presence(True, self._instance, f"fleetune {VERSION}")
+        self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
+        self._manager.ready()
+        self._send_all(self._outbox.reconnected(now))
+
+    def _hear(self, channel: str, data: bytes, now: float) -> None:
+        try:
+            self._receive(channel, data, now)
+        except (PacketError, StoreError):
+            raise
+        except Exception as fault:
+            log.error("what came on %r is refused: %s", channel, unexpected(fault))  # noqa: TRY400 - one line
+            log.debug("", exc_info=fault)
+
+    def _receive(self, channel: str, data: bytes, now: float) -> None:
+        if channel == "task":
+            self._send_all(self._intake.chunk(data))
+            return
+        match wire.read_to_device(data):
+            case Offer() as offer:
+                self._consider(offer)
+            case (Resume() | Ack() | Refuse()) as reply:
+                self._send_all(self._outbox.handle(reply, now))
+            case wire.Ping(nonce):
+                self._send(wire.Pong(nonce))
+            case wire.Lacking(run, reason):
+                self._enrolling.do_without_bundle(run, reason)
+            case wire.Finish(run, reason):
+                self._finish(run, reason)
+
+    def _consider(self, offer: Offer) -> None:
+        if offer.errand.kind == "task" and self._joined is None:
+            if offer.errand.run == self._finished:
+                self._join(offer.errand.run)  # it was not over; then this again
+            return  # else we have only just started: our enrolment comes first, then this again
+        answers = self._intake.offer(offer)
+        self._send_all(answers)
+        if answers == [Ack(offer.transfer, offer.num_bytes)]:
+            self._go_on(offer)
+        for answer in answers:
+            if isinstance(answer, Refuse):
+                raise PacketForeign(f"{offer.errand.kind} of run {offer.errand.run!r}: {answer.reason}")
+
+    def _is_in(self, run: str) -> bool:
+        return self._joined is not None and self._joined.enrolment.run == run
+
+    def _take_in(self, arrived: Arrived) -> bool:
+        """Whether it is on disk, and may be acknowledged."""
+        refusal = self._intake.keep(arrived)
+        if refusal is None:
+            self._go_on(arrived.offer)
+        else:
+            self._send(refusal)
+        return refusal is None
+
+    def _go_on(self, offer: Offer) -> None:
+        """What this offer brings is on disk: do what it is for."""
+        errand = offer.errand
+        if errand.kind == "enrolment":
+            self._enrolling.note_dealt(errand.run, offer.ratio)
+        if errand.kind in ("enrolment", "bundle"):
+            self._join(errand.run)
+        elif self._is_in(errand.run):
+            self._work(errand, offer.transfer)
+
+    def _join(self, run: str) -> None:
+        if self._finished == run:
+            log.warning("run %s goes on, though we were told that it is finished", run)
+            self._finished = None  # its rounds were raised, or somebody lied
+        if self._is_in(run):
+            self._say_ready()
+        else:
+            self._enrolling.begin(run)
+
+    def _why_stop(self, run: str) -> str | None:
+        """Asked by local training before every batch, in the jobs' thread."""
+        if self._jobs.closing:
+            return "the agent stops"
+        return "the run is finished" if self._finished == run else self._guard.objection()
+
+    def _after_join(self, event: Joined) -> None:
+        participation = self._enrolling.joined(event)
+        if participation is not None:
+            self._joined = participation
+            self._say_ready()
+
+    def _say_ready(self) -> None:
+        """Or why not, for the time being."""
+        assert self._joined is not None
+        run, spec = self._joined.enrolment.run, self._joined.enrolment.spec
+        self._resting = self._guard.objection() or self._joined.refusal
+        if self._resting is None:
+            self._send(wire.Ready(run, spec.hash, self._joined.told()))
+        else:
+            self._decline(Errand("enrolment", run), "resting", TrainingStopped(self._resting))
+        if self._guard.is_on or self._resting is not None:
+            self._look_at = self._clock() + LOOK_EVERY_S
+        self._send_all(self._outbox.reconnected(self._clock()))  # the coordinator may be a new process
+
+    def _ask_again(self, now: float) -> None:
+        """Whoever greets is enrolled: there may be room by now for what could not be stored."""
+        if self._intake.again_at is not None and now >= self._intake.again_at:
+            self._intake.again_at = None
+            if self._joined is None:
+                self._greet(now)
+
+    def _look(self, now: float) -> None:
+        """Has the board's state changed so that it takes part again, or no longer?"""
+        if self._look_at is None or now < self._look_at:
+            return
+        self._look_at = None
+        if self._joined is None:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        if self._joined.refusal is not None:
+            self._joined.try_again()
+        idle = self._working is None and not self._outbox.errands
+        if idle and (self._guard.objection() or self._joined.refusal) != self._resting:
+            self._say_ready()
+
+    def _work(self, errand: Errand, transfer: str) -> None:
+        """Work on a task now or, the newest of them, when the one at hand is done."""
+        assert self._joined is not None
+        overtaken = self._outbox.drop(
+            lambda waiting: waiting.run != errand.run or waiting.turn < errand.turn, self._clock()
+        )
+        self._send_all(overtaken)
+        if errand.answer in self._outbox.errands or errand == self._working:
+            return
+        if self._working is not None:
+            self._next = (errand, transfer) if errand.turn > self._working.turn else self._next
+            return
+        try:
+            payload = self._store.task(errand.run, transfer).read()
+        except StoreError as problem:
+            self._decline(errand, f"round {errand.round}", problem)
+            return
+        if payload is None:
+            return  # a late copy of an offer; a newer task has taken its place
+        log.info("round %d: training", errand.round)
+        self._working, joined = errand, self._joined
+        joined.begin(errand, len(payload), self._intake.download_s(transfer))
+        self._jobs.work(errand, lambda: joined.work(payload))
+
+    def _after_work(self, event: Worked, now: float) -> None:
+        newer, self._working, self._next = self._next, None, None
+        if not self._is_in(event.errand.run):
+            return
+        if newer is not None:
+            log.warning("round %d was over before its work was done", event.errand.round)
+            self._work(*newer)
+            return
+        problem = event.outcome.exception()
+        if problem is not None:
+            self._decline(event.errand, f"round {event.errand.round}", problem)
+            self._look_at = now if self._guard.is_on else self._look_at
+            return
+        self._reply(event.errand, event.outcome, event.seconds, now)
+
+    def _reply(self, errand: Errand, outcome: Future[bytes], seconds: float, now: float) -> None:
+        reply = outcome.result()
+        log.info("round %d: done in %.1f s; %d bytes to send", errand.round, seconds, len(reply))
+        self._tell_measured(errand)
+        self._send_all(self._outbox.post(errand.answer, reply, now))
+
+    def _tell_measured(self, errand: Errand) -> None:
+        assert self._joined is not None
+        taken, expected = self._joined.taken, self._joined.expected
+        self._send(wire.Measured(errand.run, errand.round, errand.attempt, taken, expected))
+
+    def _delivered(self, errand: Errand, seconds: float) -> None:
+        """Our part of the round is over: learn from it."""
+        log.info("round %d: update delivered", errand.round)
+        if self._joined is None or not self._joined.is_at(errand):
+            return
+        self._joined.delivered(seconds)
+        self._tell_measured(errand)
+        if self._joined.is_news or self._joined.refusal:
+            self._say_ready()
+
+    def _decline(self, errand: Errand, what: str, problem: BaseException) -> None:
+        self._send(declined(errand, what, problem))
+
+    def _finish(self, run: str, reason: str) -> None:
+        self._send(wire.Left(run))
+        if self._store.enrolment(run).read() is None:
+            return
+        log.info("run %s is finished: %s", run, wire.readable(reason))
+        self._finished = run  # ends its training
+        if self._is_in(run):
+            self._joined = self._next = None
+        self._enrolling.forget(run)
+        if self._leave_after_run:
+            self.events.put(Stop("the run is finished"))
+        self._send_all(self._outbox.drop(lambda errand: errand.run == run, self._clock()))
+        self._store.forget_tasks(run)
+        give_back(cycles=True)
+
+    def _tell_progress(self, fraction: float) -> None:
+        if self._working is not None:
+            self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
+
+    def _send_all(self, items: Iterable[Any]) -> None:
+        for item in items:
+            match item:
+                case Chunk():
+                    self._transport.publish(self._topic("update"), item.encode())
+                case Arrived():
+                    if not self._take_in(item):
+                        return
+                case Sent(errand, None, seconds=seconds):
+                    self._delivered(errand, seconds)
+                case Sent(errand, refused):
+                    log.warning("round %d: update not taken: %s", errand.round, wire.readable(refused or ""))
+                case _:
+                    self._send(item)
+
+    def _send(self, message: wire.Message) -> None:
+        self._transport.publish(self._topic("up"), wire.encode(message))
+
+    def _topic(self, channel: topics.Channel) -> str:
+        return topics.topic(self._settings.fleet, self._settings.device, channel)

@@ -1,0 +1,197 @@
+"""What a round would take of a device: the cost model, corrected by what past rounds have shown.
+
+The same for a real agent and for the simulator, so nothing here reads a sensor or a clock. More samples
+a second or a faster link only ever lower a prediction.
+"""
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from fleetune.edge_agent.budget.cost_history import Demand, Direction, Experience, LinkTimes
+from fleetune.edge_agent.training.trainers import Kind
+from fleetune.firmware_profiles import UNKNOWN, Board
+from fleetune.protocols.bounds import LARGEST_AMOUNT
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import Choice, DeviceReport
+from fleetune.protocols.wire.payloads import Enrolment
+
+EVALUATIONS = 2  # of the test split a round: before local training and after it
+FORWARD = 0.36  # evaluating a sample, relative to a training step on it: 2.75 times as fast (measured)
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """What a round takes at its peak, beside what the process held when it had joined.
+
+    Attributes:
+        runtime_bytes: of the trainer's own, taken in its first step.
+        model_copies: of the whole model in float32.
+        payload_copies: of task and reply, while they are read and written.
+        batches_held: activations of a training batch, and the gradients beside them; in units of
+            `Capability.activation_bytes_per_sample` times the batch.
+        least_samples_held: the same for evaluation, which takes larger batches
+            (`edge_agent.training.local_training`).
+    """
+
+    runtime_bytes: int
+    model_copies: float
+    payload_copies: float
+    batches_held: float
+    least_samples_held: int
+
+
+# Fitted to the peaks of sessions on models of 0.2 to 45 MB, batches of 16 to 128, ratios 0.2 and 1, in
+# processes of their own. torch 2.13: the whole process (256 to 1,122 MB) was within 5 % of it. ONNX Runtime
+# 1.31 without its arena (83 to 1,108 MB, batches of 16 and 64): half within 2 %, three in four within 5 %,
+# all between 16 % above (cnn-kapc) and 15 % below. It stays coarser: the graph holds the patches under a
+# convolution's filters, of which torch's activations tell little. onnxruntime-training 1.19 evaluates by the
+# same graphs, and was not fitted on its own.
+_ONNX = MemoryModel(13_000_000, 8, 3, 4.5, 48)
+MEMORY_MODELS: dict[Kind, MemoryModel] = {
+    "torch": MemoryModel(0, 4, 4, 1.5, 32),
+    "onnx": _ONNX,
+    "ort-training": _ONNX,
+}
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What is known of a device in a run before it has done a round; None: not known.
+
+    Attributes:
+        num_samples, num_test: of its training and its test split.
+        epochs, batch_size: of the run's [training].
+        model_bytes: of one float32 copy of the model.
+        activation_bytes_per_sample: saved for the backward pass.
+        samples_per_s: full training steps, on every parameter.
+        uplink_bps, downlink_bps: its link, bits a second.
+        latency_s: what a transfer takes beside its bytes; not known counts as none.
+        base_bytes: memory of the agent's process when it has joined the run and not yet worked.
+        receive_w, train_w, transmit_w: drawn by the whole board meanwhile.
+        trainer: what trains. Agents that did not note it knew torch alone.
+    """
+
+    num_samples: int
+    epochs: int
+    batch_size: int
+    model_bytes: int
+    activation_bytes_per_sample: float
+    num_test: int = 0
+    samples_per_s: float | None = None
+    uplink_bps: float | None = None
+    downlink_bps: float | None = None
+    latency_s: float | None = None
+    base_bytes: int | None = None
+    receive_w: float | None = None
+    train_w: float | None = None
+    transmit_w: float | None = None
+    trainer: Kind = "torch"
+
+
+def capability_of(
+    report: DeviceReport,
+    board: Board,
+    enrolment: Enrolment,
+    *,
+    trainer: Kind,
+    num_test: int = 0,
+    latency_s: float | None = None,
+    base_bytes: int | None = None,
+) -> Capability:
+    """What is known of the device of `report` in a run. The board gives the watts; "generic" claims none."""
+    known = board.name != UNKNOWN
+    return Capability(
+        num_samples=report.num_samples,
+        epochs=enrolment.training.epochs,
+        batch_size=enrolment.training.batch_size,
+        model_bytes=4 * enrolment.spec.size,
+        activation_bytes_per_sample=enrolment.activation_bytes_per_sample,
+        num_test=num_test,
+        samples_per_s=report.samples_per_s,
+        uplink_bps=report.uplink_bps,
+        downlink_bps=report.downlink_bps,
+        latency_s=latency_s,
+        base_bytes=base_bytes,
+        receive_w=board.receive_w if known else None,
+        train_w=board.train_w if known else None,
+        transmit_w=board.transmit_w if known else None,
+        trainer=trainer,
+    )
+
+
+def demand(choice: Choice, capability: Capability) -> Demand:
+    """What a round at `choice` asks of the device, by the method's estimate."""
+    cost, able = choice.cost, capability
+    epochs, memory = cost.epochs(able.epochs), MEMORY_MODELS[able.trainer]
+    payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
+    copies = memory.runtime_bytes + memory.model_copies * able.model_bytes + payloads
+    samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)
+    held = samples_held * able.activation_bytes_per_sample
+    return Demand(
+        ratio=choice.ratio,
+        bytes_down=cost.bytes_down,
+        bytes_up=cost.bytes_up,
+        samples=epochs * able.num_samples + EVALUATIONS * FORWARD * able.num_test,
+        working_bytes=round(copies + held) + cost.memory_bytes,
+    )
+
+
+def predict(choice: Choice, capability: Capability, experience: Experience) -> Footprint:
+    """What one round at `choice` would take. What neither the device nor its past rounds tell is None."""
+    asked = demand(choice, capability)
+    bytes_down = _bytes("down", asked, experience)
+    bytes_up = _bytes("up", asked, experience)
+    s_per_sample = experience.s_per_sample(choice.ratio)
+    if s_per_sample is None and capability.samples_per_s:
+        s_per_sample = 1 / capability.samples_per_s
+    base_bytes = experience.base_bytes(choice.ratio)
+    if base_bytes is None:
+        base_bytes = capability.base_bytes
+    expected = Footprint(
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
+        download_s=_seconds("down", bytes_down, capability, experience),
+        train_s=None if s_per_sample is None else _bounded(s_per_sample * asked.samples),
+        upload_s=_seconds("up", bytes_up, capability, experience),
+        memory_bytes=None if base_bytes is None else max(0, base_bytes + asked.working_bytes),
+    )
+    joules = _joules(expected, capability, experience)
+    return replace(expected, joules=None if joules is None else _bounded(joules))
+
+
+def _bounded(amount: float) -> float:
+    """As a footprint may hold it: a link of one bit a year is as good as none, and is written down too."""
+    return amount if 0 <= amount <= LARGEST_AMOUNT else LARGEST_AMOUNT
+
+
+def _bytes(direction: Direction, asked: Demand, experience: Experience) -> int:
+    factor = experience.bytes_factor(direction, asked.ratio)
+    return round(asked.estimate(direction) * (1.0 if factor is None else factor))
+
+
+def _seconds(
+    direction: Direction, num_bytes: int, capability: Capability, experience: Experience
+) -> float | None:
+    link = experience.link(direction, capability.latency_s)
+    bps = capability.downlink_bps if direction == "down" else capability.uplink_bps
+    if link is None and bps:
+        link = LinkTimes(capability.latency_s or 0.0, 8 / bps)
+    return None if link is None else _bounded(link.seconds(num_bytes))
+
+
+def _joules(expected: Footprint, capability: Capability, experience: Experience) -> float | None:
+    """By the board's watts, corrected; by the mean watts of past rounds where the board's are not known."""
+    watts = [w for w in (capability.receive_w, capability.train_w, capability.transmit_w) if w is not None]
+    known = len(watts) == 3
+    receive_w, train_w, transmit_w = watts if known else (1.0, 1.0, 1.0)
+
+    def nominal(of: Footprint) -> float | None:
+        if of.download_s is None or of.train_s is None or of.upload_s is None:
+            return None
+        return receive_w * of.download_s + train_w * of.train_s + transmit_w * of.upload_s
+
+    joules, factor = nominal(expected), experience.joules_factor(nominal)
+    if factor is None:
+        return joules if known else None
+    return None if joules is None else joules * factor

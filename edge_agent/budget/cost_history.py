@@ -1,0 +1,189 @@
+"""What past rounds taught a device about its own costs: a log of the last ten, and what is read out of it.
+
+A figure is the lower median of the last five that are to the point: steady rounds pin it down, three new
+ones move it, one stray one does not. What cannot be true (see `plausible`) is never taken in.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median, median_low
+from typing import Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fleetune.protocols.round_cost import Footprint
+
+Direction = Literal["down", "up"]
+
+ROUNDS = 10  # remembered: a ratio that was given up is judged afresh after as many
+RECENT = 5
+APART = 1.5  # sizes of two transfers, beyond which they tell latency from bandwidth
+MOST_LATENCY = 0.9  # of the quickest recent transfer: however small, some of its time went into its bytes
+LONGEST_S = 86_400.0  # of any part of a round; more is a clock that jumped, or a board that slept
+MOST_BYTES = 2**43
+FASTEST_BYTES_PER_S = 12.5e9  # 100 Gbit/s
+MOST_WATTS = 10_000.0
+
+
+class Demand(Struct, frozen=True):
+    """What a choice asks of a device, before anything is learned.
+
+    Attributes:
+        ratio: of the choice.
+        bytes_down, bytes_up: payload bytes, as the method estimates them.
+        samples: training steps' worth of samples, evaluations included.
+        working_bytes: memory on top of what the process holds before it works.
+    """
+
+    ratio: float
+    bytes_down: int
+    bytes_up: int
+    samples: float
+    working_bytes: int
+
+    def estimate(self, direction: Direction) -> int:
+        """Bytes in one direction."""
+        return self.bytes_down if direction == "down" else self.bytes_up
+
+
+class Lesson(Struct, frozen=True):
+    """One round: what was asked, and what it took."""
+
+    demand: Demand
+    actual: Footprint
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    """How long a transfer takes: `latency_s` whatever the size, and `s_per_byte` on top."""
+
+    latency_s: float
+    s_per_byte: float
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.latency_s + num_bytes * self.s_per_byte
+
+
+class Experience(Struct, frozen=True):
+    """The last rounds of one device in one run; at most 4 kB in MessagePack.
+
+    Attributes:
+        lessons: oldest first.
+        declined: rounds in a row since.
+    """
+
+    lessons: tuple[Lesson, ...] = ()
+    declined: int = 0
+
+    def learned(self, demand: Demand, actual: Footprint) -> "Experience":
+        """After a round that the device did to its end (a rehearsal sends nothing back: no lesson)."""
+        return Experience((*self.lessons, Lesson(demand, plausible(actual)))[-ROUNDS:])
+
+    def declining(self) -> "Experience":
+        """After a round that the device declined because nothing fits. After ten in a row everything is
+        forgotten: the link may be better by now, and who never tries never learns of it.
+        """
+        declined = self.declined + 1
+        return Experience() if declined >= ROUNDS else Experience(self.lessons, declined)
+
+    def bytes_factor(self, direction: Direction, ratio: float) -> float | None:
+        """Actual bytes relative to the method's estimate; None: no round to tell by."""
+
+        def factor(lesson: Lesson) -> float | None:
+            return _over(_bytes(lesson.actual, direction), lesson.demand.estimate(direction))
+
+        return _middle(self._figures(ratio, factor))
+
+    def s_per_sample(self, ratio: float) -> float | None:
+        """Seconds of work by the sample of its demand; of rounds at this ratio, or else of all."""
+        return _middle(self._figures(ratio, lambda one: _over(one.actual.train_s, one.demand.samples)))
+
+    def base_bytes(self, ratio: float) -> int | None:
+        """Peak memory less the working memory of its demand. The largest: too little memory is the end."""
+
+        def base(lesson: Lesson) -> float | None:
+            peak = lesson.actual.memory_bytes
+            return None if peak is None else peak - lesson.demand.working_bytes
+
+        figures = self._figures(ratio, base)
+        return int(max(figures)) if figures else None
+
+    def joules_factor(self, expected: Callable[[Footprint], float | None]) -> float | None:
+        """Actual joules relative to what is `expected` of the same seconds."""
+        found = [_over(one.actual.joules, expected(one.actual)) for one in self.lessons]
+        return _middle([factor for factor in found if factor is not None][-RECENT:])
+
+    def link(self, direction: Direction, latency_s: float | None) -> LinkTimes | None:
+        """As transfers have shown it; None: there were none. `latency_s` holds while all are of a size."""
+        seen = [
+            (float(num_bytes), seconds)
+            for one in self.lessons
+            if (num_bytes := _bytes(one.actual, direction)) is not None
+            and (seconds := _seconds(one.actual, direction)) is not None
+        ]
+        if not seen:
+            return None
+        recent, found = seen[-RECENT:], _latency(seen)
+        quickest = min(seconds for _, seconds in recent)
+        latency = min((latency_s or 0.0) if found is None else found, MOST_LATENCY * quickest)
+        return LinkTimes(latency, median_low([(seconds - latency) / size for size, seconds in recent]))
+
+    def _figures(self, ratio: float, figure: Callable[[Lesson], float | None]) -> list[float]:
+        """The last figures of rounds at this ratio, or else of all rounds."""
+        found = [(one.demand.ratio, value) for one in self.lessons if (value := figure(one)) is not None]
+        own = [value for at, value in found if at == ratio]
+        return (own or [value for _, value in found])[-RECENT:]
+
+
+def plausible(actual: Footprint) -> Footprint:
+    """Without what cannot be true: no bytes or memory, or more than 8 TB; a part of the round that took no
+    time, less than none, or more than a day; a link beyond 100 Gbit/s; a board that draws nothing, or more
+    than 10 kW. All of these become unknown.
+    """
+    down, up = _between(actual.bytes_down, MOST_BYTES), _between(actual.bytes_up, MOST_BYTES)
+    known = Footprint(
+        bytes_down=down,
+        bytes_up=up,
+        download_s=_between(actual.download_s, LONGEST_S, (down or 0) / FASTEST_BYTES_PER_S),
+        train_s=_between(actual.train_s, LONGEST_S),
+        upload_s=_between(actual.upload_s, LONGEST_S, (up or 0) / FASTEST_BYTES_PER_S),
+        memory_bytes=_between(actual.memory_bytes, MOST_BYTES),
+    )
+    return replace(known, joules=_between(actual.joules, known.known_s * MOST_WATTS))
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _between(value: _Number | None, most: float, least: float = 0.0) -> _Number | None:
+    """`value` if it is above `least` and at most `most`; NaN is neither."""
+    return value if value is not None and least < value <= most else None
+
+
+def _latency(seen: list[tuple[float, float]]) -> float | None:
+    """Seconds at size 0, by the median slope between transfers of different sizes (Theil 1950, Sen 1968).
+    None: there are none, or the larger ones were the quicker ones, because the link changed.
+    """
+    pairs = [sorted(pair) for pair in combinations(seen, 2)]
+    slopes = [(s2 - s1) / (b2 - b1) for (b1, s1), (b2, s2) in pairs if b2 >= APART * b1]
+    if not slopes or (slope := median(slopes)) <= 0:
+        return None
+    return max(0.0, median(seconds - slope * size for size, seconds in seen))
+
+
+def _middle(figures: list[float]) -> float | None:
+    return median_low(figures) if figures else None
+
+
+def _over(actual: float | None, expected: float | None) -> float | None:
+    return actual / expected if actual is not None and expected else None
+
+
+def _bytes(footprint: Footprint, direction: Direction) -> int | None:
+    return footprint.bytes_down if direction == "down" else footprint.bytes_up
+
+
+def _seconds(footprint: Footprint, direction: Direction) -> float | None:
+    return footprint.download_s if direction == "down" else footprint.upload_s

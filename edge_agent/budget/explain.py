@@ -1,0 +1,106 @@
+"""`edge-agent explain`: every ratio a device could run at, held against its limits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+
+from fleetune.edge_agent.budget.owner_policy import objection
+from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.protocols.conditions import Conditions
+
+UNKNOWN = "unknown"
+_UNITS = ("B", "kB", "MB", "GB")
+
+
+def explanation(allowance: Allowance, conditions: Conditions) -> Group:
+    """Table and verdict, for a terminal.
+
+    Args:
+        allowance: as the agent keeps it.
+        conditions: of the board, just now.
+    """
+    limits, verdicts = allowance.limits(conditions), allowance.explained(conditions)
+    took = [verdict.predicted for verdict in verdicts]
+    columns = [
+        Column("p", "", [f"{verdict.choice.ratio:g}" for verdict in verdicts]),
+        _sizes("down", [one.bytes_down for one in took]),
+        _sizes("up", [one.bytes_up for one in took]),
+        _plain("down", [one.download_s for one in took], "s"),
+        _plain("train", [one.train_s for one in took], "s"),
+        _plain("up", [one.upload_s for one in took], "s"),
+        _plain("all", [one.known_s for one in took], "s", _limit(limits.deadline_s, _seconds)),
+        _sizes("memory", [one.memory_bytes for one in took], _limit(limits.memory_bytes, _size)),
+        _plain("energy", [one.joules for one in took], "J", _limit(limits.joules, _joules)),
+        Column("fits", "", ["yes" if one.share <= 1 else f"no: {one.binds}" for one in verdicts]),
+    ]
+    title = f"a round of {allowance.report.device} as {allowance.board.title}"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for verdict, cells in zip(verdicts, zip(*(column.cells for column in columns), strict=True), strict=True):
+        table.add_row(*cells, style="bold" if verdict.choice.ratio == allowance.report.ratio else None)
+    return Group(table, *_lines(allowance, conditions))
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of every choice; the unit stands at the top, so that all columns fit into 80 characters."""
+
+    name: str
+    limit: str
+    cells: Sequence[str]
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name}\n{self.limit}\n{self.unit}"
+
+
+def _limit(limit: float | None, shown: Callable[[float], str]) -> str:
+    return "no limit" if limit is None else f"of {shown(limit)}"
+
+
+def _plain(name: str, figures: Sequence[float | None], unit: str, limit: str = "") -> Column:
+    return Column(name, limit, [_number(figure) for figure in figures], unit)
+
+
+def _sizes(name: str, figures: Sequence[float | None], limit: str = "") -> Column:
+    """All in the unit of the largest."""
+    exponent = _exponent(max((figure for figure in figures if figure is not None), default=0))
+    scaled = [None if figure is None else figure / 1000**exponent for figure in figures]
+    return _plain(name, scaled, _UNITS[exponent], limit)
+
+
+def _number(figure: float | None) -> str:
+    if figure is None:
+        return UNKNOWN
+    return f"{figure:.0f}" if 100 <= figure < 1e7 else f"{figure:.3g}"
+
+
+def _exponent(num_bytes: float) -> int:
+    return next((n for n in (3, 2, 1) if num_bytes >= 1000**n), 0)
+
+
+def _size(num_bytes: float) -> str:
+    exponent = _exponent(num_bytes)
+    return f"{_number(num_bytes / 1000**exponent)} {_UNITS[exponent]}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{_number(seconds)} s"
+
+
+def _joules(joules: float) -> str:
+    return f"{_number(joules)} J"
+
+
+def _lines(allowance: Allowance, conditions: Conditions) -> Iterator[str]:
+    rounds = len(allowance.experience.lessons)
+    yield allowance.report.reason
+    yield f"corrected by {rounds} past rounds" if rounds else "by the board's profile: no round was done yet"
+    against = objection(allowance.policy, conditions, allowance.board)
+    if against:
+        yield f"[bold]it does not train just now[/]: {against}"

@@ -1,0 +1,42 @@
+"""What this board tells while the agent works: its conditions, and what the work takes of it."""
+
+from pathlib import Path
+
+from fleetune.edge_agent.probes.conditions import BoardSensors
+from fleetune.edge_agent.probes.energy import EnergyMeter
+from fleetune.edge_agent.probes.memory import PeakMemory
+from fleetune.protocols.conditions import Conditions
+
+ROOT = Path("/")
+
+
+class Gauges:
+    """Sensors of one board. What it does not have stays None.
+
+    Args:
+        root: of the file system; a tree of made-up files in tests.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._sensors = BoardSensors(root)
+        self._memory = PeakMemory(root)
+        self._energy = EnergyMeter(root)
+
+    def conditions(self) -> Conditions:
+        """How the board is just now."""
+        return self._sensors.read()
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._memory.reset()
+        self._energy.start()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory of this process since `start`."""
+        return self._memory.read()
+
+    def stop(self) -> float | None:
+        """Joules of the whole board since `start`; None: no sensor counts them."""
+        joules = self._energy.stop()
+        return joules if self._energy.covers == "board" else None

@@ -1,0 +1,186 @@
+"""What a device's owner allows: when it may train, and what a round may take of the board."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from fleetune.firmware_profiles import UNKNOWN, Board
+from fleetune.protocols.bounds import Positive
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.settings.sections import Settings
+
+COOL_BY = 5.0  # degrees below the limit, before training goes on after heat has stopped it
+MEMORY_SHARE = 0.9  # of what the system lets a process have: one that takes all of it is killed
+
+
+class Policy(Settings, frozen=True):
+    """A policy.toml, and options of the command line of the same names; None, or left out: no such limit.
+
+    Attributes:
+        charging_only: train on mains power only, with a battery or without.
+        unmetered_only: not while traffic costs money.
+        max_celsius: of the hottest thermal zone; once above, the board must cool by COOL_BY.
+        min_battery: least charge, percent, on battery power.
+        max_battery_percent_per_hour: that training may drain, on battery power.
+        max_memory_mb: of the agent's process, 1e6 bytes each.
+        nice: added to the process's niceness, 0..19.
+        ratio: largest share of the model to train and send.
+    """
+
+    charging_only: bool = False
+    unmetered_only: bool = False
+    max_celsius: Annotated[float, Meta(ge=20, le=120)] | None = None
+    min_battery: Annotated[float, Meta(ge=0, le=100)] | None = None
+    max_battery_percent_per_hour: Annotated[float, Meta(gt=0, le=100)] | None = None
+    max_memory_mb: Positive | None = None
+    nice: Annotated[int, Meta(ge=0, le=19)] = 0
+    ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+    def at_most(self, ratio: float | None) -> "Policy":
+        """The policy in a run that deals the device a ratio; the owner's may be lower."""
+        wished = [one for one in (self.ratio, ratio) if one is not None]
+        return replace(self, ratio=min(wished, default=None))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a round may take; None: as much as it likes."""
+
+    deadline_s: float | None = None
+    memory_bytes: int | None = None
+    joules: float | None = None
+
+
+def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
+    """The policy in a file, if there is one, with `options` on top of it (None: not given).
+
+    Raises:
+        SettingError: the file is missing, is no TOML, or a key is unknown, of the wrong type or range.
+    """
+    where = "" if path is None else f"{path}: "
+    try:
+        content = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
+        given = {key: value for key, value in options.items() if value is not None}
+        return convert({**content, **given}, Policy)
+    except FileNotFoundError:
+        raise SettingError(f"{where}no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, SettingError) as problem:
+        raise SettingError(f"{where}{problem}") from None
+
+
+def objection(policy: Policy, conditions: Conditions, board: Board, *, waiting: bool = False) -> str | None:
+    """Why not to train now, in one line; None: nothing is against it.
+
+    What the policy asks for and the board cannot tell is an objection too: the owner's wish comes first.
+
+    Args:
+        policy: of the owner.
+        conditions: of the board.
+        board: gives the battery's capacity.
+        waiting: an objection has stopped training already, so heat must fall by COOL_BY below its limit.
+    """
+    return (
+        _power_objection(policy, conditions, board)
+        or _traffic_objection(policy, conditions)
+        or _heat_objection(policy, conditions, waiting=waiting)
+    )
+
+
+def limits_of(
+    deadline_s: float | None,
+    conditions: Conditions,
+    policy: Policy,
+    board: Board,
+    *,
+    period_s: float | None = None,
+) -> Limits:
+    """The round's deadline, the board's memory as it is now, and what the owner allows.
+
+    Args:
+        deadline_s: of a round.
+        conditions: of the board.
+        policy: of its owner.
+        board: stands in for memory that cannot be read, and gives the battery's capacity.
+        period_s: from one round of this device to its next, over which the battery's drain is spread; None:
+            not known, `deadline_s` is taken.
+    """
+    fitted = None if board.name == UNKNOWN else board.memory_bytes
+    usable = fitted if conditions.memory_bytes is None else conditions.memory_bytes
+    memory = [
+        None if usable is None else MEMORY_SHARE * usable,
+        None if policy.max_memory_mb is None else policy.max_memory_mb * 1e6,
+    ]
+    return Limits(
+        deadline_s=deadline_s,
+        memory_bytes=min((int(limit) for limit in memory if limit is not None), default=None),
+        joules=_battery_joules(conditions, policy, board, deadline_s if period_s is None else period_s),
+    )
+
+
+def _battery_joules(
+    conditions: Conditions, policy: Policy, board: Board, period_s: float | None
+) -> float | None:
+    """What the battery may give in `period_s`: a Wh is 3600 J, drained over an hour of 3600 s."""
+    percent = policy.max_battery_percent_per_hour
+    if conditions.power != "battery" or percent is None or board.battery_wh is None or period_s is None:
+        return None
+    return percent / 100 * board.battery_wh * period_s
+
+
+def _power_objection(policy: Policy, now: Conditions, board: Board) -> str | None:
+    keys = ("charging_only", "min_battery", "max_battery_percent_per_hour")
+    asked = [key for key in keys if getattr(policy, key) not in (None, False)]
+    if not asked or now.power in ("mains", "charging"):
+        return None
+    if now.power is None:
+        has_none = board.name != UNKNOWN and board.battery_wh is None
+        return None if has_none else _unread(asked[0], "what this board is powered by")
+    if policy.charging_only:
+        charge = "" if now.battery is None else f", {100 * now.battery:.3g} % charged"
+        return f"charging_only: it runs from its battery{charge}"
+    if policy.max_battery_percent_per_hour is not None and board.battery_wh is None:
+        key = "max_battery_percent_per_hour"
+        return (
+            f"{key} is set, but the battery's capacity is not known; give battery_wh in a profile of your own"
+            f" (--board FILE), or leave {key} out"
+        )
+    return _charge_objection(policy.min_battery, now.battery)
+
+
+def _charge_objection(least: float | None, charge: float | None) -> str | None:
+    if least is None:
+        return None
+    if charge is None:
+        return _unread("min_battery", "the battery's charge")
+    low = 100 * charge < least
+    return f"min_battery: {100 * charge:.3g} % charged, at least {least:g} %" if low else None
+
+
+def _traffic_objection(policy: Policy, now: Conditions) -> str | None:
+    if not policy.unmetered_only or now.metered is False:
+        return None
+    if now.metered is None:
+        return _unread("unmetered_only", "whether traffic costs money")
+    return "unmetered_only: the network is metered"
+
+
+def _heat_objection(policy: Policy, now: Conditions, *, waiting: bool) -> str | None:
+    limit = policy.max_celsius
+    if limit is None:
+        return None
+    if now.celsius is None:
+        return _unread("max_celsius", "the board's temperature")
+    if waiting and limit - COOL_BY < now.celsius <= limit:
+        return f"max_celsius: {now.celsius:.1f} °C, waiting for {limit - COOL_BY:g} °C"
+    return f"max_celsius: {now.celsius:.1f} °C, at most {limit:g} °C" if now.celsius > limit else None
+
+
+def _unread(key: str, what: str) -> str:
+    return f"{key} is set, but {what} cannot be read; `edge-agent profile` says why, or leave {key} out"

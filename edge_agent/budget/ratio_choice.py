@@ -1,0 +1,168 @@
+"""Which ratio a device can afford: the largest whose round fits every limit, by what is known.
+
+One rule for a real agent and for the simulator:
+
+    forecast = partial(predict, capability=capability, experience=experience)
+    decision = decide(method.choices(report), forecast, limits_of(...), wanted=1.0, current=report.ratio)
+    experience = experience.learned(demand(decision.choice, capability), actual)  # after the round
+
+What is not known does not limit, and the explanation says so. More bandwidth, memory, time or energy never
+gives a smaller ratio: they only ever lower a prediction or raise a limit. Once a device runs at a ratio
+(`current`), it changes to a larger one only when that leaves `1 - SPARE` of every limit, so that it does
+not swing between two.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fleetune.edge_agent.budget.owner_policy import Limits
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import Choice, DeviceReport
+
+SPARE = 0.95  # share of each limit that a ratio above the present one may need
+
+Forecast = Callable[[Choice], Footprint]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One choice held against the limits.
+
+    Attributes:
+        choice: the ratio and its cost.
+        predicted: what a round at it would take.
+        shares: of the limits that are set, where the prediction is known, by "time", "memory", "energy".
+    """
+
+    choice: Choice
+    predicted: Footprint
+    shares: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        """Of the limit that binds: above 1 it does not fit; 0 when nothing known is limited."""
+        return max(self.shares.values(), default=0.0)
+
+    @property
+    def binds(self) -> str | None:
+        """The limit that is nearest, or exceeded most; None when nothing known is limited."""
+        return max(self.shares, key=lambda limit: self.shares[limit], default=None)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The choice (None: nothing fits, the device declines), why, in one line, and what it should take (when
+    nothing fits: what the smallest would).
+    """
+
+    choice: Choice | None
+    reason: str
+    predicted: Footprint
+
+    def told(self, report: DeviceReport) -> DeviceReport:
+        """`report` with what was chosen; where nothing fits, with the reason and the ratio of before."""
+        if self.choice is None:
+            return replace(report, reason=self.reason)
+        ratio, seconds = self.choice.ratio, self.predicted.round_s
+        return replace(report, ratio=ratio, reason=self.reason, round_s=seconds)
+
+
+def explain_table(choices: Sequence[Choice], forecast: Forecast, limits: Limits) -> list[Verdict]:
+    """Every choice held against the limits, in the order given."""
+    return [_weigh(choice, forecast(choice), limits) for choice in choices]
+
+
+def decide(
+    choices: Sequence[Choice],
+    forecast: Forecast,
+    limits: Limits,
+    *,
+    wanted: float,
+    current: float | None = None,
+) -> Decision:
+    """The largest choice that is wanted and fits.
+
+    Args:
+        choices: ascending by ratio, at least one.
+        forecast: what a round at a choice would take.
+        limits: on it.
+        wanted: no larger ratio than this, unless the method offers none.
+        current: the ratio that the device runs at; None: it has not chosen one yet.
+    """
+    wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
+    verdicts = explain_table(wished, forecast, limits)
+    larger = None
+    for verdict in reversed(verdicts):
+        grows = current is not None and verdict.choice.ratio > current + 1e-9
+        if verdict.share <= (SPARE if grows else 1):
+            return Decision(verdict.choice, _why(verdict, larger, limits), verdict.predicted)
+        larger = verdict
+    return Decision(None, f"nothing fits: {_too_much(verdicts[0], limits)}", verdicts[0].predicted)
+
+
+def _weigh(choice: Choice, predicted: Footprint, limits: Limits) -> Verdict:
+    pairs = {
+        "time": (predicted.known_s, limits.deadline_s),
+        "memory": (predicted.memory_bytes, limits.memory_bytes),
+        "energy": (predicted.joules, limits.joules),
+    }
+    shares = {
+        name: amount / limit if limit else float("inf")
+        for name, (amount, limit) in pairs.items()
+        if amount is not None and limit is not None
+    }
+    return Verdict(choice, predicted, shares)
+
+
+def _why(verdict: Verdict, larger: Verdict | None, limits: Limits) -> str:
+    ratio, predicted = verdict.choice.ratio, verdict.predicted
+    if larger is not None:
+        spare = f", less than {100 - 100 * SPARE:g} % to spare" if larger.share <= 1 else ""
+        return f"p = {ratio:g}: {_too_much(larger, limits)}{spare}"
+    unknown = [part for part, seconds in _parts(predicted).items() if seconds is None]
+    note = f", {' and '.join(unknown)} unknown" if unknown else ""
+    return f"p = {ratio:g}: as wanted; takes {_amount(predicted.known_s, limits.deadline_s, 's')}{note}"
+
+
+def _too_much(verdict: Verdict, limits: Limits) -> str:
+    ratio, predicted = verdict.choice.ratio, verdict.predicted
+    match verdict.binds:
+        case "memory":
+            assert predicted.memory_bytes is not None
+            assert limits.memory_bytes is not None
+            needs = _amount(predicted.memory_bytes / 1e6, limits.memory_bytes / 1e6, "MB")
+        case "energy":
+            assert predicted.joules is not None
+            needs = _amount(predicted.joules, limits.joules, "J")
+        case _:
+            needs = f"{_amount(predicted.known_s, limits.deadline_s, 's')} ({_longest(predicted)})"
+    return f"{ratio:g} would need {needs}"
+
+
+def _longest(predicted: Footprint) -> str:
+    """The part of the round that takes longest, a transfer with its speed."""
+    known = {part: seconds for part, seconds in _parts(predicted).items() if seconds is not None}
+    part = max(known, key=lambda name: known[name])
+    num_bytes = {"download": predicted.bytes_down, "upload": predicted.bytes_up}.get(part)
+    speed = f" at {_figure(num_bytes * 8 / known[part] / 1e6)} Mbit/s" if num_bytes and known[part] else ""
+    return f"{part} {_figure(known[part])} s{speed}"
+
+
+def _parts(predicted: Footprint) -> dict[str, float | None]:
+    return {
+        "download": predicted.download_s,
+        "training": predicted.train_s,
+        "upload": predicted.upload_s,
+    }
+
+
+def _amount(amount: float, limit: float | None, unit: str) -> str:
+    """Both in three digits, or in as many as it takes to tell them apart."""
+    if limit is None:
+        return f"{_figure(amount)} {unit}"
+    digits = next((n for n in (3, 4, 5) if _figure(amount, n) != _figure(limit, n)), 6)
+    return f"{_figure(amount, digits)} {unit} of {_figure(limit, digits)} {unit}"
+
+
+def _figure(value: float, digits: int = 3) -> str:
+    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"

@@ -1,0 +1,108 @@
+"""What a device can afford in one run, round after round: it expects, learns, and chooses again.
+
+The same for a real agent and for a simulated one: no I/O, no clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+
+from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
+from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.budget.owner_policy import Limits, Policy, limits_of
+from fleetune.edge_agent.budget.ratio_choice import Decision, Forecast, Verdict, decide, explain_table
+from fleetune.firmware_profiles import Board
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import Choice, DeviceReport
+
+MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The ratio that a device runs at, and all that decides it.
+
+    Attributes:
+        choices: the method's, ascending by ratio.
+        capability: what is known of the device before its first round.
+        board: its profile.
+        policy: of its owner.
+        deadline_s: of a round; None: a choice was made elsewhere, nothing limits it.
+        report: with the ratio it runs at, or ran at before nothing fitted.
+        predicted: what a round is expected to take.
+        experience: of past rounds.
+        fits: whether there is a ratio that this device can afford.
+    """
+
+    choices: Sequence[Choice]
+    capability: Capability
+    board: Board
+    policy: Policy
+    deadline_s: float | None
+    report: DeviceReport
+    predicted: Footprint = Footprint()  # noqa: RUF009 - frozen
+    experience: Experience = Experience()  # noqa: RUF009
+    fits: bool = True
+
+    def chosen(self, conditions: Conditions) -> "Allowance":
+        """Choose by what is known now. `first` of a run, or again after a round."""
+        decision = self.decision(conditions)
+        report = decision.told(replace(self.report, conditions=conditions))
+        fits = decision.choice is not None
+        return replace(self, report=report, predicted=decision.predicted, fits=fits)
+
+    def decision(self, conditions: Conditions) -> Decision:
+        """The ratio by what is known now, and why."""
+        chosen_before = bool(self.report.reason) and self.fits
+        return decide(
+            self.choices,
+            self._forecast,
+            self.limits(conditions),
+            wanted=self.policy.ratio or 1.0,
+            current=self.report.ratio if chosen_before else None,
+        )
+
+    def limits(self, conditions: Conditions) -> Limits:
+        """On a round."""
+        if self.deadline_s is None:
+            return Limits()
+        return limits_of(self.deadline_s, conditions, self.policy, self.board)
+
+    def explained(self, conditions: Conditions) -> list[Verdict]:
+        """Every choice held against the limits."""
+        return explain_table(self.choices, self._forecast, self.limits(conditions))
+
+    def learned(self, ratio: float, actual: Footprint) -> "Allowance":
+        """After a round done to its end at `ratio`."""
+        choice = next(one for one in self.choices if one.ratio == ratio)
+        return replace(self, experience=self.experience.learned(demand(choice, self.capability), actual))
+
+    def declining(self) -> "Allowance":
+        """After a while in which nothing fitted, see `Experience.declining`."""
+        return replace(self, experience=self.experience.declining())
+
+    def is_news(self, before: DeviceReport) -> bool:
+        """Whether the coordinator, which knows the report `before`, should hear of the present one."""
+        now, then = self.report.round_s, before.round_s
+        if self.report.ratio != before.ratio or (now is None) != (then is None):
+            return True
+        return now is not None and then is not None and abs(now - then) > MOVED * then
+
+    def encoded(self) -> bytes:
+        """For `remembered`."""
+        return msgspec.msgpack.encode(self)
+
+    @property
+    def _forecast(self) -> Forecast:
+        return partial(predict, capability=self.capability, experience=self.experience)
+
+
+def remembered(data: bytes | None) -> Allowance | None:
+    """What `Allowance.encoded` made; None: nothing, or damaged. What rounds taught is soon learned again."""
+    try:
+        return msgspec.msgpack.decode(data, type=Allowance) if data else None
+    except (msgspec.DecodeError, ValueError):
+        return None

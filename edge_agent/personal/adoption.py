@@ -1,0 +1,250 @@
+"""Which model a device serves: its best so far, from whatever run, until there is a better one.
+
+Candidates are the personal model after each round's work and, in the closing rehearsal, the model that local
+training starts from and the personal model it leads to. The rule, the same on a device and in a simulation:
+
+- Where the device holds validation samples out, the lower validation loss is served, of equals the newer.
+  Both are judged on the samples of today: when these have changed, the served one is judged anew. (A model
+  of another kind, with another hash, this trainer cannot judge: its loss stands as it was found.)
+- Where that cannot tell (no validation samples, or the served model may have been trained on them because
+  its run held fewer out), there is nothing honest to compare: within a run the newest model that was
+  trained here is served. One from an earlier run stays until the new run's has no higher loss on the training
+  samples of today. (Of a model of another kind it is the last epoch's, as seen while training, and the
+  new run's rehearsal replaces it in any case.)
+- What answers another question (other inputs, other classes) is replaced at once.
+
+The test split never decides; its accuracy is shown.
+"""
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.skeletons.method import Part
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+
+log = logging.getLogger(__name__)
+
+
+class Memory(Protocol):
+    """Where the served model is kept: one value, replaced whole."""
+
+    def read(self) -> bytes | None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+class Judge(Protocol):
+    """A device's model and data, as far as models are judged by them."""
+
+    def loss(self, weights: FlatArray, part: Part) -> float: ...
+
+    def accuracy(self, weights: FlatArray, part: Part) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate and what is known of it.
+
+    Attributes:
+        run, round: in which it was trained.
+        closing: in the run's rehearsal.
+        model: hash of its `ModelSpec`.
+        input_shape, num_classes: the question it answers.
+        held_out: share of the training samples that its run held out as validation samples.
+        validation_loss: None: there were no validation samples.
+        trained: it comes out of local training here; False: it is what local training started from.
+        training_loss: of the last epoch, as seen while training, or on the training samples of today; None:
+            not known.
+        accuracy: on the device's test split, 0..1; None: without one.
+        samples: which samples the two were found on, see `DeviceData.fingerprint`.
+    """
+
+    run: str
+    round: int
+    closing: bool
+    model: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+    trained: bool = True
+    held_out: float = 0.0
+    validation_loss: float | None = None
+    training_loss: float | None = None
+    accuracy: float | None = None
+    samples: str = ""
+
+    @property
+    def words(self) -> str:
+        """Where it comes from and how it does, for people."""
+        said = [f"run {self.run}, {'closing rehearsal' if self.closing else f'round {self.round}'}"]
+        if self.validation_loss is not None:
+            said.append(f"validation loss {self.validation_loss:.4g}")
+        if self.accuracy is not None:
+            said.append(f"{self.accuracy:.1%} right on its own test samples")
+        return "; ".join(said)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model that a device serves.
+
+    Attributes:
+        standing: of it.
+        weights: shape (spec.size,).
+    """
+
+    standing: Standing
+    weights: FlatArray
+
+
+def read_served(data: bytes | None, spec: ModelSpec | None = None) -> Served | None:
+    """What `Adoption` wrote; None: nothing yet.
+
+    Raises:
+        PacketError: it is damaged, or of another model than `spec`.
+    """
+    return None if data is None else codec.decode(data, Served, spec)
+
+
+def is_better(candidate: Standing, served: Standing | None) -> bool:
+    """Whether `candidate` replaces `served`: the rule at the top of this file."""
+    if served is None or _question(candidate) != _question(served):
+        return candidate.trained
+    ours, theirs = candidate.validation_loss, served.validation_loss
+    if ours is not None and theirs is not None and candidate.held_out <= served.held_out:
+        return ours <= theirs
+    if not candidate.trained or candidate.run == served.run:
+        return candidate.trained
+    if candidate.closing and candidate.model != served.model:
+        return True
+    ours, theirs = candidate.training_loss, served.training_loss
+    return ours is None or theirs is None or ours <= theirs
+
+
+def _question(standing: Standing) -> tuple[object, ...]:
+    return standing.input_shape, standing.num_classes
+
+
+class Adoption:
+    """A device's served model during one run, and the best of this run, which the run's figures tell of.
+
+    Args:
+        memory: of the served model, across the device's runs.
+        enrolment: of the run.
+        judge: its model and data.
+        num_validation: how many validation samples it has.
+        samples: their and the test samples' fingerprint.
+
+    Raises:
+        PacketError: what is kept is damaged.
+        StoreError: it cannot be read, or its new figures cannot be written.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        enrolment: Enrolment,
+        judge: Judge,
+        *,
+        num_validation: int,
+        samples: str = "",
+    ) -> None:
+        self._memory, self._enrolment, self._judge = memory, enrolment, judge
+        self._judges = num_validation > 0
+        self._samples = samples
+        self._best: Standing | None = None
+        self.served = self._judged_today()
+
+    def resume(self, best: Standing | None) -> None:
+        """`best` of this run as it was when the run stopped."""
+        self._best = best if best is not None and best.samples == self._samples else None
+
+    @property
+    def best(self) -> Standing | None:
+        """Of this run's models the one to serve, whether it is served or an earlier run's still is."""
+        served = self.served
+        return served if served is not None and served.run == self._enrolment.run else self._best
+
+    def offer(
+        self,
+        weights: FlatArray,
+        number: int,
+        accuracy: float | None,
+        *,
+        training_loss: float | None = None,
+        trained: bool = True,
+        closing: bool = False,
+    ) -> None:
+        """Serve a candidate from now on if it is better.
+
+        Args:
+            weights: of the candidate, shape (spec.size,); not kept in memory.
+            number: of the round.
+            accuracy: see `Standing`, as for the rest.
+            training_loss: of its local training.
+            trained: whether there was any.
+            closing: whether this is the rehearsal.
+
+        Raises:
+            StoreError: it is better, but cannot be written; the one before is still served.
+        """
+        spec = self._enrolment.spec
+        if trained and self._by_training_loss(self.served):
+            training_loss = self._judge.loss(weights, "train")
+        candidate = Standing(
+            run=self._enrolment.run,
+            round=number,
+            closing=closing,
+            model=spec.hash,
+            input_shape=spec.input_shape,
+            num_classes=spec.num_classes,
+            trained=trained,
+            held_out=self._enrolment.validation_fraction,
+            validation_loss=self._loss(weights),
+            training_loss=training_loss,
+            accuracy=accuracy,
+            samples=self._samples,
+        )
+        if not math.isfinite(candidate.validation_loss or 0.0) or not is_better(candidate, self.best):
+            better = f"that of {self.best.words} is better" if self.best else "it was not trained here"
+            log.info("model of %s: not served, %s", candidate.words, better)
+            return
+        self._best = candidate
+        if is_better(candidate, self.served):
+            self._serve(candidate, weights)
+            log.info("model of %s: served from now on", candidate.words)
+        else:
+            served = self.served.words if self.served else "another run"
+            log.info("model of %s: that of %s is still served", candidate.words, served)
+
+    def _loss(self, weights: FlatArray) -> float | None:
+        return self._judge.loss(weights, "validation") if self._judges else None
+
+    def _by_training_loss(self, served: Standing | None) -> bool:
+        """Whether a model of an earlier run is served that only the training samples can judge."""
+        if served is None or served.run == self._enrolment.run:
+            return False
+        judged = self._judges and self._enrolment.validation_fraction <= served.held_out
+        return served.model == self._enrolment.spec.hash and not judged
+
+    def _judged_today(self) -> Standing | None:
+        """What is served, with its figures on the samples of today if this trainer can find them."""
+        found = read_served(self._memory.read())
+        if found is None or found.standing.model != self._enrolment.spec.hash:
+            return None if found is None else found.standing
+        served = found.standing
+        if served.samples != self._samples:
+            accuracy = self._judge.accuracy(found.weights, "test")
+            loss = self._loss(found.weights)
+            served = replace(served, validation_loss=loss, accuracy=accuracy, samples=self._samples)
+            self._serve(served, found.weights)
+        if self._by_training_loss(served):
+            served = replace(served, training_loss=self._judge.loss(found.weights, "train"))
+        return served
+
+    def _serve(self, standing: Standing, weights: FlatArray) -> None:
+        self._memory.write(codec.encode(Served(standing, weights), self._enrolment.spec))
+        self.served = standing

@@ -1,0 +1,150 @@
+"""edge-agent export and predict: what the device has learned, for the app on it."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetune.protocols.one_line import one_line_errors
+
+if TYPE_CHECKING:
+    from fleetune.edge_agent.personal.adoption import Standing
+
+Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
+Device = Annotated[str, typer.Option(help="this device's name")]
+State = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
+Run = Annotated[
+    str | None, typer.Option(help="id of a run, for what it came to; else the model that is served")
+]
+BundleFile = Annotated[
+    Path | None, typer.Option(help="from edge-coordinator export; a device that trains with torch has none")
+]
+Trust = Annotated[list[str], typer.Option(help="package.module of yours that the run names; may repeat")]
+THIS_DEVICE = socket.gethostname().split(".")[0]
+_ROWS = 10
+
+
+def export(
+    fleet: Annotated[str, typer.Option(help="name of the fleet")],
+    out: Annotated[Path, typer.Option(help="file to write, .onnx")],
+    device: Device = THIS_DEVICE,
+    state: State = Path("agent-state"),
+    run: Run = None,
+    bundle: BundleFile = None,
+    trust: Trust = [],  # noqa: B006 - typer's way of saying it
+) -> None:
+    """Write this device's personal model as an ONNX file: raw samples in, probabilities and label out."""
+    from fleetune.edge_agent.personal.inference_graph import write_inference
+    from fleetune.edge_agent.personal_model import personal_model
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.protocols.files import write_atomically
+
+    with one_line_errors("edge-agent"):
+        found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
+        spec = found.bundle.spec
+        about = {"model": spec.name, "device": device, **_about(found.standing)}
+        written = write_inference(found.bundle, found.weights, about)
+        write_atomically(out, written)
+        print(f"{out}: {spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
+
+
+def predict(
+    data: Annotated[str, typer.Option(help="samples: a source as in run, or FILE.npy without labels")],
+    model: Annotated[Path | None, typer.Option(help="from edge-agent export; else this device's own")] = None,
+    fleet: Fleet = None,
+    device: Device = THIS_DEVICE,
+    state: State = Path("agent-state"),
+    run: Run = None,
+    bundle: BundleFile = None,
+    trust: Trust = [],  # noqa: B006 - typer's way of saying it
+    as_json: Annotated[bool, typer.Option("--json", help="all samples, for scripts")] = False,
+) -> None:
+    """Say what the personal model takes samples for, and how often it is right where labels are known."""
+    from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
+    from fleetune.edge_agent.personal_model import personal_model
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.protocols.errors import SettingError
+
+    with one_line_errors("edge-agent"):
+        if model is None and fleet is None:
+            raise SettingError("predict: give --model FILE.onnx, or the --fleet whose model this device has")
+        x, y = _samples(data)
+        standing = None
+        if model is None:
+            found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
+            predictor, standing = (
+                Predictor.of(write_inference(found.bundle, found.weights, {})),
+                found.standing,
+            )
+        else:
+            predictor = Predictor.of(model)
+        probabilities = predictor.probabilities(x)
+        if as_json:
+            sys.stdout.write(_as_json(predictor, probabilities, y, standing))
+        else:
+            _show(predictor, probabilities, y, standing)
+
+
+def _samples(source: str) -> tuple[Any, Any]:
+    """Inputs, and labels where there are any."""
+    import numpy as np
+
+    from fleetune.edge_agent.training.device_data import load
+    from fleetune.protocols.errors import DataError
+
+    if not source.endswith(".npy"):
+        dataset = load(source, None)
+        return dataset.x, dataset.y
+    try:
+        x = np.load(source, allow_pickle=False)
+    except (OSError, ValueError) as problem:
+        raise DataError(f"cannot read {source}: {problem}") from None
+    if x.ndim < 2 or not len(x):
+        raise DataError(f"{source}: shape {x.shape}; it must be (samples, ...) and not empty")
+    return x, None
+
+
+def _about(standing: "Standing") -> dict[str, str]:
+    """A model's run, round and figures, as far as they are known."""
+    known = {
+        "run": standing.run,
+        "round": standing.round,
+        "closing_rehearsal": standing.closing,
+        "validation_loss": standing.validation_loss,
+        "accuracy_on_own_test_samples": standing.accuracy,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _as_json(predictor: Any, probabilities: Any, y: Any, standing: "Standing | None") -> str:
+    labels = probabilities.argmax(axis=1)
+    content: dict[str, Any] = {
+        "labels": labels.tolist(),
+        "names": [predictor.name(label) for label in labels],
+        "probabilities": probabilities.astype(float).round(6).tolist(),
+        "accuracy": None if y is None else float((labels == y).mean()),
+        "model": None if standing is None else _about(standing),
+    }
+    return json.dumps(content) + "\n"
+
+
+def _show(predictor: Any, probabilities: Any, y: Any, standing: "Standing | None") -> None:
+    import rich
+    from rich.table import Table
+
+    if standing is not None:
+        print(f"model: {standing.words}")
+    labels = probabilities.argmax(axis=1)
+    table = Table("sample", "taken for", "probability", *(() if y is None else ("is",)))
+    for index, label in enumerate(labels[:_ROWS]):
+        row = [str(index), predictor.name(label), f"{probabilities[index, label]:.3f}"]
+        table.add_row(*row, *(() if y is None else (predictor.name(int(y[index])),)))
+    rich.print(table)
+    if len(labels) > _ROWS:
+        print(f"... and {len(labels) - _ROWS} more; --json has them all")
+    if y is not None:
+        right = int((labels == y).sum())
+        print(f"right: {right} of {len(labels)}, {right / len(labels):.1%}")

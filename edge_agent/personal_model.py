@@ -1,0 +1,105 @@
+"""The model that a device serves, or has come to in one run, and the bundle to compute it with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetune.edge_agent.personal.adoption import Served, Standing, read_served
+from fleetune.edge_agent.runs.joining import check_trust
+from fleetune.edge_agent.runs.session import recall
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.bundle.bundle import Bundle, read_bundle
+from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """A device's own model.
+
+    Attributes:
+        standing: where it comes from (round 0: the run's common model, not trained yet) and its figures.
+        weights: shape (bundle.spec.size,).
+        bundle: of the model.
+    """
+
+    standing: Standing
+    weights: FlatArray
+    bundle: Bundle
+
+
+def personal_model(
+    store: AgentStore, run: str | None = None, bundle: Path | None = None, *, trusted: tuple[str, ...] = ()
+) -> PersonalModel:
+    """What a device has learned.
+
+    Args:
+        store: of the device.
+        run: the model that this run has come to; None: the one that the device serves, from whatever run.
+        bundle: file of the model's bundle; None: the one that came over the wire.
+        trusted: modules of the owner's own whose code the run may name.
+
+    Raises:
+        StoreError: the device knows no such run, or what it knows is damaged, or it has no bundle of it.
+        SettingError: the run's method is not known here, or is code that its owner does not trust.
+    """
+    try:
+        served = None if run else read_served(store.served.read())
+    except PacketError as problem:
+        raise StoreError(
+            f"{store.served.path}, the model that this device serves, is damaged ({problem}); --run takes"
+            " that of a run"
+        ) from None
+    named = served.standing.run if served else run or _latest(store)
+    data = None if named is None else store.enrolment(named).read()
+    if named is None or data is None:
+        raise StoreError(
+            f"{store.folder}: this device has joined no run {named or 'yet'}; see edge-agent run"
+        )
+    try:
+        enrolment = read_enrolment(data)
+        found = served or _of_run(store, enrolment, trusted)
+        read = read_bundle(_bundle(store, named, bundle), enrolment.spec)
+    except PacketError as problem:
+        raise StoreError(f"{store.folder}, run {named}: {problem}") from None
+    return PersonalModel(found.standing, found.weights, read)
+
+
+def _latest(store: AgentStore) -> str | None:
+    """The run to show where nothing is served yet: the latest with work done in it, or else the latest."""
+    runs = store.runs()
+    done = (run for run in runs if store.session(run).read() is not None)
+    return next(done, next(iter(runs), None))
+
+
+def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -> Served:
+    """As the run's work left it."""
+    check_trust(enrolment, trusted, builds_model=False)
+    method, spec = from_section(enrolment.method, enrolment.spec), enrolment.spec
+    kept = recall(enrolment, method, store.session(enrolment.run))
+    standing = Standing(
+        run=enrolment.run,
+        round=kept.round,
+        closing=False,
+        model=spec.hash,
+        input_shape=spec.input_shape,
+        num_classes=spec.num_classes,
+        trained=kept.round > 0,
+    )
+    return Served(standing, method.personal_model(kept.state))
+
+
+def _bundle(store: AgentStore, run: str, path: Path | None) -> bytes:
+    if path is not None:
+        try:
+            return path.read_bytes()
+        except OSError as problem:
+            raise StoreError(f"cannot read bundle {path}: {problem.strerror}") from None
+    found = store.bundle(run)
+    if found is None:
+        raise StoreError(
+            f"{store.folder}: no bundle of run {run} is here, its model is trained by torch; give --bundle"
+            " FILE that edge-coordinator export wrote"
+        )
+    return found

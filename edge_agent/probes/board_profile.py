@@ -1,0 +1,46 @@
+"""What this device says about itself by the profile of its board; `edge_agent.probes` measures."""
+
+from pathlib import Path
+
+from fleetune import firmware_profiles
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.skeletons.method import DeviceReport
+
+
+def board_named(name: str) -> firmware_profiles.Board:
+    """The board's profile: one of ours, or a file of the user's own (a name with "/" or ending in ".toml").
+
+    Raises:
+        SettingError: there is none of that name, or the file is missing or wrong.
+    """
+    try:
+        if "/" in name or name.endswith(".toml"):
+            return firmware_profiles.load_file(Path(name))
+        return firmware_profiles.load(name)
+    except (KeyError, ValueError, OSError) as problem:
+        raise SettingError(str(problem.args[0] if isinstance(problem, KeyError) else problem)) from None
+
+
+def report_of(
+    device: str,
+    board: firmware_profiles.Board,
+    *,
+    num_samples: int,
+    flops_per_sample: float,
+    uplink_bps: float | None = None,
+    downlink_bps: float | None = None,
+) -> DeviceReport:
+    """The device's report before it has chosen a ratio.
+
+    Of a board without a profile nothing is claimed: speed and link stay unknown unless given here.
+    """
+    known = board.name != firmware_profiles.UNKNOWN
+    return DeviceReport(
+        device=device,
+        board=board.name,
+        num_samples=num_samples,
+        samples_per_s=board.training_gflops * 1e9 / flops_per_sample if known and flops_per_sample else None,
+        uplink_bps=uplink_bps or (board.uplink_bps if known else None),
+        downlink_bps=downlink_bps or (board.downlink_bps if known else None),
+        memory_bytes=board.memory_bytes if known else None,
+    )

@@ -1,0 +1,84 @@
+"""What takes an agent long, in a thread of its own: joining a run and working on its tasks.
+
+One job after another; the outcome of each comes back as an event.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from fleetune.edge_agent.runs.membership import Participation
+from fleetune.protocols.wire.messages import Errand
+
+PROGRESS_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Joining a run has come to an end, good or bad."""
+
+    run: str
+    outcome: Future[Participation]
+
+
+@dataclass(frozen=True)
+class Worked:
+    """The work on a task has come to an end, good or bad."""
+
+    errand: Errand
+    seconds: float
+    outcome: Future[bytes]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Local training has come so far, 0..1."""
+
+    fraction: float
+
+
+class Jobs:
+    """The thread and its queue.
+
+    Args:
+        put: takes the events, from the jobs' thread.
+        clock: seconds that never jump.
+    """
+
+    def __init__(self, put: Callable[[Any], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._put = put
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+        self._closing = threading.Event()
+        self._told_at = float("-inf")
+
+    @property
+    def closing(self) -> bool:
+        """Whether jobs should end at once."""
+        return self._closing.is_set()
+
+    def join(self, run: str, do: Callable[[], Participation]) -> None:
+        """Do it when the jobs before are done; `Joined` follows."""
+        self._thread.submit(do).add_done_callback(lambda outcome: self._put(Joined(run, outcome)))
+
+    def work(self, errand: Errand, do: Callable[[], bytes]) -> None:
+        """Do it when the jobs before are done; `Worked` follows."""
+        began = self._clock()
+        self._thread.submit(do).add_done_callback(
+            lambda outcome: self._put(Worked(errand, self._clock() - began, outcome))
+        )
+
+    def progress(self, fraction: float) -> None:
+        """Called by local training after every batch; passed on now and then."""
+        now = self._clock()
+        if now - self._told_at >= PROGRESS_EVERY_S:
+            self._told_at = now
+            self._put(Progress(fraction))
+
+    def close(self) -> None:
+        """Stop the job at hand, forget the others; returns when that is done."""
+        self._closing.set()
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,343 @@
+"""Joining a run: from an enrolment to a session that is ready to work."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fleetune.edge_agent.personal.adoption import Adoption, read_served
+from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
+from fleetune.edge_agent.training.device_data import (
+    DeviceData,
+    check_fits,
+    for_vocabulary,
+    load,
+    scaled,
+    split,
+)
+from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.budget.cost_forecast import capability_of
+from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.runs.membership import Participation
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.probes.memory import own as own_memory
+from fleetune.edge_agent.probes.training import measure_training
+from fleetune.edge_agent.probes.board_profile import board_named, report_of
+from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.training.step_guard import StepGuard
+from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
+from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.trainers import AUTO, Kind, check_room, make_backend, needs_bundle
+from fleetune.protocols.update import codec
+from fleetune.protocols.bundle.bundle import read_bundle
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.errors import (
+    ModelError,
+    PacketError,
+    PacketForeign,
+    PacketVersion,
+    SettingError,
+    StoreError,
+    StoreVersion,
+)
+from fleetune.protocols.skeletons.method import DeviceReport, Method
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
+
+CALIBRATION_S = 0.5
+LONGEST_STEP_S = 60.0  # at least; a step longer than the round is of no use
+COPIES = 3  # of a payload that is being unpacked: packed, unpacked, and as arrays
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """What the owner of a device decides.
+
+    Attributes:
+        fleet, device: names.
+        data: source of the device's own samples, see `edge_agent.training.device_data.load`.
+        state: folder of the agent's state.
+        board: firmware profile.
+        test_fraction: of its samples, held out as its own test split when the source marks none.
+        threads: processor threads of training.
+        policy: what the owner allows.
+        trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
+        trusted: modules of the owner's own whose code a run may name (`package.module`).
+    """
+
+    fleet: str
+    device: str
+    data: str
+    state: Path
+    board: str = "generic"
+    test_fraction: float = 0.3
+    threads: int = 1
+    policy: Policy = Policy()  # noqa: RUF009 - frozen
+    trainer: str = AUTO
+    trusted: tuple[str, ...] = ()
+
+
+def join(
+    settings: DeviceSettings,
+    store: AgentStore,
+    run: str,
+    data: bytes,
+    *,
+    kind: Kind,
+    gauges: Gauges,
+    measure_link: Callable[[], LinkSpeed],
+    stop: Callable[[], str | None],
+    progress: Callable[[float], None],
+) -> Participation:
+    """Make ready for a run.
+
+    Args:
+        settings: of this device.
+        store: its state; a run it knows already goes on where it stopped.
+        run: its id.
+        data: the encoded `Enrolment`.
+        kind: what trains here; a bundle that it needs is in the store.
+        gauges: of this board.
+        measure_link: asked once, when nothing else is under way.
+        stop: asked by local training before every batch, see `LocalTrainer`.
+        progress: told by it after every batch.
+
+    Raises:
+        PacketError: the enrolment is damaged, or of another run; the bundle is damaged, or of another model.
+        DataError: the device's samples are missing or do not fit the model.
+        ModelError: the model cannot be built here, or training diverges at once.
+        SettingError: a method or board that this agent does not know, or code its owner does not trust.
+        StoreError: what the device knows of this run is damaged.
+    """
+    conditions = gauges.conditions()
+    enrolment = _read(data, run, conditions)
+    check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
+    own = _own_data(settings, enrolment)
+    method = from_section(enrolment.method, enrolment.spec)
+    guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
+    backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions, guard)
+    own = for_vocabulary(own, backend.vocabulary)
+    trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
+    session = _session(enrolment, method, trainer, store, settings.device)
+    memory = store.allowance(run)
+    before = _known_before(store, enrolment, kind)
+    experience = _experience(before, kind)
+    link = measure_link() if before is None else _link_before(before)
+    report = _report(settings, enrolment, own, link)
+    allowance = _allowance(settings, enrolment, method, trainer, kind, report, link, experience, conditions)
+    log.info("joined run %s with %d samples; %s", run, report.num_samples, allowance.report.reason)
+    participation = Participation(enrolment, session, allowance, gauges, memory)
+    participation.keep()
+    return participation
+
+
+def _read(data: bytes, run: str, conditions: Conditions) -> Enrolment:
+    _check_fits(data, "model", conditions)
+    enrolment = read_enrolment(data)
+    if enrolment.run != run:
+        raise PacketForeign(f"enrolment of run {enrolment.run!r} came as one of run {run!r}")
+    return enrolment
+
+
+def _check_fits(data: bytes, what: str, conditions: Conditions) -> None:
+    """Raises ModelError when a payload is too large for this board's memory, before it is unpacked."""
+    needed, held, usable = COPIES * codec.unpacked_bytes(data), own_memory().resident, conditions.memory_bytes
+    if usable is not None and held is not None and held + needed > usable:
+        raise ModelError(
+            f"the run's {what} takes {needed / 1e6:.0f} MB to unpack beside the {held / 1e6:.0f} MB held"
+            f" already, and this process may take {usable / 1e6:.0f} MB"
+        )
+
+
+def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model: bool) -> None:
+    """A coordinator must not make a device import whatever it likes.
+
+    Args:
+        enrolment: of the run.
+        trusted: modules that the owner lets a run name.
+        builds_model: by its name; a bundle imports nothing.
+
+    Raises:
+        SettingError: the run names another one.
+    """
+    named_models = (enrolment.spec.name,) if builds_model else ()
+    for named in (*named_models, str(enrolment.method.get("name"))):
+        module, separator, _ = named.partition(":")
+        if separator and module not in trusted:
+            raise SettingError(f"the run wants {named!r} imported here; --trust {module} allows it")
+
+
+def _own_data(settings: DeviceSettings, enrolment: Enrolment) -> DeviceData:
+    own = split(load(settings.data, None), settings.test_fraction, enrolment.validation_fraction)
+    return scaled(check_fits(own, enrolment.spec), enrolment.mean, enrolment.std, enrolment.spec)
+
+
+def _report(settings: DeviceSettings, enrolment: Enrolment, own: DeviceData, link: LinkSpeed) -> DeviceReport:
+    """What the board's profile says, and what the link showed."""
+    return report_of(
+        settings.device,
+        board_named(settings.board),
+        num_samples=own.size("train"),
+        flops_per_sample=enrolment.flops_per_sample,
+        uplink_bps=link.uplink_bps,
+        downlink_bps=link.downlink_bps,
+    )
+
+
+def _allowance(
+    settings: DeviceSettings,
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    trainer: LocalTrainer,
+    kind: Kind,
+    report: DeviceReport,
+    link: LinkSpeed,
+    experience: Experience,
+    conditions: Conditions,
+) -> Allowance:
+    """Choose twice: what fits in memory is trained for a moment, and then its speed is known."""
+    board = board_named(settings.board)
+    capability = capability_of(
+        report,
+        board,
+        enrolment,
+        trainer=kind,
+        num_test=trainer.num_test,
+        latency_s=link.round_trip_s,
+        base_bytes=own_memory().resident,
+    )
+    allowance = Allowance(
+        method.choices(report),
+        capability,
+        board,
+        settings.policy,
+        enrolment.deadline_s,
+        report,
+        experience=experience,
+    )
+    if not replace(allowance, deadline_s=math.inf).chosen(conditions).fits:
+        return allowance.chosen(conditions)
+    speed = _speed(trainer, enrolment)
+    known = replace(
+        allowance,
+        capability=replace(capability, samples_per_s=speed),
+        report=replace(report, samples_per_s=speed),
+    )
+    return known.chosen(conditions)
+
+
+def _known_before(store: AgentStore, enrolment: Enrolment, kind: Kind) -> Allowance | None:
+    """Of this run before a restart; or of the latest run of the same model and trainer."""
+    known = remembered(store.allowance(enrolment.run).read())
+    if known is not None:
+        return known
+    for run in store.runs():
+        found = remembered(store.allowance(run).read())
+        if found is not None and found.capability.trainer == kind and _is_model(store, run, enrolment):
+            log.info("what rounds of run %s taught holds here too: the same model, the same trainer", run)
+            return found
+    return None
+
+
+def _is_model(store: AgentStore, run: str, enrolment: Enrolment) -> bool:
+    try:
+        codec.check_model(store.enrolment(run).read() or b"", enrolment.spec)
+    except PacketError:
+        return False
+    return True
+
+
+def _experience(before: Allowance | None, kind: Kind) -> Experience:
+    """Of before a restart. Another trainer takes other times and another amount of memory."""
+    return before.experience if before and before.capability.trainer == kind else Experience()
+
+
+def _link_before(before: Allowance) -> LinkSpeed:
+    """As it was known before a restart: a thin link has better things to carry than another probe."""
+    known = before.capability
+    return LinkSpeed(known.uplink_bps, known.downlink_bps, known.latency_s)
+
+
+def _speed(trainer: LocalTrainer, enrolment: Enrolment) -> float:
+    """Samples a second, by a few real steps on the device's own samples."""
+    (speed,) = measure_training(
+        trainer.backend,
+        trainer.data,
+        trainer.settings,
+        enrolment.weights,
+        seconds=CALIBRATION_S,
+        stop=trainer.stop,
+    )
+    return speed.samples_per_s
+
+
+def _session(
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    trainer: LocalTrainer,
+    store: AgentStore,
+    device: str,
+) -> Session:
+    """Go on with what the device has of this run, or begin; it is never begun anew over something damaged."""
+    memory, own = store.session(enrolment.run), partial(_own_model, store, enrolment)
+    adoption = _adoption(enrolment, trainer, store.served)
+    try:
+        return Session(enrolment, device, method, trainer, memory, adoption=adoption, own=own)
+    except PacketVersion as problem:
+        raise StoreVersion(f"{memory.path} is from another version ({problem}); upgrade this agent") from None
+    except PacketError as problem:
+        raise StoreError(
+            f"{memory.path} is damaged ({problem}); restore it, or remove it to start from the common model"
+        ) from None
+
+
+def _adoption(enrolment: Enrolment, trainer: LocalTrainer, memory: FileMemory) -> Adoption:
+    num_validation, samples = trainer.data.size("validation"), trainer.data.fingerprint
+    if not num_validation:
+        log.info(
+            "run %s holds out no validation samples: the newest model that was trained is served;"
+            " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",
+            enrolment.run,
+        )
+    try:
+        return Adoption(memory, enrolment, trainer, num_validation=num_validation, samples=samples)
+    except PacketError as problem:
+        raise StoreError(
+            f"{memory.path}, the model that this device serves, is damaged ({problem}); restore or remove it"
+        ) from None
+
+
+def _own_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
+    """The served model, where the run goes on from one in which this device took part with the same model."""
+    before, served = enrolment.continues, read_served(store.served.read())
+    if before is None or served is None or served.standing.model != enrolment.spec.hash:
+        return None
+    if served.standing.run != before and store.session(before).read() is None:
+        return None
+    log.info("goes on from run %s with this device's own model: %s", before, served.standing.words)
+    return served.weights
+
+
+def _backend(
+    enrolment: Enrolment,
+    kind: Kind,
+    bundle: bytes | None,
+    threads: int,
+    conditions: Conditions,
+    guard: StepGuard,
+) -> Backend:
+    check_room(kind, conditions.memory_bytes, own_memory().resident or 0)
+    if bundle is not None:
+        _check_fits(bundle, "bundle", conditions)
+    read = None if bundle is None else read_bundle(bundle, enrolment.spec)
+    usable, held = conditions.memory_bytes, own_memory().resident
+    room = None if usable is None or held is None else max(0, usable - held)
+    return make_backend(kind, enrolment.spec, read, threads, guard=guard, room=room)

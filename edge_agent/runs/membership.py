@@ -1,0 +1,152 @@
+"""A run this device takes part in: it works on tasks, sees what they take, and chooses its ratio anew."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.runs.freed_memory import give_back
+from fleetune.edge_agent.runs.session import Memory, Session
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.wire.payloads import Enrolment
+
+log = logging.getLogger(__name__)
+
+
+class Participation:
+    """Session, allowance and gauges of one run.
+
+    Args:
+        enrolment: of the run.
+        session: of the device in it.
+        allowance: what it can afford, chosen once.
+        gauges: of its board.
+        memory: where the allowance is kept.
+        clock: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        session: Session,
+        allowance: Allowance,
+        gauges: Gauges,
+        memory: Memory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.enrolment = enrolment
+        self.session = session
+        self.allowance = allowance
+        self._gauges = gauges
+        self._memory = memory
+        self._clock = clock
+        self._told: DeviceReport | None = None
+        self._tried_at = clock()
+        self._errand: Errand | None = None
+        self._ratio = self.report.ratio
+        self._expected = Footprint()
+        self._taken = Footprint()
+
+    @property
+    def report(self) -> DeviceReport:
+        """The latest."""
+        return self.allowance.report
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it does not take part just now; None: it does."""
+        return None if self.allowance.fits else self.report.reason
+
+    def told(self) -> DeviceReport:
+        """The report, for the coordinator: from now on it knows this one."""
+        self._told = self.report
+        return self.report
+
+    def begin(self, errand: Errand, num_bytes: int, download_s: float | None) -> None:
+        """A task is here. `download_s`: None if it was here before."""
+        self._errand, self._ratio, self._expected = errand, self.report.ratio, self.allowance.predicted
+        self._taken = Footprint(bytes_down=num_bytes, download_s=download_s)
+
+    def work(self, payload: bytes) -> bytes:
+        """Answer the task; what that took is in `taken`. Raises as `Session.answer` does."""
+        self._gauges.start()
+        began = self._clock()
+        try:
+            reply = self.session.answer(payload, Budget(self._ratio))
+        except BaseException:
+            self._gauges.stop()
+            raise
+        finally:
+            give_back()
+        self._taken = replace(
+            self._taken,
+            train_s=self._clock() - began,
+            memory_bytes=self._gauges.peak_bytes,
+            bytes_up=len(reply),
+        )
+        return reply
+
+    @property
+    def taken(self) -> Footprint:
+        """What the round has taken so far."""
+        return self._taken
+
+    @property
+    def expected(self) -> Footprint:
+        """What it was expected to take when it began."""
+        return self._expected
+
+    def is_at(self, update: Errand) -> bool:
+        """Whether this is the reply to the task that was begun last."""
+        begun = self._errand
+        return begun is not None and (begun.run, begun.round, begun.attempt) == (
+            update.run,
+            update.round,
+            update.attempt,
+        )
+
+    def delivered(self, upload_s: float) -> None:
+        """The round's update has arrived: learn from the round, and choose the ratio of the next. A rehearsal
+        sends no model back and teaches nothing.
+        """
+        joules = self._gauges.stop()
+        if self._errand is None or self._errand.rehearsal:
+            return
+        self._taken = replace(self._taken, upload_s=upload_s, joules=joules)
+        self.allowance = self.allowance.learned(self._ratio, self._taken)
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Choose again by how the board is now."""
+        before, self.allowance = self.allowance, self.allowance.chosen(self._gauges.conditions())
+        if (self.report.ratio, self.allowance.fits) != (before.report.ratio, before.fits):
+            ratios = (one.report.ratio if one.fits else 0 for one in (self.allowance, before))
+            log.info("ratio %g, before %g: %s", *ratios, self.report.reason)
+        self.keep()
+
+    def try_again(self) -> None:
+        """Once a deadline while nothing fits: what was learned may be true no longer."""
+        now = self._clock()
+        if now - self._tried_at < self.enrolment.deadline_s:
+            return
+        self._tried_at, self.allowance = now, self.allowance.declining()
+        self.reconsider()
+
+    @property
+    def is_news(self) -> bool:
+        """Whether the coordinator should hear of the present report."""
+        return self._told is None or self.allowance.is_news(self._told)
+
+    def keep(self) -> None:
+        """For the next start, and for `edge-agent explain`."""
+        try:
+            self._memory.write(self.allowance.encoded())
+        except StoreError as problem:
+            log.warning("what rounds taught will be lost at the next start: %s", problem)

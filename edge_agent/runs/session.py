@@ -1,0 +1,283 @@
+"""One device in one run: assignment in, reply out. No I/O but through the store it is given.
+
+The personal model and the method's device state live here. A reply is kept with the state it led to, in
+one write: the same assignment, asked again after any crash, gets the same reply and trains nothing twice.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from fleetune.edge_agent.personal.adoption import Adoption, Standing
+from fleetune.protocols.update import codec
+from fleetune.protocols.bounds import LARGEST_LOSS
+from fleetune.protocols.errors import PacketForeign, TrainingDiverged
+from fleetune.protocols.finite import not_finite
+from fleetune.protocols.skeletons.method import Budget, Fit, FitPlan, Method, Part, Rows, Trainer
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
+from fleetune.protocols.randomness import Key
+
+D = TypeVar("D")
+
+
+class EvaluatingTrainer(Trainer, Protocol):
+    """A trainer that also knows the device's test split."""
+
+    @property
+    def num_test(self) -> int: ...
+
+    def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
+        """On the device's test split, if not said otherwise; None without one."""
+        ...
+
+
+class Memory(Protocol):
+    """Where a session keeps itself: one value, replaced whole."""
+
+    def read(self) -> bytes | None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True)
+class Kept(Generic[D]):
+    """What a session remembers: the method's device state, its last reply (round 0: none yet), and what is
+    known of the run's best model.
+    """
+
+    run: str
+    state: D
+    round: int = 0
+    attempt: int = 0
+    reply: bytes = b""
+    best: Standing | None = None
+
+
+def recall(
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    memory: Memory,
+    own: Callable[[], FlatArray | None] = lambda: None,
+) -> Kept[Any]:
+    """What a device remembers of a run, or what it begins with: the common model, or its `own` if it has one.
+
+    Raises:
+        PacketError: it is damaged.
+        StoreError: it cannot be read.
+    """
+    data = memory.read()
+    if data is not None:
+        kind = Kept[method.device_state_type]  # type: ignore[name-defined]
+        kept: Kept[Any] = codec.decode(data, kind, method.spec, finite=False)
+        if kept.run == enrolment.run:
+            return kept
+    state, personal = method.init_device(enrolment.weights), own()
+    return Kept(enrolment.run, state if personal is None else method.start_from(state, personal))
+
+
+class Session:
+    """A device in one run.
+
+    Args:
+        enrolment: of the run.
+        device: this device's name.
+        method: made from the enrolment.
+        trainer: the device's model and data.
+        memory: where to keep the state.
+        adoption: of the models that the work leads to, decides which is served; None: nobody asks.
+        own: the device's model to begin with instead of the common one, asked when the run begins.
+        keep_replies: keep the bytes of the last reply; a simulation has no need of them.
+    """
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        device: str,
+        method: Method[Any, Any, Any, Any],
+        trainer: EvaluatingTrainer,
+        memory: Memory,
+        *,
+        adoption: Adoption | None = None,
+        own: Callable[[], FlatArray | None] = lambda: None,
+        keep_replies: bool = True,
+    ) -> None:
+        self._enrolment = enrolment
+        self._device = device
+        self._method = method
+        self._trainer = trainer
+        self._memory = memory
+        self._keep_replies = keep_replies
+        self._rehearsed: tuple[int, int, bytes] | None = None
+        self._kept = recall(enrolment, method, memory, own)
+        self._adoption = adoption
+        if adoption is not None:
+            adoption.resume(self._kept.best)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._method.spec
+
+    @property
+    def personal_model(self) -> FlatArray:
+        """The device's own model, shape (spec.size,)."""
+        return self._method.personal_model(self._kept.state)
+
+    def answer(self, data: bytes, budget: Budget) -> bytes:
+        """Do the work of an encoded `Assignment` within what the device allows; the encoded `Reply`.
+
+        Raises:
+            PacketError: the assignment is damaged, or not for this device.
+            TrainingStopped: the agent stops; nothing was changed.
+            TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
+            StoreError: the new state could not be written; nothing was changed.
+        """
+        assignment = self._read(data)
+        number, attempt = assignment.round, assignment.attempt
+        if (number, attempt) == (self._kept.round, self._kept.attempt) and self._kept.reply:
+            return self._kept.reply
+        if self._rehearsed and (number, attempt) == self._rehearsed[:2]:
+            return self._rehearsed[2]
+        return self._rehearse(assignment, budget) if assignment.rehearsal else self._work(assignment, budget)
+
+    def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
+        state, update, measures = self._do(assignment, budget)
+        reply = Reply(
+            device=self._device,
+            round=assignment.round,
+            attempt=assignment.attempt,
+            leaving=self._method.finished(state),
+            measures=measures,
+            update=update,
+        )
+        data = codec.encode(reply, self.spec)
+        self._keep(
+            Kept(
+                self._enrolment.run,
+                state,
+                assignment.round,
+                assignment.attempt,
+                data if self._keep_replies else b"",
+                None if self._adoption is None else self._adoption.best,
+            )
+        )
+        return data
+
+    def _rehearse(self, assignment: Assignment[Any], budget: Budget) -> bytes:
+        _, _, measures = self._do(assignment, budget)
+        measures = replace(measures, personal=self._trainer.accuracy(self.personal_model))
+        if self._adoption is not None:
+            best = self._adoption.best
+            measures = replace(measures, kept=None if best is None else best.accuracy)
+        reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
+        data = codec.encode(reply, self.spec)
+        self._rehearsed = assignment.round, assignment.attempt, data
+        return data
+
+    def _do(self, assignment: Assignment[Any], budget: Budget) -> tuple[Any, Any, Measures]:
+        observed = _Observed(self._trainer, self._offer_start(assignment))
+        key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
+            state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
+        self._check_finite(state, update)
+        loss = observed.train_loss
+        if loss is not None and not loss <= LARGEST_LOSS:
+            raise TrainingDiverged(f"training diverged (loss is {loss:g}): lower training.learning_rate")
+        personal = self._method.personal_model(state)
+        after = self._trainer.accuracy(personal)
+        if self._adoption is not None:
+            self._adoption.offer(
+                personal,
+                assignment.round,
+                after,
+                training_loss=observed.train_loss,
+                closing=assignment.rehearsal,
+            )
+        measures = Measures(
+            num_samples=self._trainer.num_samples,
+            num_test=self._trainer.num_test,
+            train_loss=loss,
+            before=observed.before,
+            after=after,
+        )
+        return state, update, measures
+
+    def _offer_start(self, assignment: Assignment[Any]) -> Callable[[FlatArray, float | None], None]:
+        """In a rehearsal, what local training starts from is a candidate too."""
+        adoption = self._adoption
+        if adoption is None or not assignment.rehearsal:
+            return lambda *_: None
+        return lambda weights, accuracy: adoption.offer(
+            weights, assignment.round, accuracy, trained=False, closing=True
+        )
+
+    def _check_finite(self, state: Any, update: Any) -> None:
+        found = not_finite(update, "update") or not_finite(state, "state")
+        if found:
+            name = self._enrolment.method["name"]
+            raise TrainingDiverged(
+                f"method {name}: {found} is not finite after local training: lower training.learning_rate"
+            )
+
+    def _read(self, data: bytes) -> Assignment[Any]:
+        kind = Assignment[self._method.task_type]  # type: ignore[name-defined]
+        assignment: Assignment[Any] = codec.decode(
+            data, kind, self.spec, limit=codec.payload_limit(self.spec)
+        )
+        if assignment.device != self._device:
+            raise PacketForeign(f"task for {assignment.device}; this is {self._device}")
+        return assignment
+
+    def _keep(self, kept: Kept[Any]) -> None:
+        self._memory.write(codec.encode(kept, self.spec))
+        self._kept = kept
+
+
+class _Observed:
+    """A trainer that notes the accuracy of the first weights trained from, and the last training loss.
+
+    Args:
+        trainer: does the work.
+        started: told of these first weights, and their accuracy, before they are trained.
+    """
+
+    def __init__(
+        self, trainer: EvaluatingTrainer, started: Callable[[FlatArray, float | None], None]
+    ) -> None:
+        self._trainer, self._started = trainer, started
+        self.before: float | None = None
+        self.train_loss: float | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._trainer.spec
+
+    @property
+    def num_samples(self) -> int:
+        return self._trainer.num_samples
+
+    @property
+    def num_classes_held(self) -> int:
+        return self._trainer.num_classes_held
+
+    def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
+        if self.train_loss is None:
+            self.before = self._trainer.accuracy(weights)
+            self._started(weights, self.before)
+        fit = self._trainer.fit(weights, plan, key)
+        self.train_loss = fit.loss
+        return fit
+
+    def loss(self, weights: FlatArray, part: Part = "train") -> float:
+        return self._trainer.loss(weights, part)
+
+    def accuracy(self, weights: FlatArray, part: Part) -> float | None:
+        return self._trainer.accuracy(weights, part)
+
+    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
+        return self._trainer.gradient(weights, rows)
+
+    def batches(self, key: Key) -> Iterable[Rows]:
+        return self._trainer.batches(key)

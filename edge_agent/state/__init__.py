@@ -1,0 +1,1 @@
+"""What an agent keeps on disk, its versions, and removing it."""

@@ -1,0 +1,153 @@
+"""What an agent keeps on disk, in a folder of one device in one fleet.
+
+It holds:
+    bundles/<digest>            models for training without torch; the same one serves many runs
+    runs/<run>/enrolment        what it started from
+    runs/<run>/bundle           the digest of its bundle
+    runs/<run>/session          personal model, method state, last reply: one file, one write
+    runs/<run>/allowance        what it can afford in it, by what past rounds took
+    runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
+    served                      the model that the device serves, from whatever run it is
+    incoming/*.part             payloads that are not complete yet
+    lock                        held by the agent that runs
+    fleetune-agent              says that an agent made all this; nothing else is ever removed
+
+Each file begins with the version of its layout (edge_agent/state/layouts.py). A new name here must be one
+that `edge_agent/state/state_folder.py` knows as ours, or it outlives a wipe.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from fleetune.edge_agent.state import layouts, state_folder
+from fleetune.edge_agent.state.layouts import Layout
+from fleetune.protocols.errors import PacketForeign, StoreError
+from fleetune.protocols.files import remove, write_atomically
+from fleetune.protocols.wire.transfer import digest_of
+
+_RUN = re.compile(r"[A-Za-z0-9_-]{1,96}")
+_TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
+
+
+@dataclass(frozen=True)
+class FileMemory:
+    """One value in one file, replaced whole.
+
+    Attributes:
+        path: of the file.
+        layout: in which it is written; older ones are read.
+        durable: what was written survives a power cut; simulations do without.
+    """
+
+    path: Path
+    layout: Layout = layouts.FIRST
+    durable: bool = True
+
+    def read(self) -> bytes | None:
+        """None when nothing was written yet. Raises StoreError, StoreVersion."""
+        try:
+            with self.path.open("rb") as file:
+                return self.layout.read(file)
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise StoreError(f"cannot read {self.path}: {problem.strerror}") from None
+
+    def write(self, data: bytes) -> None:
+        """Raises StoreError."""
+        write_atomically(self.path, data, head=self.layout.head, durable=self.durable)
+
+
+@dataclass(frozen=True)
+class AgentStore:
+    """The state folder of one agent."""
+
+    folder: Path
+
+    @property
+    def incoming(self) -> Path:
+        return self.folder / "incoming"
+
+    def claim(self) -> IO[bytes]:
+        """Hold the folder until the returned file is closed, or this process ends in whatever way.
+
+        Raises:
+            StoreError: another agent holds it, or it cannot be written; StoreVersion: a newer one made it.
+        """
+        return state_folder.claim(self.folder)
+
+    def enrolment(self, run: str) -> FileMemory:
+        """Raises PacketForeign when `run` is no name of a run (it becomes a folder)."""
+        return FileMemory(self._run(run) / "enrolment", layouts.ENROLMENT)
+
+    def session(self, run: str) -> FileMemory:
+        """Raises PacketForeign, as above."""
+        return FileMemory(self._run(run) / "session", layouts.SESSION)
+
+    @property
+    def served(self) -> FileMemory:
+        """The model that the device serves, see `edge_agent.personal.adoption`."""
+        return FileMemory(self.folder / "served", layouts.SERVED)
+
+    def keep_bundle(self, run: str, payload: bytes) -> None:
+        """Store a run's bundle under its digest. Raises PacketForeign, as above, and StoreError."""
+        digest = digest_of(payload)
+        FileMemory(self.folder / "bundles" / digest, layouts.BUNDLE).write(payload)
+        FileMemory(self._run(run) / "bundle").write(digest.encode())
+
+    def adopt_bundle(self, run: str, digest: str) -> bool:
+        """Whether a bundle of this digest is here, whole, from an earlier run; then it is this run's too.
+        Raises PacketForeign, as above, and StoreError.
+        """
+        payload = self._bundle(digest)
+        if payload is not None:
+            FileMemory(self._run(run) / "bundle").write(digest.encode())
+        return payload is not None
+
+    def bundle(self, run: str) -> bytes | None:
+        """A run's bundle; None: it is not here, or damaged. Raises PacketForeign, as above; StoreError."""
+        digest = FileMemory(self._run(run) / "bundle").read()
+        return None if digest is None else self._bundle(digest.decode("ascii", "replace"))
+
+    def _bundle(self, digest: str) -> bytes | None:
+        if not _TRANSFER.fullmatch(digest):
+            return None
+        payload = FileMemory(self.folder / "bundles" / digest, layouts.BUNDLE).read()
+        return payload if payload is not None and digest_of(payload) == digest else None
+
+    def allowance(self, run: str) -> FileMemory:
+        """Raises PacketForeign, as above."""
+        return FileMemory(self._run(run) / "allowance", layouts.ALLOWANCE)
+
+    def task(self, run: str, transfer: str) -> FileMemory:
+        """Raises PacketForeign, as above, also for a `transfer` that is no transfer id."""
+        if not _TRANSFER.fullmatch(transfer):
+            raise PacketForeign(f"{transfer!r} is no transfer id")
+        return FileMemory(self._run(run) / f"task-{transfer}", layouts.TASK)
+
+    def keep_task(self, run: str, transfer: str, payload: bytes) -> None:
+        """Store the task at hand in place of the one before. Raises StoreError."""
+        kept = self.task(run, transfer)
+        kept.write(payload)
+        self.forget_tasks(run, but=kept.path)
+
+    def has_task(self, run: str) -> bool:
+        return any(self._run(run).glob("task-*"))
+
+    def forget_tasks(self, run: str, but: Path | None = None) -> None:
+        """Remove the tasks of a run, all `but` one. Raises StoreError."""
+        for path in self._run(run).glob("task-*"):
+            if path != but:
+                remove(path)
+
+    def runs(self) -> list[str]:
+        """Runs with something stored, latest first."""
+        found = [path for path in (self.folder / "runs").glob("*") if path.is_dir()]
+        return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+    def _run(self, run: str) -> Path:
+        if not _RUN.fullmatch(run):
+            raise PacketForeign(f"{run!r} is no name of a run")
+        return self.folder / "runs" / run

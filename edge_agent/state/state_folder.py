@@ -1,0 +1,201 @@
+"""The folder of one agent's state: whose it is, who uses it, and removing what is ours in it.
+
+A marker says that an agent made the folder, and in which layout; a lock is held while one runs. Folders of
+agents up to 0.1.0 have no marker: they are known by their empty lock and an enrolment.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from fleetune.protocols.errors import StoreError, StoreVersion
+from fleetune.protocols.files import make_folder, remove, remove_empty, write_atomically
+from fleetune.protocols.update import codec
+
+if sys.platform != "win32":
+    import fcntl
+
+MARKER, LOCK = "fleetune-agent", "lock"
+VERSION = 1
+_DEPTH = 2  # below what --state names: the fleet's folder, the device's folder
+
+_RUN = "enrolment|bundle|session|allowance|task-[0-9a-f]{32}"
+_OURS = re.compile(
+    rf"({MARKER}|{LOCK}|served|bundles/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
+    r"(\.new)?"
+)
+_FOLDERS = ("incoming", "bundles", "runs/*", "runs")
+
+
+class _Marker(msgspec.Struct):
+    version: int
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What an agent keeps in one folder.
+
+    Attributes:
+        folder: of the device.
+        files: ours, all there are.
+        runs: in which it took part.
+        num_bytes: of the files.
+        foreign: what else lies there.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    runs: tuple[str, ...]
+    num_bytes: int
+    foreign: tuple[Path, ...]
+
+
+def claim(folder: Path) -> IO[bytes]:
+    """Make the folder, or take over what is there, and hold it until the returned file is closed, or this
+    process ends in whatever way.
+
+    Raises:
+        StoreVersion: a newer agent made it.
+        StoreError: another agent holds it, or it cannot be written.
+    """
+    make_folder(folder)
+    with ExitStack() as stack:
+        held = stack.enter_context(lock(folder))
+        if not is_marked(folder):
+            with suppress(StoreError):  # a full disk: the next start marks it
+                write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
+        stack.pop_all()
+    return held
+
+
+def lock(folder: Path) -> IO[bytes]:
+    """Hold a folder that is there, and write nothing else. Raises StoreError."""
+    while True:
+        held = _locked(folder)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held.fileno()), (folder / LOCK).stat()):
+                return held
+        held.close()  # of a folder that was wiped meanwhile
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    try:
+        held = (folder / LOCK).open("ab")
+    except OSError as problem:
+        raise StoreError(f"cannot use {folder}: {problem.strerror}") from None
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        raise StoreError(
+            f"another agent uses {folder}: stop it, or give this one another --device or --state"
+        ) from None
+    return held
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether an agent made this folder, in a layout known here. Raises StoreVersion, StoreError."""
+    path = folder / MARKER
+    try:
+        version = msgspec.json.decode(path.read_bytes(), type=_Marker).version
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as problem:
+        raise StoreError(f"cannot read {path}: {problem.strerror}") from None
+    except msgspec.DecodeError:
+        raise StoreError(f"{path} is damaged; remove it, and the agent makes it anew") from None
+    if version > VERSION:
+        raise StoreVersion.of(folder, version, VERSION)
+    return True
+
+
+def belongings(state: Path) -> list[Belongings]:
+    """What agents keep in a folder as `--state` names it, device by device; nothing is ever guessed at.
+
+    Raises:
+        StoreVersion, StoreError: see `is_marked`.
+    """
+    return [
+        _belongings(folder)
+        for depth in range(_DEPTH + 1)
+        for folder in sorted(_below(state, depth))
+        if os.access(folder, os.R_OK | os.X_OK) and (is_marked(folder) or _is_of_old(folder))
+    ]
+
+
+def wipe(state: Path, found: list[Belongings]) -> None:
+    """Remove what is ours there, once no agent uses any of it, and folders that are empty then.
+
+    Args:
+        state: as in `belongings`.
+        found: what that returned.
+
+    Raises:
+        StoreError: an agent runs, and nothing was removed; or something could not be removed.
+    """
+    with ExitStack() as stack:
+        for one in found:
+            stack.enter_context(lock(one.folder))
+        for one in found:
+            _remove(_belongings(one.folder))
+    for one in found:
+        for folder in (one.folder, *one.folder.parents):
+            if folder.is_relative_to(state):
+                remove_empty(folder)
+
+
+def _remove(one: Belongings) -> None:
+    """The marker and the lock go last: a wipe that was cut short can be done again."""
+    for path in sorted(one.files, key=lambda path: path.name in (MARKER, LOCK)):
+        remove(path)
+    for pattern in _FOLDERS:
+        for folder in one.folder.glob(pattern):
+            if not folder.is_symlink():
+                remove_empty(folder)
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    if not depth:
+        return iter((folder,))
+    return (path for path in folder.glob("/".join("*" * depth)) if not path.is_symlink())
+
+
+def _is_of_old(folder: Path) -> bool:
+    """Whether an agent up to 0.1.0 made it."""
+    held = folder / LOCK
+    if not (held.is_file() and held.stat().st_size == 0):
+        return False
+    return any(_begins(path, codec.MAGIC) for path in folder.glob("runs/*/enrolment"))
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _belongings(folder: Path) -> Belongings:
+    ours, foreign, runs = [], [], set()
+    for path in _files(folder):
+        name = _OURS.fullmatch(path.relative_to(folder).as_posix())
+        if name is None or path.is_symlink():
+            foreign.append(path)
+            continue
+        ours.append(path)
+        runs |= {name[2]} - {None}  # not every file is of a run
+    num_bytes = sum(path.stat().st_size for path in ours)
+    return Belongings(folder, tuple(ours), tuple(sorted(runs)), num_bytes, tuple(foreign))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below it, and links as such."""
+    for where, folders, files in os.walk(folder):
+        links = [name for name in folders if (Path(where) / name).is_symlink()]
+        yield from (Path(where) / name for name in sorted([*files, *links]))

@@ -1,0 +1,107 @@
+"""The seam between the local training loop and whatever computes gradients.
+
+A backend knows a model's forward and backward pass and nothing else. Frozen entries, the pull, momentum
+and weight decay live above it, once, in `fit.py`, on the flat vector.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.model.loss_terms import Answer, Guide
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+
+InputArray = NDArray[np.float32] | NDArray[np.int64]  # numbers, or token ids
+LabelArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A guide, and what its models answered on a batch of n samples: for each model, shape (n, ...)."""
+
+    guide: Guide
+    answers: tuple[NDArray[np.float32], ...]
+
+
+class Backend(Protocol):
+    """One model, computing in one flat vector.
+
+    `weights` and `gradient` are live: always the same two arrays, changed in place by both sides.
+    Copy before keeping.
+    """
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Samples are token ids, whole numbers from 0 and below this; None: they are numbers."""
+        ...
+
+    @property
+    def weights(self) -> FlatArray:
+        """What the model computes with: parameters, then running statistics, shape (spec.size,).
+        Writing to it changes the model.
+        """
+        ...
+
+    @property
+    def gradient(self) -> FlatArray:
+        """What the last `step` found, shape (spec.size,), 0 at statistics. The caller may overwrite it."""
+        ...
+
+    def load(self, weights: FlatArray) -> None:
+        """Copy `weights`, shape (spec.size,), into `self.weights`.
+
+        Raises:
+            ModelError: of another length.
+        """
+        ...
+
+    def step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        hint: Hint | None = None,
+        tensors: Collection[str] | None = None,
+    ) -> float:
+        """Forward and backward over one batch; fills `gradient`, leaves the parameters alone.
+
+        Args:
+            x: shape (n, *spec.input_shape), n at least 1.
+            y: shape (n,), 0..spec.num_classes-1.
+            key: of dropout and whatever else the model draws.
+            training: batch statistics, dropout, and running statistics updated in `weights`; False:
+                the gradient of the model as it evaluates, statistics untouched.
+            hint: its guide's term (see `protocols.model.loss_terms`) is added to the loss before the backward
+                pass.
+            tensors: names of the parameters whose gradients are wanted; `gradient` is 0 at the others, and
+                the backward pass goes no deeper than the lowest of them. What is wanted, the loss and the
+                statistics are the same to the bit. None: all; it may be empty.
+
+        Returns:
+            The batch's mean loss (cross entropy, without the guide's term), not necessarily finite.
+
+        Raises:
+            ModelError: the model cannot process such a batch, or the backend has no guides.
+        """
+        ...
+
+    def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
+        """What the model gives, or gives its last layer, for each sample in evaluation mode: shape (n, ...).
+
+        Raises:
+            ModelError: the backend has no guides, or its model no such layer.
+        """
+        ...
+
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, int]:
+        """Sum of the losses and number of correct predictions in evaluation mode; changes nothing."""
+        ...

@@ -1,0 +1,293 @@
+"""A device's own samples: train, validation and test, in the model's shape."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.datasets.dataset import Dataset
+from fleetune.edge_agent.datasets.npz import write_npz
+from fleetune.edge_agent.datasets.sample_roles import below, draws
+from fleetune.edge_agent.datasets.sources import load
+from fleetune.edge_agent.training.backend import InputArray, LabelArray
+from fleetune.protocols.errors import DataError
+from fleetune.protocols.model.input_scaling import Mean, Std, check_channels, over_channels
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import Part
+
+__all__ = [
+    "Dataset",
+    "DeviceData",
+    "check_fits",
+    "check_source",
+    "for_vocabulary",
+    "load",
+    "save_npz",
+    "split",
+    "take",
+]
+
+Rows = NDArray[np.intp]
+Inputs = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class DeviceData:
+    """What a device trains and tests on.
+
+    Attributes:
+        x_train, x_validation, x_test: shape (n, ...), uint8 or float32 as the source gave them; they
+            become the model's input batch by batch, so that bytes stay bytes in memory.
+        y_train, y_validation, y_test: labels, shape (n,). Validation may be empty.
+        mean, std: of [data]: the model sees (x / 255 if uint8 else x) minus mean, over std. Lists have one
+            number for each channel of the model's input.
+        ids: samples are token ids: the model sees them as they are, int64.
+        source: for messages.
+    """
+
+    x_train: Inputs
+    y_train: LabelArray
+    x_validation: Inputs
+    y_validation: LabelArray
+    x_test: Inputs
+    y_test: LabelArray
+    mean: Mean = 0.0
+    std: Std = 1.0
+    ids: bool = False
+    source: str = "data"
+
+    def part(self, part: Part) -> tuple[Inputs, LabelArray]:
+        """Inputs and labels as stored."""
+        return {
+            "train": (self.x_train, self.y_train),
+            "validation": (self.x_validation, self.y_validation),
+            "test": (self.x_test, self.y_test),
+        }[part]
+
+    def size(self, part: Part) -> int:
+        """Number of samples."""
+        return len(self.part(part)[1])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the samples that models are judged on: validation and test, as stored."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.x_validation, self.y_validation, self.x_test, self.y_test):
+            digest.update(f"{array.shape}{array.dtype.str}".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        return digest.hexdigest()
+
+    def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
+        """The model's input, float32 or ids, shape (len(rows), ...), and labels: new arrays."""
+        x, y = self.part(part)
+        picked = np.take(x, rows, axis=0)
+        if self.ids:
+            return picked.astype(np.int64), y[rows]
+        inputs: NDArray[np.float32] = picked.astype(np.float32, copy=False)
+        if picked.dtype == np.uint8:
+            inputs /= np.float32(255)
+        if self.mean:
+            inputs -= over_channels(self.mean, inputs.shape[1:])
+        if self.std != 1:
+            inputs /= over_channels(self.std, inputs.shape[1:])
+        return inputs, y[rows]
+
+
+def split(dataset: Dataset, test_fraction: float, validation_fraction: float) -> DeviceData:
+    """A real device's own samples.
+
+    Samples that the source itself marks as test or validation keep that role. Where it marks none, each
+    sample's own content decides, for ever (see `edge_agent.datasets.sample_roles`): about `test_fraction` of
+    all are tested on, about `validation_fraction` of the others validated on.
+
+    Raises:
+        DataError: not at least one training and one test sample.
+    """
+    return _parts(dataset, *_roles(dataset, test_fraction, validation_fraction))
+
+
+def check_source(source: str, test_fraction: float) -> Dataset:
+    """All that can be said of a device's samples before any run and its model are known.
+
+    Raises:
+        DataError: they cannot be read; there is not at least one to train on and one to test on; a label is
+            negative; or an input is NaN or infinite.
+    """
+    found = load(source)
+    _roles(found, test_fraction, 0.0)
+    if found.y.min() < 0:
+        raise DataError(f"{source}: label {found.y.min()}; labels count from 0")
+    _check_finite(source, found.x, "")
+    return found
+
+
+def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -> tuple[Rows, Rows, Rows]:
+    """Training, validation and test rows, each ascending. Raises DataError, as `split`."""
+    for_test, for_validation = draws(dataset.x, dataset.y)
+    validation = dataset.validation
+    left = np.ones(len(dataset.y), np.bool_) if validation is None else ~validation
+    test = _side(left, for_test, test_fraction) if dataset.test is None else dataset.test
+    if validation is None:
+        validation = _side(~test, for_validation, validation_fraction)
+    train = ~test & ~validation
+    if not train.any() or not test.any():
+        raise DataError(
+            f"{dataset.source}: {train.sum()} training and {test.sum()} test samples; both need one, and"
+            " copies of a sample count as one"
+        )
+    return np.flatnonzero(train), np.flatnonzero(validation), np.flatnonzero(test)
+
+
+def _side(among: NDArray[np.bool_], numbers: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
+    """Which of the samples `among` have a number below the fraction, see `roles.below`."""
+    picked = np.zeros_like(among)
+    picked[among] = below(numbers[among], fraction)
+    return picked
+
+
+def take(dataset: Dataset, train: Rows, test: Rows, validation_fraction: float, key: Key) -> DeviceData:
+    """One device's share of a simulation's samples: copies of these rows.
+
+    Args:
+        dataset: everybody's samples.
+        train: the device's training rows; what the user marked as validation is held out of them.
+        test: its test rows.
+        validation_fraction: where the user marked none: of the training rows, by class, held out as
+            validation.
+        key: decides which.
+    """
+    if dataset.validation is None or dataset.benchmark:
+        held_out = stratified(dataset.y[train], validation_fraction, key.child("validation"))
+    else:
+        held_out = dataset.validation[train]
+    return _parts(dataset, train[~held_out], train[held_out], test)
+
+
+def _parts(dataset: Dataset, train: Rows, validation: Rows, test: Rows) -> DeviceData:
+    x, y = dataset.x, dataset.y
+    return DeviceData(
+        x[train], y[train], x[validation], y[validation], x[test], y[test], source=dataset.source
+    )
+
+
+def stratified(y: LabelArray, fraction: float, key: Key) -> NDArray[np.bool_]:
+    """Pick `fraction` of the samples, of each class its share (largest remainder).
+
+    Of two samples or more, at least one is picked (unless `fraction` is 0) and at least one is left.
+
+    Returns:
+        bool, shape (len(y),); True = picked.
+    """
+    picked = np.zeros(len(y), np.bool_)
+    if not fraction or len(y) < 2:
+        return picked
+    total = min(max(1, round(fraction * len(y))), len(y) - 1)
+    _, classes, counts = np.unique(y, return_inverse=True, return_counts=True)
+    order = key.permutation(len(y))
+    by_class = np.split(order[np.argsort(classes[order], kind="stable")], np.cumsum(counts)[:-1])
+    for rows, count in zip(by_class, apportion(counts, total), strict=True):
+        picked[rows[:count]] = True
+    return picked
+
+
+def apportion(shares: NDArray[np.number], total: int) -> NDArray[np.intp]:
+    """`total` as whole numbers in proportion to `shares` (largest remainder, ties to the lower index)."""
+    exact = shares * (total / shares.sum())
+    whole: NDArray[np.intp] = np.floor(exact + 1e-9).astype(np.intp)
+    whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
+    return whole
+
+
+def scaled(data: DeviceData, mean: Mean, std: Std, spec: ModelSpec) -> DeviceData:
+    """`data` for a run with these. Raises SettingError: they are not one number for each channel."""
+    check_channels(mean, std, spec.input_shape)
+    return replace(data, mean=mean, std=std)
+
+
+def check_fits(data: DeviceData, spec: ModelSpec) -> DeviceData:
+    """`data` in the model's shape: images without a channel axis get one, and byte images with the
+    channels last (height, width, 1, 3 or 4) get them first.
+
+    Raises:
+        DataError: no training samples, another shape, a label the model has no output for, or NaN or
+            infinite inputs.
+    """
+    if not data.size("train"):
+        raise DataError(f"{data.source}: there are no training samples")
+    for part in get_args(Part):
+        _check_part(data, part, spec.num_classes)
+    return replace(
+        data,
+        x_train=_shaped(data.x_train, spec.input_shape, data.source),
+        x_validation=_shaped(data.x_validation, spec.input_shape, data.source),
+        x_test=_shaped(data.x_test, spec.input_shape, data.source),
+    )
+
+
+def _check_part(data: DeviceData, part: Part, num_classes: int) -> None:
+    x, y = data.part(part)
+    wrong = y[(y < 0) | (y >= num_classes)]
+    if wrong.size:
+        raise DataError(
+            f"{data.source}: label {wrong[0]} in the {part} samples; the model has 0..{num_classes - 1}"
+        )
+    _check_finite(data.source, x, f" in the {part} samples")
+
+
+def _check_finite(source: str, x: Inputs, where: str) -> None:
+    if x.dtype != np.uint8 and x.size and not np.isfinite([x.min(), x.max()]).all():
+        raise DataError(f"{source}: NaN or infinite inputs{where}; clean or drop them")
+
+
+def for_vocabulary(data: DeviceData, vocabulary: int | None) -> DeviceData:
+    """`data` for a model whose samples are token ids below `vocabulary`; None: they are numbers.
+
+    Raises:
+        DataError: a sample holds something else than such ids, or the run would shift and scale them.
+    """
+    if vocabulary is None:
+        return data
+    if (data.mean, data.std) != (0.0, 1.0):
+        raise DataError(f"{data.source}: the model takes token ids; leave out data.mean and data.std")
+    for part in get_args(Part):
+        x, _ = data.part(part)
+        if not x.size:
+            continue
+        if (np.floor(x) != x).any():
+            raise DataError(f"{data.source}: {part} samples with fractions; the model takes token ids")
+        if x.min() < 0 or x.max() >= vocabulary:
+            wrong = int(x.min() if x.min() < 0 else x.max())
+            raise DataError(
+                f"{data.source}: token id {wrong} in the {part} samples; the model has 0..{vocabulary - 1}"
+            )
+    return replace(data, ids=True)
+
+
+def _shaped(x: Inputs, wanted: tuple[int, ...], source: str) -> Inputs:
+    found = x.shape[1:]
+    if found == wanted:
+        return x
+    if (1, *found) == wanted:
+        return x[:, None]
+    if x.dtype == np.uint8 and len(found) == 3 and found[2] in (1, 3, 4) and (found[2], *found[:2]) == wanted:
+        return np.ascontiguousarray(np.moveaxis(x, 3, 1))
+    raise DataError(f"{source}: samples have shape {found}; the model takes {wanted}")
+
+
+def save_npz(path: Path, data: DeviceData) -> None:
+    """Write a device's samples so that `split(load(f"npz:{path}"), ...)` gives them back as they are.
+
+    `mean` and `std` are not written: they are the run's.
+
+    Raises:
+        StoreError: `path` cannot be written.
+    """
+    arrays = {}
+    for part in get_args(Part):
+        if data.size(part):
+            arrays[f"x_{part}"], arrays[f"y_{part}"] = data.part(part)
+    write_npz(path, arrays)

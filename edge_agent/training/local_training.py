@@ -1,0 +1,187 @@
+"""The one local training loop: SGD on the flat vector, over any backend."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.backend import Backend, Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.device_data import DeviceData
+from fleetune.edge_agent.training.sgd import Descent
+from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
+from fleetune.protocols.model.compute_cost import trained_tensors
+from fleetune.protocols.model.loss_terms import Guide
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.skeletons.method import Fit, FitPlan, Part, Rows
+
+_EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory
+
+
+def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
+    """Where an epoch's order is cut into batches.
+
+    The last, partial batch is used. A last batch of a single sample is merged into the one before it,
+    for every model alike: batch normalisation cannot take it, and its gradient is the noisiest.
+    """
+    starts = list(range(0, num_samples, batch_size))
+    if len(starts) > 1 and batch_size > 1 and num_samples - starts[-1] == 1:
+        starts.pop()
+    return [slice(start, stop) for start, stop in pairwise([*starts, num_samples])]
+
+
+@dataclass(frozen=True)
+class LocalTrainer:
+    """A `protocols.skeletons.method.Trainer` over a backend and a device's data.
+
+    Attributes:
+        backend: computes losses and gradients; its vectors are scratch space between calls.
+        data: in the model's shape (see `edge_agent.training.device_data.check_fits`).
+        settings: the run's [training] section.
+        stop: asked before every batch of `fit`; a reason ends it with TrainingStopped.
+        progress: told the finished fraction of a `fit` after every batch, up to 1.
+    """
+
+    backend: Backend
+    data: DeviceData
+    settings: TrainingSection
+    stop: Callable[[], str | None] = field(default=lambda: None, repr=False)
+    progress: Callable[[float], None] = field(default=lambda _: None, repr=False)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.backend.spec
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples (validation and test not counted)."""
+        return self.data.size("train")
+
+    @property
+    def num_classes_held(self) -> int:
+        """How many of the model's classes occur among the training samples."""
+        return np.unique(self.data.part("train")[1]).size
+
+    @property
+    def num_test(self) -> int:
+        """Samples of the test split."""
+        return self.data.size("test")
+
+    def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
+        """Train from `weights`: v = momentum * v + g + pull + weight_decay * w; w -= learning_rate * v.
+
+        v starts at 0. Epoch e takes the samples in the order `key.child("epoch", e).permutation(n)`, cut
+        by `batch_slices`. The loss and `last_gradient` are of the data's loss alone, without pull and
+        weight decay, and the gradient covers frozen entries too. A guide's term is in the gradient, not in
+        the loss.
+
+        Raises:
+            TrainingStopped: `stop` gave a reason; nothing was changed.
+            TrainingDiverged: the loss or the weights are no longer finite; nothing was changed.
+            ModelError: the backend cannot compute the guide; nothing was changed.
+        """
+        answers = self._answers(plan.guide)
+        self.backend.load(weights)
+        with np.errstate(over="ignore", invalid="ignore"):  # divergence is found and named below
+            return self._descend(plan, answers, key)
+
+    def _answers(self, guide: Guide | None) -> list[NDArray[np.float32]]:
+        """What each model of the guide answers on all training samples. They are fixed: once is enough."""
+        answers: list[NDArray[np.float32]] = []
+        if guide is None or not self.num_samples:
+            return answers
+        for weights in guide.models:
+            self.backend.load(weights)
+            parts = [self.backend.answer(x, guide.answer) for x, _ in self._parts("train")]
+            answers.append(np.concatenate(parts))
+        return answers
+
+    def _descend(self, plan: FitPlan, answers: list[NDArray[np.float32]], key: Key) -> Fit:
+        weights, gradient = self.backend.weights, self.backend.gradient
+        descent = Descent(weights, gradient, self.spec.num_parameters, self.settings, plan)
+        epochs = self.settings.epochs if plan.epochs is None else plan.epochs
+        batches = batch_slices(self.num_samples, self.settings.batch_size)
+        num_steps, step, loss, last_gradient = epochs * len(batches), 0, 0.0, None
+        trained = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
+        for epoch in range(epochs if batches else 0):
+            order, total = key.child("epoch", epoch).permutation(self.num_samples), 0.0
+            for batch in batches:
+                if reason := self.stop():
+                    raise TrainingStopped(f"training stopped after {step} of {num_steps} steps: {reason}")
+                rows = order[batch]
+                hint = Hint(plan.guide, tuple(every[rows] for every in answers)) if plan.guide else None
+                x, y = self.data.batch("train", rows)
+                whole = plan.keep_last_gradient and step + 1 == num_steps
+                mean = self.backend.step(
+                    x, y, key.child("step", step), hint=hint, tensors=None if whole else trained
+                )
+                self._check_finite(math.isfinite(mean), f"loss is {mean:g} in step {step + 1} of {num_steps}")
+                total += mean * rows.size
+                step += 1
+                if whole:
+                    last_gradient = gradient.copy()
+                descent.step()
+                self.progress(step / num_steps)
+            loss = total / self.num_samples
+        finite = bool(np.isfinite(weights).all())
+        self._check_finite(finite, f"weights are not finite after {num_steps} steps")
+        return Fit(weights.copy(), loss, num_steps, last_gradient)
+
+    def _check_finite(self, finite: bool, what: str) -> None:
+        if not finite:
+            rate = self.settings.learning_rate
+            raise TrainingDiverged(f"training diverged ({what}): lower training.learning_rate (now {rate:g})")
+
+    def loss(self, weights: FlatArray, part: Part = "train") -> float:
+        """Mean loss in evaluation mode. An empty part has loss 0."""
+        return self._evaluate(weights, part)[0]
+
+    def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
+        """Fraction predicted correctly in evaluation mode, 0..1. None: the part is empty."""
+        return self._evaluate(weights, part)[1] if self.data.size(part) else None
+
+    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
+        """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples
+        or those in `rows`.
+        """
+        self.backend.load(weights)
+        mean = np.zeros(self.spec.size, np.float32)
+        chosen = np.arange(self.num_samples) if rows is None else rows
+        for x, y in self._parts("train", chosen):
+            self.backend.step(x, y, Key(0), training=False)
+            self.backend.gradient[:] *= np.float32(y.size / chosen.size)
+            mean += self.backend.gradient
+        return mean
+
+    def batches(self, key: Key) -> Iterator[Rows]:
+        """Each batch's rows, in the order of `fit` with the same key.
+
+        Raises:
+            TrainingStopped: `stop` gave a reason.
+        """
+        slices = batch_slices(self.num_samples, self.settings.batch_size)
+        num_batches = self.settings.epochs * len(slices)
+        for epoch in range(self.settings.epochs if slices else 0):
+            order = key.child("epoch", epoch).permutation(self.num_samples)
+            for done, batch in enumerate(slices, start=epoch * len(slices)):
+                if reason := self.stop():
+                    raise TrainingStopped(f"training stopped after {done} of {num_batches} batches: {reason}")
+                yield order[batch]
+                self.progress((done + 1) / num_batches)
+
+    def _evaluate(self, weights: FlatArray, part: Part) -> tuple[float, float]:
+        """Mean loss and accuracy."""
+        self.backend.load(weights)
+        results = [self.backend.evaluate(x, y) for x, y in self._parts(part)]
+        size = max(1, self.data.size(part))
+        return sum(loss for loss, _ in results) / size, sum(correct for _, correct in results) / size
+
+    def _parts(self, part: Part, rows: Rows | None = None) -> Iterator[tuple[InputArray, LabelArray]]:
+        """All samples of a part, or those in `rows`, a few at a time."""
+        chosen = np.arange(self.data.size(part)) if rows is None else rows
+        for start in range(0, chosen.size, _EVALUATION_BATCH):
+            yield self.data.batch(part, chosen[start : start + _EVALUATION_BATCH])

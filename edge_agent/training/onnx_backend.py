@@ -1,0 +1,178 @@
+"""A bundle's graphs as a `Backend`: training with stock ONNX Runtime and numpy."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.backend import Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.onnx_sessions import Sessions
+from fleetune.edge_agent.training.step_guard import StepGuard
+from fleetune.protocols.bundle import bundle as graphs
+from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.loss_terms import Answer, Distillation
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+
+_INPUT_TYPES = {"f4": np.float32, "i8": np.int64}
+
+Array = NDArray[Any]
+
+
+class OnnxBackend:
+    """See `edge_agent.training.backend.Backend`. The tensors that the runtime reads are views of the flat
+    vector.
+
+    Args:
+        bundle: of the model.
+        threads: processor threads of a step.
+        guard, room: see `Sessions`.
+
+    Raises:
+        ModelError: ONNX Runtime is not installed, or too old.
+    """
+
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+    ) -> None:
+        self._bundle, self._spec = bundle, bundle.spec
+        self._sessions = Sessions(bundle, threads, guard=guard, room=room)
+        self._weights = np.zeros(self._spec.size, np.float32)
+        self._gradient = np.zeros(self._spec.size, np.float32)
+        self._tensors = {tensor.name: view for tensor, view in self._spec.views(self._weights)}
+        self._gradients = {
+            tensor.name: view for tensor, view in self._spec.views(self._gradient) if tensor.kind != "stat"
+        }
+        self._batches = 0
+        self._statistics = [tensor.name for tensor in self._spec.tensors if tensor.kind == "stat"]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Of token ids, see `Backend.vocabulary`."""
+        return self._bundle.vocabulary
+
+    @property
+    def weights(self) -> FlatArray:
+        return self._weights
+
+    @property
+    def gradient(self) -> FlatArray:
+        return self._gradient
+
+    def load(self, weights: FlatArray) -> None:
+        """Copy `weights`, shape (spec.size,), into `self.weights`."""
+        if weights.shape != (self._spec.size,):
+            raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
+        self._weights[:] = weights
+        self._batches = 0
+
+    def step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        hint: Hint | None = None,
+        tensors: Collection[str] | None = None,
+    ) -> float:
+        """Forward and backward over one batch, see `Backend.step`."""
+        self._check(x, y)
+        wanted = self._gradients.keys() if tensors is None else tensors
+        graph, outputs = _graph(training, hint), self._outputs(wanted, training=training)
+        taken = self._sessions.price(graph, outputs, len(y))
+        feeds = {"x": self._input(x), "y": y, **self._tensors, **_hint_feeds(hint)}
+        if training:
+            feeds |= self._training_feeds(key, len(y), taken)
+        found = self._sessions.run(graph, outputs, feeds)
+        self._take(found, wanted, training=training)
+        return float(found["loss"])
+
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, int]:
+        """Sum of losses and number correct, see `Backend.evaluate`."""
+        self._check(x, y)
+        logits = self.answer(x, "logits")
+        highest = logits.max(axis=1)
+        log_sums = np.log(np.exp(logits - highest[:, None]).sum(axis=1)) + highest
+        losses = log_sums - logits[np.arange(len(y)), y]
+        return float(losses.sum(dtype=np.float64)), int((logits.argmax(axis=1) == y).sum())
+
+    def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
+        """What the model gives, or gives its last layer, see `Backend.answer`."""
+        if what not in self._bundle.graphs[graphs.ANSWER].output_names:
+            raise ModelError(
+                f"model {self._spec.name}: its last layer is not called once with one tensor, as this method"
+                " needs; choose another method or model"
+            )
+        feeds = {"x": self._input(x), **self._tensors}
+        array: NDArray[np.float32] = self._sessions.run(graphs.ANSWER, frozenset({what}), feeds)[what]
+        return array
+
+    def _outputs(self, wanted: Collection[str], *, training: bool) -> frozenset[str]:
+        """Of a step: its loss, the gradients of these tensors, and the new statistics."""
+        statistics = self._statistics if training else ()
+        gradients = (f"gradient:{name}" for name in wanted)
+        return frozenset({"loss", *gradients, *(f"statistic:{name}" for name in statistics)})
+
+    def _take(self, found: Mapping[str, Array], wanted: Collection[str], *, training: bool) -> None:
+        if len(wanted) < len(self._gradients):
+            self._gradient[:] = 0
+        for name in wanted:
+            self._gradients[name][...] = found[f"gradient:{name}"]
+        if training:
+            for name in self._statistics:
+                self._tensors[name][...] = found[f"statistic:{name}"]
+
+    def _input(self, x: InputArray) -> Array:
+        return np.ascontiguousarray(x, _INPUT_TYPES[self._bundle.input_type])
+
+    def _training_feeds(self, key: Key, num_samples: int, taken: Collection[str]) -> dict[str, Array]:
+        """What dropout draws, and the number of steps since the weights were loaded, this one included, which
+        norms without a momentum average over.
+        """
+        self._batches += 1
+        drawn = {
+            f"noise:{index}": noise.draw(key, index, num_samples)
+            for index, noise in enumerate(self._bundle.noises)
+            if f"noise:{index}" in taken
+        }
+        return {**drawn, "batches": np.array(self._batches, np.float32)}
+
+    def _check(self, x: InputArray, y: LabelArray) -> None:
+        """What torch would refuse and the runtime would not: it computes something from any label."""
+        spec = self._spec
+        if x.shape != (len(y), *spec.input_shape) or not len(y):
+            raise ModelError(
+                f"model {spec.name} takes samples of shape {spec.input_shape}, not a batch of {x.shape}"
+                f" with {len(y)} labels"
+            )
+        if not np.issubdtype(x.dtype, np.number) or not np.issubdtype(y.dtype, np.integer):
+            raise ModelError(f"model {spec.name} takes numbers and whole labels, not {x.dtype} and {y.dtype}")
+        if y.min() < 0 or y.max() >= spec.num_classes:
+            wrong = y.min() if y.min() < 0 else y.max()
+            raise ModelError(f"label {wrong}: model {spec.name} has classes 0..{spec.num_classes - 1}")
+
+
+def _graph(training: bool, hint: Hint | None) -> str:
+    if not training:
+        return graphs.EVALUATE_GRADIENT
+    if hint is None:
+        return graphs.TRAIN
+    return graphs.DISTILLATION if isinstance(hint.guide, Distillation) else graphs.CONTRAST
+
+
+def _hint_feeds(hint: Hint | None) -> dict[str, Array]:
+    if hint is None:
+        return {}
+    names = ("teacher",) if isinstance(hint.guide, Distillation) else ("near", "far")
+    return {
+        **dict(zip(names, hint.answers, strict=True)),
+        "strength": np.array(hint.guide.strength, np.float32),
+        "temperature": np.array(hint.guide.temperature, np.float32),
+    }

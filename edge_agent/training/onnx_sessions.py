@@ -1,0 +1,148 @@
+"""Graphs of a bundle in ONNX Runtime: one session for each set of outputs that is asked for."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.ort_training_package import without_torch
+from fleetune.edge_agent.training.step_guard import StepGuard
+from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.bundle.graph import Graph
+from fleetune.protocols.bundle.graph_cost import cost_of
+from fleetune.protocols.bundle.onnx_file import write_onnx
+from fleetune.protocols.errors import ModelError
+
+OLDEST = (1, 16)
+MAX_SESSIONS = 6  # a method asks for a few sets of layers; each session holds memory of its own
+
+Array = NDArray[Any]
+
+
+class Sessions:
+    """Runs a bundle's graphs.
+
+    Args:
+        bundle: of the model.
+        threads: processor threads of one run.
+        guard: ends runs; None: nothing does.
+        room: bytes that a run may take at most; None: whatever the model's description allows.
+
+    Raises:
+        ModelError: ONNX Runtime is not installed, or too old.
+    """
+
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+    ) -> None:
+        self._runtime = runtime()
+        self._bundle, self._threads = bundle, threads
+        self._guard, self._room = guard or StepGuard(lambda: None), room
+        self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
+        self._open: OrderedDict[tuple[str, frozenset[str]], Any] = OrderedDict()
+
+    def run(self, graph: str, outputs: frozenset[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """What `graph` makes of `feeds`, of which it takes what it needs.
+
+        Args:
+            graph: its name in the bundle.
+            outputs: those of its outputs that are wanted; nothing else is computed.
+            feeds: arrays by the name of an input.
+
+        Raises:
+            ModelError: the bundle has no such graph, or the runtime cannot compute it, or it takes too long.
+            PacketError: it would take more than the model's description, or this device, allows.
+            TrainingStopped: the guard was told so; nothing was changed.
+        """
+        self.price(graph, outputs, len(feeds["x"]))
+        session, inputs, names = self._session(graph, outputs)
+        options = self._runtime.RunOptions()
+        with self._guard.over(options) as run:
+            try:
+                found = session.run(names, {name: feeds[name] for name in inputs}, options)
+            except Exception as problem:  # each of the runtime's errors is a type of its own
+                reason = f"model {self._bundle.spec.name} cannot compute: {_line(problem)}"
+                raise run.problem or ModelError(reason) from problem
+        return dict(zip(names, found, strict=True))
+
+    def price(self, graph: str, outputs: frozenset[str], num_samples: int) -> frozenset[str]:
+        """What a run of so many samples would take is looked at once, before anything is made for it.
+
+        Returns:
+            The inputs that it takes.
+
+        Raises:
+            ModelError: the bundle has no such graph.
+            PacketError: it would take more than the model's description, or this device, allows.
+        """
+        key = graph, outputs, num_samples
+        if key in self._priced:
+            return self._priced[key]
+        most = self._bundle.most(num_samples)
+        if self._room is not None:
+            most = replace(most, num_bytes=min(most.num_bytes, self._room))
+        kept = self._kept(graph, outputs)
+        cost_of(graph, kept, num_samples).check(graph, most)
+        self._priced[key] = frozenset(port.name for port in kept.inputs)
+        return self._priced[key]
+
+    def _kept(self, graph: str, outputs: frozenset[str]) -> Graph:
+        name = self._bundle.spec.name
+        if graph not in self._bundle.graphs:
+            raise ModelError(f"the bundle of model {name} cannot do {graph!r}, which this method needs")
+        return self._bundle.graphs[graph].keeping(outputs)
+
+    def _session(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
+        key = graph, outputs
+        if key not in self._open:
+            self._open[key] = self._start(graph, outputs)
+            while len(self._open) > MAX_SESSIONS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(key)
+        found: tuple[Any, list[str], list[str]] = self._open[key]
+        return found
+
+    def _start(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
+        name, kept = self._bundle.spec.name, self._kept(graph, outputs)
+        options = self._runtime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
+        options.log_severity_level = 4  # what goes wrong is raised
+        options.enable_cpu_mem_arena = False  # it never gives back, and a step takes as long without it
+        try:
+            session = self._runtime.InferenceSession(
+                write_onnx(kept), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as problem:  # as above
+            version = self._runtime.__version__
+            raise ModelError(
+                f"onnxruntime {version} cannot load model {name}: {_line(problem)}; a newer one may:"
+                " pip install -U onnxruntime"
+            ) from problem
+        return session, [port.name for port in kept.inputs], list(kept.output_names)
+
+
+def runtime() -> Any:
+    """The module `onnxruntime`.
+
+    Raises:
+        ModelError: it is not installed, or too old.
+    """
+    try:
+        with without_torch():
+            import onnxruntime
+    except ImportError:
+        raise ModelError("ONNX Runtime is not installed here: pip install onnxruntime") from None
+    found = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+    if found < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ModelError(
+            f"onnxruntime {onnxruntime.__version__} is too old, {oldest} is needed:"
+            f" pip install 'onnxruntime>={oldest}'"
+        )
+    return onnxruntime
+
+
+def _line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:300]

@@ -1,0 +1,179 @@
+"""A bundle as a `Backend` on onnxruntime-training: ONNX Runtime that trains by its own kernels."""
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.backend import Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.onnx_backend import OnnxBackend
+from fleetune.edge_agent.training.ort_training_package import training_api
+from fleetune.edge_agent.training.step_guard import StepGuard
+from fleetune.protocols.bundle import ort_training
+from fleetune.protocols.bundle.bundle import TRAIN, Bundle
+from fleetune.protocols.errors import ModelError, PacketForeign, StoreError
+from fleetune.protocols.model.spec import TensorSpec
+from fleetune.protocols.randomness import Key
+
+MAX_MODULES = 3  # a method asks for a few sets of layers; each has parameters and gradients of its own
+
+_SILENT = 4  # what goes wrong is raised
+_FOREIGN = "bundle of model {}: its part for onnxruntime-training is of another model"
+
+Array = NDArray[Any]
+
+
+class OrtTrainingBackend(OnnxBackend):
+    """See `edge_agent.training.backend.Backend`. Guided steps, gradients in evaluation mode and answers come
+    from the bundle's graphs, which the same package runs as onnxruntime would.
+
+    Args:
+        bundle: of the model.
+        threads: processor threads of a step.
+        guard, room: see `Sessions`; the package's own steps cannot be ended in their middle.
+
+    Raises:
+        ModelError: onnxruntime-training is not installed, or the bundle has nothing for it.
+    """
+
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+    ) -> None:
+        self._api = training_api()
+        super().__init__(bundle, threads, guard=guard, room=room)
+        if ort_training.TRAINING_MODEL not in bundle.ort_training:
+            raise ModelError(
+                f"the bundle of model {bundle.spec.name} has no part for onnxruntime-training: --trainer onnx"
+            )
+        self._threads = threads
+        self._modules: OrderedDict[frozenset[str], _TrainingModule] = OrderedDict()
+
+    def step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        hint: Hint | None = None,
+        tensors: Collection[str] | None = None,
+    ) -> float:
+        """Forward and backward over one batch, see `Backend.step`."""
+        wanted = frozenset(self._gradients if tensors is None else tensors)
+        if not training or hint is not None:
+            return super().step(x, y, key, training=training, hint=hint, tensors=tensors)
+        self._check(x, y)
+        if (
+            TRAIN in self._bundle.graphs
+        ):  # of what came over the wire it always is, and tells what a step takes
+            self._sessions.price(TRAIN, self._outputs(self._gradients, training=True), len(y))
+        feeds = {"x": self._input(x), "y": np.ascontiguousarray(y, np.int64), **self._tensors}
+        last = next(reversed(self._gradients))  # a Module has to find a gradient; this costs least
+        module = self._module(wanted or frozenset({last}))
+        found = module.run(feeds | self._training_feeds(key, len(y), module.inputs))
+        self._take(found, wanted, training=True)
+        return float(found["loss"])
+
+    def _module(self, wanted: frozenset[str]) -> "_TrainingModule":
+        if wanted not in self._modules:
+            self._modules[wanted] = _TrainingModule(self._api, self._bundle, wanted, self._threads)
+            while len(self._modules) > MAX_MODULES:
+                self._modules.popitem(last=False)
+        self._modules.move_to_end(wanted)
+        return self._modules[wanted]
+
+
+class _TrainingModule:
+    """The package's Module for a bundle, with the gradients of some of its tensors.
+
+    Args:
+        api: `onnxruntime.training.api`.
+        bundle: of the model.
+        wanted: names of parameters, at least one; nothing is computed for the others alone.
+        threads: processor threads of a step.
+
+    Raises:
+        ModelError: the package cannot load the model.
+        StoreError: there is no room for temporary files, through which it wants to be given all.
+        PacketCorrupt, PacketForeign: the bundle's training model is damaged, or of another model.
+    """
+
+    def __init__(self, api: Any, bundle: Bundle, wanted: frozenset[str], threads: int) -> None:
+        spec = bundle.spec
+        parameters = [tensor for tensor in spec.tensors if tensor.kind != "stat"]
+        statistics = [tensor for tensor in spec.tensors if tensor.kind == "stat"]
+        trained = [tensor for tensor in parameters if tensor.name in wanted]
+        self._name = spec.name
+        self._outputs = ["loss", *(f"statistic:{one.name}" for one in statistics)]
+        flags = [ort_training.gradient_flag(one.name) for one in trained]
+        model = ort_training.cut(bundle.ort_training[ort_training.TRAINING_MODEL], [*self._outputs, *flags])
+        try:
+            self._module, state = _load(api, model, parameters, wanted, threads)
+        except OSError as problem:
+            line = f"{tempfile.gettempdir()}: {problem.strerror}; make room, or set TMPDIR"
+            raise StoreError(line) from problem
+        except Exception as problem:  # the runtime's errors have no common type
+            line = f"onnxruntime-training cannot load model {spec.name}: {_line(problem)}"
+            raise ModelError(line) from problem
+        self.inputs: list[str] = self._module.input_names()
+        self._parameters = {one.name: state.parameters[one.name].data for one in parameters}
+        self._gradients = {f"gradient:{one.name}": state.parameters[one.name].grad for one in trained}
+        if any(self._parameters[one.name].shape != one.shape for one in parameters):
+            raise PacketForeign(_FOREIGN.format(spec.name))
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One step.
+
+        Args:
+            feeds: samples, labels, noises and all tensors by the names of `protocols.bundle.bundle`.
+
+        Returns:
+            The loss, gradients and new statistics, by such names; the gradients are valid until the next run.
+
+        Raises:
+            ModelError: the package cannot compute it.
+            PacketForeign: the training model takes something else.
+        """
+        for name, view in self._parameters.items():
+            view[...] = feeds[name]
+        if not feeds.keys() >= set(self.inputs):
+            raise PacketForeign(_FOREIGN.format(self._name))
+        self._module.lazy_reset_grad()
+        try:
+            found = self._module(*(feeds[name] for name in self.inputs))
+        except Exception as problem:  # the runtime's errors have no common type
+            raise ModelError(f"model {self._name} cannot compute: {_line(problem)}") from problem
+        values = found if isinstance(found, tuple) else (found,)
+        return {**dict(zip(self._outputs, values, strict=True)), **self._gradients}
+
+
+def _load(
+    api: Any, model: bytes, parameters: list[TensorSpec], wanted: frozenset[str], threads: int
+) -> tuple[Any, Any]:
+    """The package's Module and CheckpointState, with room for all parameters; it reads files only."""
+    runtime, native = import_module("onnxruntime"), import_module("onnxruntime.capi._pybind_state")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = _SILENT
+    trained = [ort_training.declaration(one) for one in parameters if one.name in wanted]
+    frozen = [ort_training.declaration(one) for one in parameters if one.name not in wanted]
+    with tempfile.TemporaryDirectory(prefix="fleetune-") as folder:
+        training_model, checkpoint = Path(folder, ort_training.TRAINING_MODEL), Path(folder, "checkpoint")
+        training_model.write_bytes(model)
+        native.save_checkpoint(trained, frozen, str(checkpoint), True)  # without values
+        state = api.CheckpointState.load_checkpoint(checkpoint)
+        module = api.Module(training_model, state, session_options=options)
+    blank = np.zeros(module.get_parameters_size(trainable_only=False), np.float32)
+    values = runtime.OrtValue.ortvalue_from_numpy(blank)._ortvalue  # noqa: SLF001 - Module takes no other
+    module.copy_buffer_to_parameters(values, trainable_only=False)
+    return module, state
+
+
+def _line(problem: Exception) -> str:
+    """What the runtime says, without where in its source."""
+    return " ".join(str(problem).split()).rpartition("[ONNXRuntimeError]")[2][-300:].strip(" :")

@@ -1,0 +1,54 @@
+"""The device side of the package onnxruntime-training, imported without the torch that it asks for."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from fleetune.protocols.errors import ModelError
+
+_PARENT = "onnxruntime.training"
+_FOR_TORCH = f"{_PARENT}.ortmodule"
+MISSING = (
+    "onnxruntime-training is not installed here: pip uninstall onnxruntime, then"
+    " pip install --no-deps onnxruntime-training-cpu==1.19.2, which exists for Python 3.11 and 3.12 on x86-64"
+    " (Linux, macOS, Windows), not for aarch64 and not for later Pythons; everywhere: --trainer onnx"
+)
+
+
+def training_api() -> Any:
+    """The module `onnxruntime.training.api`.
+
+    Raises:
+        ModelError: it is not installed, or onnxruntime is, which takes its place.
+    """
+    with without_torch():
+        try:
+            return import_module(f"{_PARENT}.api")
+        except ImportError:
+            raise ModelError(MISSING) from None
+
+
+@contextmanager
+def without_torch() -> Iterator[None]:
+    """Lets `onnxruntime`, and `onnxruntime.training.api`, be imported alone.
+
+    Its parent package imports torch and onnx for the sake of other parts, and onnxruntime itself tries
+    `onnxruntime.training.ortmodule`, which imports torch where there is one. So an empty package stands for
+    the parent, and None, which makes an import fail, for ortmodule. Both are gone afterwards.
+    """
+    place = find_spec("onnxruntime")
+    if _PARENT in sys.modules or place is None:
+        yield
+        return
+    parent = ModuleType(_PARENT)
+    parent.__path__ = [f"{folder}/training" for folder in place.submodule_search_locations or ()]
+    modules: dict[str, Any] = sys.modules  # None is a value that an import understands
+    modules |= {_PARENT: parent, _FOR_TORCH: None}
+    try:
+        yield
+    finally:
+        del modules[_PARENT], modules[_FOR_TORCH]

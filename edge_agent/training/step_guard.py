@@ -1,0 +1,79 @@
+"""Ends a run of ONNX Runtime that takes too long, or that nobody wants any more, from a thread beside it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fleetune.protocols.errors import FleetuneError, ModelError, TrainingStopped
+
+IDLE_S = 5.0  # then the thread ends; the next run starts another
+LOOK_EVERY_S = 0.25  # a step is mostly over before the first look
+
+
+@dataclass
+class _Run:
+    """One run: the options that end it, since when it goes on, and with what it was ended."""
+
+    options: Any
+    began: float
+    problem: FleetuneError | None = None
+
+
+class StepGuard:
+    """Watches one run at a time.
+
+    Args:
+        stop: why a run should end, if it should; asked while one goes on, from the guard's thread.
+        longest_s: a run may take; None: any time.
+        clock: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        stop: Callable[[], str | None],
+        longest_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stop, self._longest_s, self._clock = stop, longest_s, clock
+        self._run: _Run | None = None
+        self._begun = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, options: Any) -> Iterator[_Run]:
+        """While inside, `options.terminate` is set when the run must end; its `problem` says why."""
+        run = _Run(options, self._clock())
+        with self._begun:
+            self._run = run
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="step guard", daemon=True)
+                self._thread.start()
+            self._begun.notify()
+        try:
+            yield run
+        finally:
+            with self._begun:
+                self._run = None
+
+    def _watch(self) -> None:
+        while True:
+            with self._begun:
+                if not self._begun.wait_for(lambda: self._run is not None, IDLE_S):
+                    self._thread = None
+                    return
+                run = self._run
+            time.sleep(LOOK_EVERY_S)
+            if run is not None and run is self._run:
+                self._look(run)
+
+    def _look(self, run: _Run) -> None:
+        took = self._clock() - run.began
+        if self._longest_s is not None and took > self._longest_s:
+            run.problem = ModelError(f"one step took longer than {self._longest_s:g} s, and was ended")
+        elif reason := self._stop():
+            run.problem = TrainingStopped(f"training stopped in the middle of a step: {reason}")
+        if run.problem is not None:
+            run.options.terminate = True

@@ -1,0 +1,255 @@
+"""A torch module as a `Backend`: its tensors are views into two flat vectors.
+
+One thread is best on shared cores (two under contention were 4 to 70 times slower): whoever owns the
+process sets `torch.set_num_threads(1)`.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fleetune.edge_agent.training.backend import Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.torch_loss_terms import guide_term
+from fleetune.protocols.bundle.bundle import Noise
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model import architectures
+from fleetune.protocols.model.loss_terms import Answer
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.token_ids import samples_of
+from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.layers import norm_layers
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class TorchBackend:
+    """See `edge_agent.training.backend.Backend`. Takes the module over: its tensors move into the flat
+    vectors.
+
+    Starts from the module's own weights. Image networks compute with the channels last, which is the
+    same function and faster.
+    """
+
+    def __init__(self, spec: ModelSpec, module: nn.Module) -> None:
+        """Raises ModelError: the module's tensors are not the spec's."""
+        _check_same(spec, module)
+        self._spec, self._module = spec, module
+        self._weights, self._gradient = torch.zeros(spec.size), torch.zeros(spec.size)
+        self._adopt()
+        # of training steps, for norms without a momentum: no part of the weights, they start anew with them
+        self._counters = [
+            buffer for name, buffer in module.named_buffers() if name.endswith("num_batches_tracked")
+        ]
+        self._last = _last_layer(spec)
+        self._has_dropout = True  # until a step in training shows that it has none
+        self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
+        self._samples = samples_of(module, spec.input_shape)
+        self._input_dtype = torch.int64 if self._samples.ids else torch.float32
+
+    @classmethod
+    def from_spec(cls, spec: ModelSpec) -> "TorchBackend":
+        """Build the model by its name.
+
+        Raises:
+            ModelError: there is no such model here, or it differs from the fleet's.
+        """
+        with _fork_seeded(Key(0)):  # building draws initial weights; nobody else's stream moves
+            module = architectures.build(spec.name, spec.input_shape, spec.num_classes)
+        return cls(spec, module)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Of token ids, see `Backend.vocabulary`."""
+        return self._samples.vocabulary if self._samples.ids else None
+
+    @property
+    def weights(self) -> FlatArray:
+        array: FlatArray = self._weights.numpy()
+        return array
+
+    @property
+    def gradient(self) -> FlatArray:
+        array: FlatArray = self._gradient.numpy()
+        return array
+
+    def load(self, weights: FlatArray) -> None:
+        """Copy `weights`, shape (spec.size,), into `self.weights`."""
+        if weights.shape != (self._spec.size,):
+            raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
+        self.weights[:] = weights
+        for counter in self._counters:
+            counter.zero_()
+
+    def step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        hint: Hint | None = None,
+        tensors: Collection[str] | None = None,
+    ) -> float:
+        """Forward and backward over one batch, see `Backend.step`."""
+        if self._module.training is not training:
+            self._module.train(training)
+        self._gradient.zero_()
+        try:
+            with _fork_seeded(key), self._wanting(tensors), self._last_layer_watched() as calls:
+                logits = self._trained_on(x, key) if training else self._module(self._input(x))
+                loss = functional.cross_entropy(logits, torch.from_numpy(y))
+                total = loss if hint is None else loss + self._guide_term(hint, logits, calls)
+                if total.requires_grad:
+                    total.backward()  # type: ignore[no-untyped-call]
+        except (ValueError, RuntimeError, IndexError) as problem:  # torch names a bad batch by any of these
+            raise ModelError(
+                f"model {self._spec.name} cannot train on a batch of {len(y)}: {problem}"
+            ) from problem
+        return loss.item()
+
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, int]:
+        """Sum of losses and number correct, see `Backend.evaluate`."""
+        self._module.eval()
+        with torch.inference_mode():
+            logits, labels = self._module(self._input(x)), torch.from_numpy(y)
+            loss = functional.cross_entropy(logits, labels, reduction="sum")
+            return loss.item(), int((logits.argmax(1) == labels).sum())
+
+    def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
+        """What the model gives, or gives its last layer, see `Backend.answer`."""
+        self._module.eval()
+        with torch.inference_mode(), self._last_layer_watched() as calls:
+            logits = self._module(self._input(x))
+            array: NDArray[np.float32] = (logits if what == "logits" else self._features(calls)).numpy()
+            return array
+
+    def _trained_on(self, x: InputArray, key: Key) -> Tensor:
+        """The logits in training; what dropout drops is the same as with every other backend."""
+        if not self._has_dropout:
+            logits: Tensor = self._module(self._input(x))
+            return logits
+        drawn = set()
+
+        def factors(index: int, shape: tuple[int, ...], p: float, num_samples: int) -> Tensor:
+            drawn.add(index)
+            return torch.from_numpy(Noise(shape, float(p)).draw(key, index, num_samples))
+
+        with Dropouts(factors):
+            logits = self._module(self._input(x))
+        self._has_dropout = bool(drawn)
+        return logits
+
+    @contextmanager
+    def _wanting(self, tensors: Collection[str] | None) -> Iterator[None]:
+        """Autograd computes no other parameters' gradients, and nothing that only they would need."""
+        others = [] if tensors is None else [p for name, p in self._parameters.items() if name not in tensors]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+
+    def _guide_term(self, hint: Hint, logits: Tensor, calls: list[Any]) -> Tensor:
+        return guide_term(hint, logits if hint.guide.answer == "logits" else self._features(calls))
+
+    @contextmanager
+    def _last_layer_watched(self) -> Iterator[list[Any]]:
+        """Collects the arguments of every call of the last layer with weights."""
+        calls: list[Any] = []
+        hook = self._module.get_submodule(self._last).register_forward_pre_hook(
+            lambda _, arguments: calls.append(arguments)
+        )
+        try:
+            yield calls
+        finally:
+            hook.remove()
+
+    def _features(self, calls: list[Any]) -> Tensor:
+        """What the last layer got, shape (n, ...), from its calls in one forward pass."""
+        if len(calls) == 1 and len(calls[0]) == 1 and isinstance(calls[0][0], Tensor):
+            return calls[0][0].flatten(1)
+        raise ModelError(
+            f"model {self._spec.name}: its last layer {self._last!r} is not called once with one tensor, as"
+            " this method needs; choose another method or model"
+        )
+
+    def _input(self, x: InputArray) -> Tensor:
+        inputs = torch.from_numpy(x).to(self._input_dtype)
+        return _channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
+
+    def _adopt(self) -> None:
+        """Move the module's tensors into the flat vectors."""
+        parameters, statistics = dict(self._module.named_parameters()), dict(self._module.named_buffers())
+        self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
+        for tensor in self._spec.tensors:
+            place = self._spec.slices[tensor.name]
+            view = self._weights[place].view(tensor.shape)
+            if tensor.kind == "stat":
+                view.copy_(statistics[tensor.name])
+                owner, _, name = tensor.name.rpartition(".")
+                self._module.get_submodule(owner).register_buffer(name, view)
+            else:
+                parameter = parameters[tensor.name]
+                view.copy_(parameter.data)
+                parameter.data = view
+                parameter.grad = self._gradient[place].view(tensor.shape)
+
+
+def _last_layer(spec: ModelSpec) -> str:
+    """The last one with weights."""
+    norms = norm_layers(spec)
+    return [name for name in spec.layers if name not in norms][-1]
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """The same images with the channels innermost in memory. One channel is innermost already, but torch
+    goes by the strides.
+    """
+    if x.shape[1] == 1:
+        _, _, height, width = x.shape
+        return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@contextmanager
+def _fork_seeded(key: Key) -> Iterator[None]:
+    """Torch's global generator at `key`, and back where it was afterwards."""
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(key.value)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def _check_same(spec: ModelSpec, module: nn.Module) -> None:
+    """The same parameters in the same order, and the same running statistics."""
+    own = [(name, tuple(value.shape)) for name, value in module.named_parameters() if value.requires_grad]
+    statistics = [(name, tuple(value.shape)) for name, value in module.named_buffers()]
+    own += [(name, shape) for name, shape in statistics if name.rpartition(".")[2] in _STATISTICS]
+    fleet = [(tensor.name, tensor.shape) for tensor in spec.tensors]
+    for theirs, ours in zip_longest(fleet, own, fillvalue=("(nothing)", ())):
+        if theirs != ours:
+            raise ModelError(
+                f"this device's model {spec.name} differs from the fleet's at {theirs[0]}: the fleet has"
+                f" {theirs[0]} {theirs[1]}, this device {ours[0]} {ours[1]}; install its version"
+            )
+    if any(value.dtype != torch.float32 for value in module.parameters()):
+        raise ModelError(
+            f"model {spec.name} has parameters that are not float32; only float32 can be trained"
+        )

@@ -1,0 +1,151 @@
+"""What trains on this device: what is installed here, what its owner chose, and what a run needs for it."""
+
+import importlib.metadata
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.ort_training_package import MISSING
+from fleetune.edge_agent.training.step_guard import StepGuard
+from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.protocols.model.spec import ModelSpec
+
+Kind = Literal["onnx", "torch", "ort-training"]
+AUTO = "auto"
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+# Resident after the import, beyond what an agent holds (x86-64: torch 2.13 CPU, onnxruntime 1.31, its
+# training package 1.19.2; measured). What a first step takes beside it is
+# `edge_agent.budget.cost_forecast`'s.
+IMPORT_BYTES: dict[Kind, int] = {"torch": 190_000_000, "onnx": 20_000_000, "ort-training": 17_000_000}
+
+# What to give to pip: the packages themselves, which are there whether we came as a wheel or a checkout.
+PIP: dict[str, str] = {
+    "onnx": "onnxruntime",
+    "torch": "torch",
+    "ort-training": "--no-deps onnxruntime-training-cpu==1.19.2",
+}
+
+_ORT_TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
+
+
+def installed() -> tuple[Kind, ...]:
+    """Those that can be imported here, the lightest first. Nothing is imported to find out."""
+    return tuple(kind for kind in KINDS if _is_installed(kind))
+
+
+def _is_installed(kind: Kind) -> bool:
+    if kind != "ort-training":
+        return importlib.util.find_spec("torch" if kind == "torch" else "onnxruntime") is not None
+    names = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+    return not names.isdisjoint(_ORT_TRAINING)
+
+
+@dataclass
+class Trainers:
+    """Chooses for each run.
+
+    Attributes:
+        choice: of the owner: one of `KINDS`, or "auto": the lightest that is installed and can do the run.
+        lacking: why runs have no bundle, by their id.
+
+    Raises:
+        SettingError: there is no such choice.
+        ModelError: it is not installed, or nothing is.
+    """
+
+    choice: str = AUTO
+    lacking: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.choice not in (AUTO, *KINDS):
+            raise SettingError(f"--trainer {self.choice}: choose {AUTO}, {', '.join(KINDS)}")
+        self._installed = installed()
+        if not self._installed:
+            raise ModelError(f"no trainer is installed here: pip install {PIP['onnx']}")
+        if self.choice == "ort-training" and self.choice not in self._installed:
+            raise ModelError(MISSING)
+        if self.choice != AUTO and self.choice not in self._installed:
+            raise ModelError(
+                f"--trainer {self.choice}: it is not installed here, {', '.join(self._installed)} is;"
+                f" pip install {PIP[self.choice]}"
+            )
+
+    def kind(self, run: str) -> Kind:
+        """What trains in a run.
+
+        Raises:
+            ModelError: the run has no bundle, and torch is not installed or not chosen.
+        """
+        chosen = next(kind for kind in self._installed if self.choice in (AUTO, kind))
+        if chosen == "torch" or run not in self.lacking:
+            return chosen
+        if self.choice == AUTO and "torch" in self._installed:
+            return "torch"
+        raise ModelError(f"{self.lacking[run]}; with torch it can be trained: pip install {PIP['torch']}")
+
+
+def needs_bundle(kind: Kind) -> bool:
+    """Whether it trains from a bundle; torch builds the model by its name."""
+    return kind != "torch"
+
+
+def make_backend(
+    kind: Kind,
+    spec: ModelSpec,
+    bundle: Bundle | None,
+    threads: int,
+    *,
+    guard: StepGuard | None = None,
+    room: int | None = None,
+) -> Backend:
+    """The backend of a model.
+
+    Args:
+        kind: what trains.
+        spec: the model.
+        bundle: of it, see `needs_bundle`.
+        threads: processor threads.
+        guard: may end a step in its middle, where the backend can.
+        room: bytes that a step of a bundle may take; None: as its model's description allows.
+
+    Raises:
+        ModelError: the model cannot be built here, or differs from the fleet's.
+    """
+    if kind == "torch":
+        import torch
+
+        from fleetune.edge_agent.training.torch_backend import TorchBackend
+
+        torch.set_num_threads(threads)
+        return TorchBackend.from_spec(spec)
+    assert bundle is not None, "needs_bundle says so"
+    if kind == "ort-training":
+        from fleetune.edge_agent.training.ort_training_backend import OrtTrainingBackend
+
+        return OrtTrainingBackend(bundle, threads, guard=guard, room=room)
+    from fleetune.edge_agent.training.onnx_backend import OnnxBackend
+
+    return OnnxBackend(bundle, threads, guard=guard, room=room)
+
+
+def check_room(kind: Kind, usable: int | None, held: int) -> None:
+    """Whether the trainer's own code fits into memory, before it is imported.
+
+    Args:
+        kind: what trains.
+        usable: bytes this process may hold; None: not known.
+        held: bytes it holds.
+
+    Raises:
+        ModelError: it does not.
+    """
+    module, needed = "torch" if kind == "torch" else "onnxruntime", IMPORT_BYTES[kind]
+    if module not in sys.modules and usable is not None and held + needed > usable:
+        raise ModelError(
+            f"{module} alone needs {needed / 1e6:.0f} MB beside the {held / 1e6:.0f} MB held already, "
+            f"and this process may take {usable / 1e6:.0f} MB"
+        )

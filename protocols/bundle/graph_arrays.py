@@ -1,0 +1,135 @@
+"""Arrays of known shape in a graph, and what a node is given of them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.bounds import MAX_NUMBER
+from fleetune.protocols.bundle.graph import Node, Type
+from fleetune.protocols.errors import PacketCorrupt
+
+Shape = tuple[int, ...]
+
+KNOWN_ENTRIES = 64  # of arrays whose content is followed: sizes and bounds
+_ITEM_BYTES: dict[Type, int] = {"f4": 4, "i8": 8, "?": 1}
+_DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_}
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array in a graph; `content` where it is known without running it."""
+
+    type: Type
+    shape: Shape
+    content: NDArray[Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size * _ITEM_BYTES[self.type]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a node makes: an array, floating-point operations, and bytes that it needs meanwhile."""
+
+    array: Array
+    operations: int = 0
+    workspace: int = 0
+
+
+class Unfit(PacketCorrupt):
+    """A node cannot be what it says."""
+
+
+def need(condition: object, what: str) -> None:
+    if not condition:
+        raise Unfit(what)
+
+
+class Given:
+    """A node's inputs and attributes, checked as they are read."""
+
+    def __init__(self, node: Node, arrays: Sequence[Array | None]) -> None:
+        self._node, self._arrays = node, arrays
+
+    @property
+    def count(self) -> int:
+        """Number of results."""
+        return len(self._node.outputs)
+
+    @property
+    def all(self) -> list[Array]:
+        return [self[index] for index in range(len(self._arrays))]
+
+    def __getitem__(self, index: int) -> Array:
+        array = self.get(index)
+        if array is None:
+            raise Unfit(f"lacks input {index}")
+        return array
+
+    def get(self, index: int) -> Array | None:
+        return self._arrays[index] if index < len(self._arrays) else None
+
+    def known(self, index: int) -> list[int]:
+        """Whole numbers of an input that says how large something is."""
+        array = self[index]
+        need(
+            array.type == "i8" and array.content is not None,
+            f"has a size that depends on data (input {index})",
+        )
+        assert array.content is not None
+        return [int(one) for one in array.content.ravel()]
+
+    def number(self, name: str, default: int) -> int:
+        value = self._node.attributes.get(name, default)
+        need(isinstance(value, int) and abs(value) <= MAX_NUMBER, f"has {name} = {value!r:.40}")
+        return int(value)  # type: ignore[arg-type]
+
+    def numbers(self, name: str, default: Sequence[int]) -> list[int]:
+        value = self._node.attributes.get(name, tuple(default))
+        if not isinstance(value, tuple) or not all(isinstance(one, int) for one in value):
+            raise Unfit(f"has {name} = {value!r:.40}")
+        need(max(map(abs, value), default=0) <= MAX_NUMBER, f"has {name} = {value!r:.40}")
+        return [int(one) for one in value]
+
+    def only(self, attributes: str) -> None:
+        """Nothing else is said: an attribute that is not looked at may not be there."""
+        unknown = set(self._node.attributes) - set(attributes.split())
+        need(not unknown, f"has an attribute {min(unknown, default='')!r:.40}, which is not known here")
+
+    def axis(self, rank: int, default: int | None = None) -> int:
+        return within(self.number("axis", MAX_NUMBER if default is None else default), rank)
+
+
+def within(axis: int, rank: int) -> int:
+    need(-rank <= axis < rank, f"has axis {axis} of {rank}")
+    return axis % rank
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """Raises Unfit."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    found = []
+    for sizes in zip(*[(1,) * (rank - len(shape)) + shape for shape in shapes], strict=True):
+        different = set(sizes) - {1}
+        need(len(different) <= 1, f"cannot bring together {tuple(sizes)}")
+        found.append(different.pop() if different else 1)
+    return tuple(found)
+
+
+def followed(given: Given, array: Array, compute: Callable[..., Any]) -> Array:
+    """With its content, where that of all inputs is known and it is small."""
+    contents = [one.content for one in given.all]
+    if array.type == "?" or array.size > KNOWN_ENTRIES or any(one is None for one in contents):
+        return array
+    with np.errstate(all="ignore"):
+        content = np.asarray(compute(*contents)).astype(_DTYPES[array.type]).reshape(array.shape)
+    return Array(array.type, array.shape, content)

@@ -1,0 +1,118 @@
+"""What running a graph takes, known before it runs; see `protocols.bundle.graph_rules`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleetune.protocols.bundle.graph import Constant, Graph, Node, Port, Type
+from fleetune.protocols.bundle.graph_arrays import KNOWN_ENTRIES, Array, Given, Result, Unfit, need
+from fleetune.protocols.bundle.graph_rules import RULES
+from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
+
+MOST_AT_ONCE = 2 * 10**11  # operations of a node, which cannot be ended in its middle: minutes at 1 GFLOPS
+_TYPES: Mapping[str, Type] = {"f": "f4", "i": "i8", "b": "?"}
+
+
+@dataclass(frozen=True)
+class GraphCost:
+    """Of one run.
+
+    Attributes:
+        operations: floating-point ones and the like.
+        num_bytes: held at the peak, inputs and results included.
+    """
+
+    operations: int
+    num_bytes: int
+
+    def check(self, name: str, most: "GraphCost") -> None:
+        """Raises PacketTooLarge when this is more than `most`."""
+        if self.operations > most.operations:
+            raise PacketTooLarge(
+                f"graph {name} takes {self.operations:.3g} operations; a model like this may take"
+                f" {most.operations:.3g}"
+            )
+        if self.num_bytes > most.num_bytes:
+            raise PacketTooLarge(
+                f"graph {name} takes {self.num_bytes / 1e6:.0f} MB; here it may take"
+                f" {most.num_bytes / 1e6:.0f} MB"
+            )
+
+
+def cost_of(name: str, graph: Graph, num_samples: int) -> GraphCost:
+    """What a run of a graph of `num_samples` samples takes.
+
+    Args:
+        name: of the graph, for what is said of it.
+        graph: checked by `Graph.check`.
+        num_samples: at least 1.
+
+    Raises:
+        PacketCorrupt: an operator is used in a way that is not known here, a size depends on the samples'
+            content, shapes do not fit, or a result is not what its port says.
+        PacketTooLarge: one node alone computes too much.
+    """
+    arrays: dict[str, Array | None] = {"": None}
+    arrays |= {port.name: _given(port, num_samples) for port in graph.inputs}
+    arrays |= {constant.name: _constant(constant) for constant in graph.constants}
+    last = _last_uses(graph)
+    held = peak = sum(array.num_bytes for array in arrays.values() if array)
+    operations = 0
+    for index, node in enumerate(graph.nodes):
+        made = _made(name, node, arrays)
+        arrays |= {output: made.array for output in node.outputs if output}
+        if node.op == "MaxPool":  # its second result are the places of the first
+            arrays |= {output: Array("i8", made.array.shape) for output in node.outputs[1:] if output}
+        if made.operations > MOST_AT_ONCE:
+            raise PacketTooLarge(f"graph {name}: {node.op} takes {made.operations:.3g} operations at once")
+        operations += made.operations
+        held += sum(_bytes(arrays[output]) for output in node.outputs)
+        peak = max(peak, held + made.workspace)
+        held -= sum(_bytes(arrays[one]) for one in {*node.inputs, *node.outputs} if last.get(one) == index)
+    _check_results(name, graph, arrays, num_samples)
+    return GraphCost(operations, peak)
+
+
+def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
+    several = {"Split": len(node.outputs), "MaxPool": 2}.get(node.op, 1)
+    if not 1 <= len(node.outputs) <= several:
+        raise PacketCorrupt(f"graph {name}: {node.op} has {len(node.outputs)} results")
+    try:
+        made = RULES[node.op](Given(node, [arrays[one] for one in node.inputs]))
+        need(made.array.size or made.array.type == "i8", "makes an empty array")  # runtimes divide by sizes
+    except Unfit as problem:
+        raise PacketCorrupt(f"graph {name}: {node.op} {problem}") from None
+    return made
+
+
+def _given(port: Port, num_samples: int) -> Array:
+    return Array(port.type, tuple(size if isinstance(size, int) else num_samples for size in port.shape))
+
+
+def _constant(constant: Constant) -> Array:
+    value = constant.value
+    kind = _TYPES[value.dtype.kind]
+    return Array(kind, value.shape, value if value.size <= KNOWN_ENTRIES or kind == "i8" else None)
+
+
+def _bytes(array: Array | None) -> int:
+    return 0 if array is None else array.num_bytes
+
+
+def _last_uses(graph: Graph) -> dict[str, int]:
+    """Of each array that a node makes: the last node that makes or takes it. Results stay."""
+    kept = {
+        *graph.output_names,
+        *(port.name for port in graph.inputs),
+        *(one.name for one in graph.constants),
+    }
+    found: dict[str, int] = {}
+    for index, node in enumerate(graph.nodes):
+        found |= dict.fromkeys((*node.inputs, *node.outputs), index)
+    return {name: index for name, index in found.items() if name not in kept}
+
+
+def _check_results(name: str, graph: Graph, arrays: Mapping[str, Array | None], num_samples: int) -> None:
+    for port in graph.outputs:
+        made, said = arrays[port.name], _given(port, num_samples)
+        if made is None or (made.type, made.shape) != (said.type, said.shape):
+            raise PacketCorrupt(f"graph {name}: {port.name} is not what it is said to be")

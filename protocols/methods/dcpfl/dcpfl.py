@@ -1,0 +1,246 @@
+"""DC-PFL (Liu, Huang, He, Cao; seed 004): one group of devices that splits while training.
+
+Round: a device takes over the layers that its group has averaged since it last took part, reports its
+training loss, trains, and uploads the layers that are due; each group averages its own. Device models'
+discrepancy over the first rounds gives a tree of groups (`dcpfl_groups`). When the loss curve stops falling
+fast (`loss_curve`), the groups of the next lower gamma are tried: devices train their old and their new
+group's model, and the new groups stay if they leave less training loss.
+
+**A trial in one task and one update a round.** After a round of whole uploads (round t0) the trial's task
+holds both models, its update only both losses (about 200 bytes); the device keeps both results. The next
+task names the winner (no weights) and the device trains on from it and uploads it whole, which is also the
+full sync that a new grouping asks for. Two models down and one up in two rounds, where two plain rounds
+take two down and two up; what it costs is one round without averaging. The paper uploads the winner in the
+trial's own round, for which losses and weights would have to travel in two exchanges.
+
+Who is not there
+- A pair of devices is compared in rounds in which both started from the same group's model and uploaded it
+  whole, at most `start_rounds` times; see `PairMeans.average` for pairs that never met.
+- Whoever has missed rounds gets all layers averaged since; an update from before is never merged.
+- The loss curve is the mean of every device's latest loss: without absentees the paper's l(t).
+- A new group of which nobody uploaded at t0 starts from the old group's model. A trial in whose round no
+  device had two models to compare is repeated.
+- A device outside the tree (a late joiner, one that was never compared) is a guest while there are
+  several groups: it starts once from the mean of the groups' models, uploads, and joins the group whose
+  model its own comes nearest to (eq. 3, over the layers it sends).
+- A group of one averages with nobody: the device goes on from its own model and uploads at full syncs only,
+  so that the coordinator's copy stays usable.
+- A device that lost its state says so by an update without weights and gets the whole model next.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.bounds import Number
+from fleetune.protocols.finite import check_loss
+from fleetune.protocols.methods.dcpfl.groups import Group, Grouping
+from fleetune.protocols.methods.dcpfl.splitting import Coordinator, Course, Update
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import (
+    EVALUATION_EPOCHS,
+    Budget,
+    Choice,
+    Cost,
+    DeviceId,
+    DeviceReport,
+    FitPlan,
+    Method,
+    Round,
+    Trainer,
+    lazily,
+)
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything, Layers
+
+LayerMask = NDArray[np.bool_]
+
+_NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device's model, shape (spec.size,), the round it last worked in, and on trial its rival:
+    what training made of the new group's model.
+    """
+
+    weights: FlatArray
+    round: int = 0
+    rival: FlatArray | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One round's work.
+
+    Attributes:
+        round: its number.
+        since: the round in which the device last took part, as far as the coordinator knows.
+        patch: layers of the group's model that the device does not have.
+        upload: layers to send after training.
+        trial: layers of the model of its group on trial.
+        adopt: the last trial was won: go on from the rival.
+    """
+
+    round: Number
+    since: Number
+    patch: Patch
+    upload: Everything | Layers
+    trial: Patch | None = None
+    adopt: bool = False
+
+
+def _told(loss: float, what: str) -> float:
+    check_loss(loss, f"dc-pfl: the training loss {what}")
+    return loss
+
+
+@dataclass(frozen=True)
+class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
+    """Settings: those of `Course`.
+
+    Differs from the paper: averages are weighted by samples. A device's ratio bounds what it exchanges
+    to the smallest layers that make up this share of the model, and it is compared with others over the
+    layers that both send; that is Fleetune's extension.
+    """
+
+    state_type, device_state_type = Coordinator, Device
+    task_type, update_type = Task, Update
+
+    def init_coordinator(self, weights: FlatArray) -> Coordinator:
+        return Coordinator(Grouping(1.0, (self.averaging.first_group(weights),), {}))
+
+    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+        """While there is one group everybody is in it. A new ratio covers other layers: all are sent anew."""
+        device, grouping, synced = report.device, state.grouping, dict(state.synced)
+        if len(grouping.groups) == 1:
+            grouping = replace(grouping, placed={**grouping.placed, device: 0})
+        if state.ratios.get(device) != report.ratio:
+            synced.pop(device, None)
+        ratios = {**state.ratios, device: report.ratio}
+        return replace(state, grouping=grouping, ratios=ratios, synced=synced)
+
+    def init_device(self, weights: FlatArray) -> Device:
+        return Device(weights)
+
+    def plan(
+        self,
+        state: Coordinator,
+        round_: Round,
+        key: Key,  # noqa: ARG002
+    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+        state = replace(state, round=round_.number)
+        return state, lazily(round_.participants, lambda device: self._task(state, device, round_))
+
+    def work(
+        self,
+        state: Device,
+        task: Task,
+        trainer: Trainer,
+        budget: Budget,  # noqa: ARG002
+        key: Key,
+    ) -> tuple[Device, Update]:
+        own = state.rival if task.adopt and state.rival is not None else state.weights
+        start = task.patch.apply(own, self.spec)
+        fit = trainer.fit(start, FitPlan(), key)
+        if state.round < task.since:
+            lost = Update(_NOTHING, trainer.num_samples, lost=True)
+            return Device(fit.weights, task.round), lost
+        loss = _told(trainer.loss(start), "before training")
+        if task.trial is None:
+            sent = Patch.of(fit.weights, task.upload, self.spec)
+            return Device(fit.weights, task.round), Update(sent, trainer.num_samples, loss)
+        rival = trainer.fit(task.trial.apply(own, self.spec), FitPlan(), key)
+        losses = (
+            _told(trainer.loss(fit.weights), "of the old group's model"),
+            _told(trainer.loss(rival.weights), "of the new group's model"),
+        )
+        update = Update(_NOTHING, trainer.num_samples, loss, losses)
+        return Device(fit.weights, task.round, rival.weights), update
+
+    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+        """Holds the round's updates together, because whole models are compared pair by pair."""
+        received = dict(updates)
+        heard = {device: update for device, update in received.items() if not update.lost}
+        guests = {
+            device: update for device, update in heard.items() if state.grouping.place_of(device) is None
+        }
+        synced = {**state.synced, **dict.fromkeys(heard, state.round)}
+        for device in (received.keys() - heard.keys()) | guests.keys():
+            synced.pop(device, None)
+        state = self.after(replace(state, synced=synced), heard)
+        return replace(state, grouping=state.grouping.with_guests(guests, self.spec))
+
+    def personal_model(self, state: Device) -> FlatArray:
+        return state.weights
+
+    def shared_model(self, state: Coordinator) -> FlatArray:
+        """The mean of the groups' models; for people, and what guests start from."""
+        return state.grouping.mean_model()
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+        """Whole layers, the smallest first. The cost is a plain full round's: a training, and the loss
+        before it. A trial's is that of two trainings and three losses.
+        """
+        found = []
+        for count in np.cumsum(np.sort(self._layer_sizes)):
+            size = estimate_bytes(int(count))
+            cost = Cost(bytes_down=size, bytes_up=size, extra_epochs=EVALUATION_EPOCHS)
+            found.append(Choice(int(count) / self.spec.num_parameters, cost))
+        return found
+
+    @property
+    def _layer_sizes(self) -> NDArray[np.int64]:
+        return np.array([where.stop - where.start for where in self.spec.layers.values()])
+
+    def _affordable(self, ratio: float) -> LayerMask:
+        """The smallest layers that together make up at most this share of the model."""
+        order = np.argsort(self._layer_sizes, kind="stable")
+        fits = np.cumsum(self._layer_sizes[order]) <= ratio * self.spec.num_parameters + 1e-6
+        return np.isin(np.arange(order.size), order[fits])
+
+    def _selection(self, layers: LayerMask) -> Everything | Layers:
+        if layers.all():
+            return Everything()
+        return Layers(tuple(name for name, sent in zip(self.spec.layers, layers, strict=True) if sent))
+
+    def _patch(self, weights: FlatArray, layers: LayerMask) -> Patch:
+        return Patch.of(weights, self._selection(layers), self.spec)
+
+    def _task(self, state: Coordinator, device: DeviceId, round_: Round) -> Task:
+        fits = self._affordable(state.ratios.get(device, 1.0))
+        place, nothing = state.grouping.place_of(device), Layers(())
+        if place is None:
+            upload = nothing if round_.rehearsal else self._selection(fits)
+            return Task(round_.number, 0, self._patch(state.grouping.mean_model(), fits), upload)
+        group, on_trial = state.grouping.groups[place], state.on_trial(device)
+        keeps = round_.rehearsal or on_trial
+        return Task(
+            round_.number,
+            state.synced.get(device, 0),
+            self._patch(group.weights, self._newer(state, device, group) & fits),
+            nothing if keeps else self._selection(self.due(state, group) & fits),
+            None if round_.rehearsal or not on_trial else self._trial_patch(state, device, fits),
+            adopt=state.synced.get(device) == state.accepted,
+        )
+
+    def _newer(self, state: Coordinator, device: DeviceId, group: Group) -> LayerMask:
+        """Layers of the group's model that the device has not seen; its own where it is alone."""
+        if device not in state.synced:
+            return group.averaged > 0
+        if state.grouping.peers(device) == {device}:
+            return np.zeros_like(group.averaged, dtype=bool)
+        return group.averaged >= state.synced[device]
+
+    def _trial_patch(self, state: Coordinator, device: DeviceId, fits: LayerMask) -> Patch | None:
+        assert state.trial is not None
+        place = state.trial.place_of(device)
+        if place is None:
+            return None
+        if state.trial.peers(device) == {device} and device in state.synced:
+            return _NOTHING
+        return self._patch(state.trial.groups[place].weights, fits)

@@ -1,0 +1,196 @@
+"""DC-PFL's groups with their models: averaging within each, forming new ones, placing guests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.methods.dcpfl.discrepancy import (
+    Labels,
+    Matrix,
+    discrepancy,
+    intervals,
+    layer_discrepancy,
+)
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.skeletons.averaging import Update, covered_average
+from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.update.selection import Everything, Layers
+
+
+@dataclass(frozen=True)
+class Group:
+    """One group's model.
+
+    Attributes:
+        weights: shape (spec.size,).
+        averaged: for each layer the round of its last average, 0 for never; shape (layers,).
+        every: for each layer the rounds from one upload to the next; shape (layers,).
+    """
+
+    weights: FlatArray
+    averaged: Labels
+    every: Labels
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Who is in which group.
+
+    Attributes:
+        gamma: the normalised threshold that the groups come from; 1: one group.
+        groups: at least one.
+        placed: each device's place in `groups`. Others are guests, unless there is one group only.
+    """
+
+    gamma: float
+    groups: tuple[Group, ...]
+    placed: dict[DeviceId, int]
+
+    def place_of(self, device: DeviceId) -> int | None:
+        """The device's group; None: it is a guest."""
+        return self.placed.get(device, 0 if len(self.groups) == 1 else None)
+
+    def members(self, place: int) -> frozenset[DeviceId]:
+        return frozenset(device for device, own in self.placed.items() if own == place)
+
+    def peers(self, device: DeviceId) -> frozenset[DeviceId]:
+        """All members of the device's group; nobody for a guest."""
+        place = self.place_of(device)
+        return frozenset() if place is None else self.members(place)
+
+    def standing(self, old: "Grouping", place: int) -> Group | None:
+        """The group of `old` with just the members of ours at `place`; None: it is new."""
+        members = self.members(place)
+        origin = old.place_of(min(members))
+        return old.groups[origin] if origin is not None and old.members(origin) == members else None
+
+    def refreshed(self, old: "Grouping") -> Self:
+        """With groups that also stand in `old` as they are there."""
+        groups = (self.standing(old, place) or group for place, group in enumerate(self.groups))
+        return replace(self, groups=tuple(groups))
+
+    def mean_model(self) -> FlatArray:
+        """The groups' models averaged by their numbers of members, shape (spec.size,)."""
+        sizes = [max(1, len(self.members(place))) for place in range(len(self.groups))]
+        models = [
+            size * group.weights.astype(np.float64) for size, group in zip(sizes, self.groups, strict=True)
+        ]
+        mean: FlatArray = (np.sum(models, axis=0) / sum(sizes)).astype(self.groups[0].weights.dtype)
+        return mean
+
+    def with_guests(self, guests: Mapping[DeviceId, Update], spec: ModelSpec) -> Self:
+        """Each guest in the group whose model is nearest to what it uploaded (eq. 3 over these entries)."""
+        placed = {device: self._nearest(update, spec) for device, update in guests.items()}
+        return replace(self, placed={**self.placed, **placed})
+
+    def _nearest(self, update: Update, spec: ModelSpec) -> int:
+        if not update.patch.values.size:
+            return 0
+        mask = update.patch.selection.mask(spec)
+        apart = [discrepancy([update.patch.values, group.weights[mask]])[0, 1] for group in self.groups]
+        return int(np.argmin(apart))
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How groups average.
+
+    Attributes:
+        spec: of the model.
+        alpha, tau: of eq. (6), in rounds.
+        low: up to which share of D_g a layer's discrepancy is a low one.
+    """
+
+    spec: ModelSpec
+    alpha: int
+    tau: int
+    low: float
+
+    def first_group(self, weights: FlatArray) -> Group:
+        """Of all devices, before round 1."""
+        layers = len(self.spec.layers)
+        return Group(weights, np.zeros(layers, dtype=np.int64), np.full(layers, self.tau, dtype=np.int64))
+
+    def average(self, group: Group, updates: Mapping[DeviceId, Update], round_: int, *, alone: bool) -> Group:
+        """The group after its members' updates of a round: layers averaged where sent, by samples.
+
+        Layers that nobody sent stay. After a full sync of at least two members the intervals are set
+        anew; a group of one has nothing to agree on and uploads at full syncs only.
+        """
+        weights = covered_average(group.weights, updates.items(), self.spec)
+        sent = np.zeros(len(self.spec.layers), dtype=bool)
+        for update in updates.values():
+            sent |= self.layers_in(update)
+        every = self._intervals(updates, weights, group.every, alone=alone)
+        return Group(weights, np.where(sent, round_, group.averaged), every)
+
+    def split(
+        self,
+        old: Grouping,
+        gamma: float,
+        devices: Sequence[DeviceId],
+        labels: Labels,
+        updates: Mapping[DeviceId, Update],
+        round_: int,
+    ) -> Grouping:
+        """The groups that `labels` say, each with the average of its members' updates of a full sync.
+
+        A group that stays as it was keeps its model; one of which nobody uploaded starts from the model
+        of the old group that its first member was in.
+        """
+        placed = {device: int(label) for device, label in zip(devices, labels, strict=True)}
+        new = Grouping(gamma, (), placed)
+        groups = []
+        for place in range(max(placed.values()) + 1):
+            members = sorted(new.members(place))
+            sent = {device: updates[device] for device in members if device in updates}
+            origin = old.groups[old.placed[members[0]]]
+            group = self.average(origin, sent, round_, alone=len(members) == 1)
+            groups.append(replace(group, averaged=np.full_like(group.averaged, round_)))
+        return replace(new, groups=tuple(groups)).refreshed(old)
+
+    def distances(self, updates: Sequence[Update]) -> Matrix:
+        """D_ij of eq. (3), each pair over the layers that both sent; shape (updates, updates)."""
+        sent = np.array([self.layers_in(update) for update in updates])
+        sizes, matrix = sent.sum(axis=1), np.zeros((len(updates), len(updates)))
+        for size in np.unique(sizes):  # ratios choose nested sets of layers: the smaller is the common one
+            rows = np.flatnonzero(sizes >= size)
+            common = np.logical_and.reduce(sent[rows])
+            if common.any():
+                models = [self._restricted(updates[row], common) for row in rows.tolist()]
+                matrix[np.ix_(rows, rows)] = discrepancy(models)
+        return matrix
+
+    def layers_in(self, update: Update) -> NDArray[np.bool_]:
+        """Which layers an update holds, shape (layers,)."""
+        match update.patch.selection:
+            case Everything():
+                return np.ones(len(self.spec.layers), dtype=bool)
+            case Layers(names):
+                return np.array([layer in names for layer in self.spec.layers])
+        return np.zeros(len(self.spec.layers), dtype=bool)
+
+    def _intervals(
+        self, updates: Mapping[DeviceId, Update], weights: FlatArray, previous: Labels, *, alone: bool
+    ) -> Labels:
+        if alone:
+            return np.full_like(previous, self.alpha * self.tau)
+        sent = np.array([self.layers_in(update) for update in updates.values()])
+        if len(sent) < 2 or not sent.any(axis=0).all():
+            return previous
+        dense = [update.patch.apply(np.zeros_like(weights), self.spec) for update in updates.values()]
+        layers = list(self.spec.layers.values())
+        copies = [
+            [dense[row][where] for row in np.flatnonzero(sent[:, layer])]
+            for layer, where in enumerate(layers)
+        ]
+        found = layer_discrepancy(copies, [weights[where] for where in layers])
+        return intervals(*found, self.alpha, self.tau, self.low)
+
+    def _restricted(self, update: Update, layers: NDArray[np.bool_]) -> FlatArray:
+        dense = update.patch.apply(np.zeros(self.spec.size, update.patch.values.dtype), self.spec)
+        pieces = [dense[where] for where, used in zip(self.spec.layers.values(), layers, strict=True) if used]
+        return np.concatenate(pieces)

@@ -1,0 +1,199 @@
+"""How DC-PFL's groups develop: the coordinator's state, and what it becomes after a round's updates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from fleetune.protocols.bounds import Loss
+from fleetune.protocols.methods.dcpfl.discrepancy import (
+    Labels,
+    PairMeans,
+    better,
+    by_appearance,
+    due,
+    groups_at,
+    next_gamma,
+)
+from fleetune.protocols.methods.dcpfl.groups import Averaging, Group, Grouping
+from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.skeletons import averaging
+from fleetune.protocols.skeletons.method import DeviceId
+
+Phase = Literal["watch", "gather", "trial", "settle"]
+Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tree with their groups
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """What the coordinator knows.
+
+    Attributes:
+        grouping: the groups and their models.
+        trial: the groups on trial, or None.
+        phase: of the round at hand: watch the loss curve; gather whole models for a trial; hold the
+            trial; settle a new grouping or a lost trial by whole uploads.
+        round: the one at hand.
+        accepted: the round of the last trial that was won; its devices go on from the new group's model.
+        held_until: no trial before this round is over.
+        curve: l(t) since the groups last changed.
+        losses: each device's latest loss before training.
+        synced: the round in which each device last took part; absent: it has the initial model.
+        ratios: each device's.
+        pairs: discrepancies so far.
+    """
+
+    grouping: Grouping
+    trial: Grouping | None = None
+    phase: Phase = "watch"
+    round: int = 0
+    accepted: int = -1
+    held_until: int = 0
+    curve: tuple[float, ...] = ()
+    losses: dict[DeviceId, float] = field(default_factory=dict)
+    synced: dict[DeviceId, int] = field(default_factory=dict)
+    ratios: dict[DeviceId, float] = field(default_factory=dict)
+    pairs: PairMeans = field(default_factory=PairMeans)
+
+    def on_trial(self, device: DeviceId) -> bool:
+        """Whether the trial would change the device's group."""
+        return self.trial is not None and self.trial.peers(device) != self.grouping.peers(device)
+
+
+@dataclass(frozen=True)
+class Update(averaging.Update):
+    """Layers after training.
+
+    Attributes:
+        loss: mean training loss before training.
+        trial: mean training loss after training, of the old and of the new group's model.
+        lost: the device's state is older than `Task.since`; nothing is sent.
+    """
+
+    loss: Loss = 0.0
+    trial: tuple[Loss, Loss] | None = None
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Course:
+    """DC-PFL's settings; defaults are those of section V-A, with tau's 5 epochs as one round.
+
+    Attributes:
+        dynamic: split groups while training. False is the paper's NoDC: groups of `gamma` for good.
+        gamma: normalised threshold of the first groups, formed after `start_rounds` (NoDC: 0.8).
+        gamma_step: by which it falls from trial to trial.
+        start_rounds: T_start, rounds over which discrepancies are averaged; all upload whole models.
+        window: s, rounds of the smoothed loss.
+        observe: t_obv, rounds after which a minimal radius of curvature counts as the minimum.
+        hold_rounds: t_sp, rounds from a lost trial to the next.
+        tau: rounds from one upload of a layer to the next.
+        alpha: how many times as long a low-discrepancy layer waits. 1 is the paper's NoLA.
+        low_discrepancy: a layer is one below this share of its model's mean layer discrepancy. With the
+            paper's 0.1 LeNet on Fashion-MNIST had none (measured shares: 0.25 to 2.5).
+    """
+
+    spec: ModelSpec
+    dynamic: bool = True
+    gamma: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    gamma_step: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    start_rounds: Annotated[int, Meta(ge=1)] = 5
+    window: Annotated[int, Meta(ge=1)] = 5
+    observe: Annotated[int, Meta(ge=1)] = 3
+    hold_rounds: Annotated[int, Meta(ge=0)] = 6
+    tau: Annotated[int, Meta(ge=1)] = 1
+    alpha: Annotated[int, Meta(ge=1)] = 3
+    low_discrepancy: Annotated[float, Meta(ge=0)] = 0.1
+
+    @property
+    def averaging(self) -> Averaging:
+        return Averaging(self.spec, self.alpha, self.tau, self.low_discrepancy)
+
+    def due(self, state: Coordinator, group: Group) -> NDArray[np.bool_]:
+        """Which of the group's layers go up in the round at hand, shape (layers,)."""
+        if state.round <= self.start_rounds or state.phase in ("gather", "settle"):
+            return np.ones(len(self.spec.layers), dtype=bool)
+        return due(state.round, group.every)
+
+    def after(self, state: Coordinator, heard: Mapping[DeviceId, Update]) -> Coordinator:
+        """The state after the round at hand, guests and who was there left aside."""
+        losses = {**state.losses, **{device: update.loss for device, update in heard.items()}}
+        if losses and state.phase != "settle":  # devices of a trial then start from what they had trained
+            state = replace(state, curve=(*state.curve, float(np.mean(list(losses.values())))))
+        state = self._averaged(replace(state, losses=losses), heard)
+        if state.trial is not None:
+            return self._judged(state, state.trial, heard)
+        split = self._split_due(state)
+        if split is None:
+            return replace(state, phase="watch")
+        if not self._all_whole(state):
+            return replace(state, phase="gather")
+        return self._split(state, split, heard)
+
+    def _all_whole(self, state: Coordinator) -> bool:
+        """Whether every group that could split uploads whole models in the round at hand."""
+        grouping = state.grouping
+        return all(
+            len(grouping.members(place)) == 1 or self.due(state, group).all()
+            for place, group in enumerate(grouping.groups)
+        )
+
+    def _averaged(self, state: Coordinator, heard: Mapping[DeviceId, Update]) -> Coordinator:
+        """Every group averaged, but for those on trial; members that started alike compared."""
+        groups, pairs, grouping = [], state.pairs, state.grouping
+        staying = [device for device in heard if not state.on_trial(device)]
+        for place, group in enumerate(grouping.groups):
+            sent = {device: heard[device] for device in staying if grouping.place_of(device) == place}
+            alone = len(grouping.members(place)) == 1
+            groups.append(self.averaging.average(group, sent, state.round, alone=alone))
+            if state.phase != "settle" and self.due(state, group).all():
+                pairs = self._compared(pairs, sent)
+        return replace(state, grouping=replace(grouping, groups=tuple(groups)), pairs=pairs)
+
+    def _compared(self, pairs: PairMeans, sent: Mapping[DeviceId, Update]) -> PairMeans:
+        sent = {device: update for device, update in sent.items() if update.patch.values.size}
+        if len(sent) < 2 or not pairs.lacks(list(sent), self.start_rounds):
+            return pairs
+        return pairs.add(list(sent), self.averaging.distances(list(sent.values())), self.start_rounds)
+
+    def _judged(self, state: Coordinator, trial: Grouping, heard: Mapping[DeviceId, Update]) -> Coordinator:
+        """The new groups if they leave less loss, else the old ones for a while; no votes: once more."""
+        votes = [update.trial for device, update in heard.items() if update.trial and state.on_trial(device)]
+        if not votes:
+            return state
+        old, new = zip(*votes, strict=True)
+        state = replace(state, trial=None, phase="settle")
+        if not better(new, old):
+            return replace(state, held_until=state.round + self.hold_rounds)
+        return replace(state, grouping=trial.refreshed(state.grouping), curve=(), accepted=state.round)
+
+    def _split_due(self, state: Coordinator) -> Split | None:
+        """The groups to come; None: it is too early, or there are none."""
+        gamma = state.grouping.gamma
+        tree = [device for device in state.pairs.compared() if device in state.grouping.placed]
+        if not tree or state.round < self.start_rounds:
+            return None
+        if gamma > self.gamma:
+            return self.gamma, tree, groups_at(state.pairs.between(tree), self.gamma)[0]
+        if not self._rapid_decrease_over(state):
+            return None
+        current = by_appearance([state.grouping.placed[device] for device in tree])
+        lower, labels = next_gamma(state.pairs.between(tree), current, gamma, self.gamma_step)
+        return None if np.array_equal(labels, current) else (lower, tree, labels)
+
+    def _rapid_decrease_over(self, state: Coordinator) -> bool:
+        if not self.dynamic or state.round < state.held_until:
+            return False
+        radii = radius(smooth(state.curve, self.window), self.window)
+        return state.phase == "gather" or rapid_decrease_end(radii, self.observe) is not None
+
+    def _split(self, state: Coordinator, split: Split, heard: Mapping[DeviceId, Update]) -> Coordinator:
+        """Put the new groups on trial; the first ones of a `gamma` that was set stand without."""
+        new = self.averaging.split(state.grouping, *split, heard, state.round)
+        if state.grouping.gamma > self.gamma:
+            return replace(state, grouping=new, curve=(), phase="settle")
+        return replace(state, trial=new, phase="trial")

@@ -1,0 +1,60 @@
+"""What KAPC's coordinator knows between rounds: the relationship cube, and each device's latest layers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.methods.kapc.relationship_cube import grow
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.skeletons.method import DeviceId
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Coordinator state.
+
+    Attributes:
+        initial: the weights that all devices start from, shape (spec.size,).
+        devices: all admitted, ascending.
+        related: those the cube covers, ascending; the rest of `devices` join it at the next plan.
+        cube: R, float64, shape (len(related), layers, len(related)).
+        latest: of each device heard from, its latest known layers, shape (spec.size,); `initial` elsewhere.
+        uploaded: of each device heard from, how many layers, from the first, its last update held.
+    """
+
+    initial: FlatArray
+    devices: tuple[DeviceId, ...]
+    related: tuple[DeviceId, ...]
+    cube: NDArray[np.float64]
+    latest: dict[DeviceId, FlatArray]
+    uploaded: dict[DeviceId, int]
+
+    @classmethod
+    def of(cls, initial: FlatArray, num_layers: int) -> Self:
+        """Before anybody is known."""
+        return cls(initial, (), (), np.empty((0, num_layers, 0)), {}, {})
+
+    def knowing(self, newcomers: Iterable[DeviceId]) -> Self:
+        """With these devices admitted; the cube waits, so that a thousand admissions do not copy it."""
+        return replace(self, devices=tuple(sorted({*self.devices, *newcomers})))
+
+    def related_to_all(self) -> Self:
+        """With the cube over everybody admitted."""
+        if self.related == self.devices:
+            return self
+        at = {device: place for place, device in enumerate(self.devices)}
+        cube = grow(self.cube, [at[device] for device in self.related], len(self.devices))
+        return replace(self, related=self.devices, cube=cube)
+
+    def places(self, devices: Iterable[DeviceId]) -> list[int]:
+        """Where these devices stand in the cube."""
+        at = {device: place for place, device in enumerate(self.related)}
+        return [at[device] for device in devices]
+
+    def copies(self, devices: Iterable[DeviceId], layers: Iterable[slice]) -> list[list[FlatArray]]:
+        """Each of the layers, of each of the devices, as last heard; views."""
+        weights = [self.latest.get(device, self.initial) for device in devices]
+        return [[vector[where] for vector in weights] for where in layers]

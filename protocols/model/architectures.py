@@ -1,0 +1,246 @@
+"""Models by name: the papers' networks, small ones of ours, and any function of the user's.
+
+Coordinator and torch agents both build the architecture from its name and exchange only weights, so this
+file of `protocols` imports torch, as do its neighbours torch_*.py and nothing else there. Whatever does not
+depend on the order is written pooling before ReLU, which is the same function and faster.
+"""
+
+import difflib
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.token_ids import blank_batch, forward_blank
+from fleetune.protocols.user_code import as_line, user_module
+
+Shape = tuple[int, ...]
+Build = Callable[[Shape, int], nn.Module]
+
+_UNPADDED_SIDE = 16  # the smallest image that conv5x5, pool2, conv5x5, pool2 leave something of
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with norm, around them the identity, or a 1x1 convolution with norm where
+    the shape changes (He et al. 2016).
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels_out)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut.add_module("conv", nn.Conv2d(channels_in, channels_out, 1, stride, bias=False))
+            self.shortcut.add_module("norm", nn.BatchNorm2d(channels_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
+
+
+def names() -> tuple[str, ...]:
+    """The built-in models."""
+    return tuple(_BUILT_IN)
+
+
+def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
+    """The model called `name`, initialised from torch's global generator, in training mode.
+
+    Args:
+        name: one of `names()`, or `package.module:function`, called as function(input_shape, num_classes).
+        input_shape: one sample, without the batch axis: (channels, height, width) for images.
+        num_classes: number of logits.
+
+    Raises:
+        ModelError: there is no such model or function, it returns no module, or the module cannot take
+            this input or does not give `num_classes` logits.
+    """
+    function = _BUILT_IN[name] if name in _BUILT_IN else _load(name)
+    try:
+        module = function(input_shape, num_classes)
+    except Exception as problem:  # a user's function may raise anything
+        where = f"input {input_shape} and {num_classes} classes"
+        raise ModelError(f"model {name!r} cannot be built for {where}: {as_line(problem)}") from problem
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model {name!r} returned {type(module).__name__}; return a torch.nn.Module")
+    try_out(name, module, input_shape, num_classes)
+    return module.train()
+
+
+def try_out(name: str, module: nn.Module, input_shape: Shape, num_classes: int) -> Tensor:
+    """The logits of a batch of two zero samples in evaluation mode, shape (2, num_classes).
+
+    A model that refuses float samples gets whole numbers. Weights, statistics and training
+    modes stay as they are.
+
+    Raises:
+        ModelError: the forward pass fails or its output has another shape.
+    """
+    try:
+        _, logits = forward_blank(module, input_shape)
+    except Exception as problem:  # a user's module may raise anything
+        raise ModelError(f"model {name!r} cannot take input {input_shape}: {as_line(problem)}") from problem
+    if not isinstance(logits, Tensor) or logits.shape != (2, num_classes):
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ModelError(f"model {name!r} gives {found} for two samples; make it (2, {num_classes})")
+    return logits
+
+
+def _load(name: str) -> Build:
+    """The user's function behind `package.module:function`."""
+    path, colon, function = name.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, _BUILT_IN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
+        raise ModelError(f"model {name!r} is unknown; {hint} (your own: package.module:function)")
+    try:
+        module = user_module(path)
+    except Exception as problem:  # a user's file may raise anything
+        raise ModelError(
+            f"model {name!r}: module {path!r} cannot be imported: {as_line(problem)}"
+        ) from problem
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ModelError(f"model {name!r}: module {path!r} has no function {function!r}")
+    return cast("Build", found)
+
+
+def _sequential(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _with_head(
+    features: nn.Sequential, widths: Shape, input_shape: Shape, num_classes: int, *, bias: bool = True
+) -> nn.Sequential:
+    """`features`, flattened, and fully connected layers of `widths` with ReLU, then of `num_classes`."""
+    features.add_module("flatten", nn.Flatten())
+    size = math.prod(forward_blank(features, input_shape)[1].shape[1:])
+    for index, width in enumerate(widths, start=1):
+        features.add_module(f"fc{index}", nn.Linear(size, width, bias=bias))
+        features.add_module(f"fc{index}_relu", nn.ReLU())
+        size = width
+    features.add_module("out", nn.Linear(size, num_classes))
+    return features
+
+
+def _mlp(input_shape: Shape, num_classes: int) -> nn.Module:
+    return _with_head(_sequential(), (64, 32), input_shape, num_classes)
+
+
+def _classic(channels: Shape, widths: Shape) -> Build:
+    """Two unpadded 5x5 convolutions, each with pooling and ReLU, and fully connected layers (LeCun et al.
+    1998). Images smaller than 16x16 are padded, so that they last through both.
+    """
+
+    def make(input_shape: Shape, num_classes: int) -> nn.Module:
+        padding = 0 if min(input_shape[1:], default=0) >= _UNPADDED_SIDE else 2
+        features = _sequential(
+            conv1=nn.Conv2d(input_shape[0], channels[0], 5, padding=padding),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(channels[0], channels[1], 5, padding=padding),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+        )
+        return _with_head(features, widths, input_shape, num_classes)
+
+    return make
+
+
+def _fedspu(channels: Shape, widths: Shape) -> Build:
+    """Two padded 3x3 convolutions, each with norm, pooling and ReLU, and fully connected layers, of which
+    only the last has a bias (FedSPU's networks, as METHODS.md gives them).
+    """
+
+    def make(input_shape: Shape, num_classes: int) -> nn.Module:
+        features = _sequential(
+            conv1=nn.Conv2d(input_shape[0], channels[0], 3, padding=1),
+            norm1=nn.BatchNorm2d(channels[0]),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(channels[0], channels[1], 3, padding=1),
+            norm2=nn.BatchNorm2d(channels[1]),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+        )
+        return _with_head(features, widths, input_shape, num_classes, bias=False)
+
+    return make
+
+
+def _resnet(stem: dict[str, nn.Module], blocks: list[tuple[int, int]], num_classes: int) -> nn.Module:
+    """A residual network: stem of 64 channels, `blocks` of (channels, stride), mean over the image, fc."""
+    layers = dict(stem)
+    size = 64
+    for index, (channels, stride) in enumerate(blocks, start=1):
+        layers[f"block{index}"] = BasicBlock(size, channels, stride)
+        size = channels
+    pool, flatten = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return _sequential(**layers, pool=pool, flatten=flatten, out=nn.Linear(size, num_classes))
+
+
+def _resnet8(input_shape: Shape, num_classes: int) -> nn.Module:
+    """FedPURIN's network for Fashion-MNIST and CIFAR-10: 7x7 stem, one block each of 64, 128, 256."""
+    stem = {
+        "conv": nn.Conv2d(input_shape[0], 64, 7, stride=2, padding=3, bias=False),
+        "norm": nn.BatchNorm2d(64),
+        "stem_pool": nn.MaxPool2d(3, stride=2, padding=1),
+        "relu": nn.ReLU(),
+    }
+    return _resnet(stem, [(64, 1), (128, 2), (256, 2)], num_classes)
+
+
+def _resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
+    """The form for small images: 3x3 stem, no pooling behind it. 20 convolutions and fc: KAPC's 21 layers."""
+    stem = {
+        "conv": nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False),
+        "norm": nn.BatchNorm2d(64),
+        "relu": nn.ReLU(),
+    }
+    blocks = [(64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)]
+    return _resnet(stem, blocks, num_classes)
+
+
+def _har_cnn(input_shape: Shape, num_classes: int) -> nn.Module:
+    """Windows of sensor readings, (channels, time steps), e.g. (9, 128)."""
+    features = _sequential(
+        conv1=nn.Conv1d(input_shape[0], 32, 5),
+        pool1=nn.MaxPool1d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv1d(32, 64, 5),
+        pool2=nn.MaxPool1d(2),
+        relu2=nn.ReLU(),
+    )
+    return _with_head(features, (64,), input_shape, num_classes)
+
+
+_BUILT_IN: dict[str, Build] = {
+    "mlp": _mlp,
+    "lenet5": _classic((6, 16), (120, 84)),
+    "lenet-dcpfl": _classic((6, 16), (120, 84)),  # the paper gives no sizes: LeNet-5's
+    "cnn-kapc": _classic((32, 64), (512, 128)),
+    "cnn-fedspu-cifar": _fedspu((6, 16), (120, 84)),
+    "cnn-fedspu-emnist": _fedspu((20, 20), ()),
+    "resnet8": _resnet8,
+    "resnet18": _resnet18,
+    "har-cnn": _har_cnn,
+}
+
+
+def training_flops(module: nn.Module, input_shape: Shape) -> float:
+    """Floating-point operations of one training step per sample: forward and backward of the matrix
+    products and convolutions, as torch counts them. Leaves no gradients.
+    """
+    batch = blank_batch(module, input_shape)
+    with FlopCounterMode(display=False) as counter:
+        module(batch).sum().backward()
+    module.zero_grad()
+    return float(counter.get_total_flops()) / len(batch)

@@ -1,0 +1,39 @@
+"""What a training step costs that computes only some tensors' gradients.
+
+Counted are the multiplications of matrix products and convolutions: in the forward pass, in the gradients
+of what the layers above the lowest trained one got, and in the gradients of the trained weights, which cost
+about the same each. Within a trained tensor frozen entries save nothing: gradients of the active rows alone
+gained a tenth at best, with torch and with ONNX Runtime, and were slower on small networks (docs/ratios.md).
+"""
+
+from collections.abc import Collection
+
+from fleetune.protocols.model.spec import MaskArray, ModelSpec
+
+
+def trained_tensors(trainable: MaskArray, spec: ModelSpec) -> frozenset[str]:
+    """Names of the parameters with an entry in `trainable`, shape (spec.size,)."""
+    parameters = (tensor.name for tensor in spec.tensors if tensor.kind != "stat")
+    return frozenset(name for name in parameters if trainable[spec.slices[name]].any())
+
+
+def step_products(spec: ModelSpec, tensors: Collection[str] | None = None) -> int:
+    """Multiplications for one sample in a step that computes the gradients of `tensors` (None: of all).
+
+    "Above" goes by the order of the module's parameters.
+    """
+    trained = [tensors is None or tensor.name in tensors for tensor in spec.tensors]
+    total, passed = 0, False  # whether a trained tensor lies below
+    for tensor, wanted in zip(spec.tensors, trained, strict=True):
+        total += tensor.size * tensor.uses * (1 + passed + wanted)
+        passed = passed or wanted
+    return total
+
+
+def effort(spec: ModelSpec, trainable: MaskArray) -> float:
+    """The work of a step that trains the entries in `trainable`, shape (spec.size,), relative to a full one.
+
+    1 where nothing is known of what the model multiplies.
+    """
+    whole = step_products(spec)
+    return step_products(spec, trained_tensors(trainable, spec)) / whole if whole else 1.0

@@ -1,0 +1,35 @@
+"""What a run takes off its samples and divides them by before a model sees them: a number, or one a channel.
+
+A channel is a place on the first axis of a sample, as the model takes it: of (3, 32, 32) there are 3.
+"""
+
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from fleetune.protocols.bounds import Finite, Positive
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import Shape
+
+MAX_CHANNELS = 4096
+
+Mean = Finite | Annotated[tuple[Finite, ...], Meta(min_length=1, max_length=MAX_CHANNELS)]
+Std = Positive | Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_CHANNELS)]
+
+
+def over_channels(values: float | tuple[float, ...], input_shape: Shape) -> NDArray[np.float32]:
+    """As float32, in a shape that goes with samples: (), or (channels, 1, ...)."""
+    array = np.asarray(values, np.float32)
+    return array.reshape(-1, *[1] * (len(input_shape) - 1)) if array.ndim else array
+
+
+def check_channels(mean: Mean, std: Std, input_shape: Shape) -> None:
+    """Raises SettingError: there is not one number for each of the model's channels."""
+    for name, values in (("mean", mean), ("std", std)):
+        if isinstance(values, tuple) and (not input_shape or len(values) != input_shape[0]):
+            raise SettingError(
+                f"data.{name} has {len(values)} numbers; the model's input {input_shape} has"
+                f" {input_shape[0] if input_shape else 0} channels: give one for each, or one for all"
+            )

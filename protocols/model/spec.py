@@ -1,0 +1,142 @@
+"""The fleet's model as one flat float32 vector, and what every entry of it is.
+
+The vector holds all trainable parameters in the order of the module, so that a layer is a slice, and
+after them the running statistics of normalisation layers. Statistics are part of a device's personal
+model but never leave it: no selection covers them.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from fleetune.protocols.bounds import MAX_NUMBER, Label
+
+FlatArray = NDArray[np.float32]
+MaskArray = NDArray[np.bool_]
+Kind = Literal["weight", "bias", "norm", "stat"]
+
+ALWAYS_ACTIVE = -1
+MAX_AXES = 8
+MAX_TENSORS = 20_000
+MAX_GROUPS = 20_000
+MAX_SPANS = 20_000  # of one axis
+Size = Annotated[int, Meta(ge=0, le=2**40)]
+Shape = Annotated[tuple[Size, ...], Meta(max_length=MAX_AXES)]
+_IDENTITY = ("name", "shape", "kind", "layer", "axes")  # of a tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of positions on one axis that belongs to neurons `start`..`start + count - 1` of a group.
+
+    `repeat` positions in a row belong to each neuron: behind a flatten, channel c owns `repeat`
+    consecutive columns. `group` is ALWAYS_ACTIVE for positions of no group (inputs, outputs).
+    """
+
+    group: Annotated[int, Meta(ge=ALWAYS_ACTIVE, le=MAX_NUMBER)]
+    start: Size
+    count: Size
+    repeat: Size = 1
+
+
+Axis = Annotated[
+    tuple[Span, ...], Meta(max_length=MAX_SPANS)
+]  # in the order of positions; empty: the whole axis is always active
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the model.
+
+    Attributes:
+        name: as in the module's `state_dict`.
+        shape: as in the module.
+        kind: "weight" and "bias" of linear and convolutional layers and embeddings, "norm" for the
+            learnable parameters of normalisation layers, "stat" for running statistics.
+        layer: the module path that owns it; tensors of one layer are neighbours.
+        axes: for each axis, which neurons its positions belong to.
+        uses: multiplications with each of its entries in the forward pass of one sample: the output positions
+            of a convolution, 1 for a linear layer behind a flatten. 0: none (biases, norms, lookups), or not
+            known. It says what training costs (see `protocols.model.compute_cost`), nothing about what is
+            computed.
+    """
+
+    name: Label
+    shape: Shape
+    kind: Kind
+    layer: Label
+    axes: Annotated[tuple[Axis, ...], Meta(max_length=MAX_AXES)]
+    uses: Annotated[int, Meta(ge=0, le=2**60)] = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What both sides must agree on about a model; it travels to each device once.
+
+    Attributes:
+        name: the model's name or `module:function`.
+        tensors: trainable parameters in module order, then statistics.
+        groups: number of neurons of each coupled group.
+        input_shape: one sample, without the batch axis.
+        num_classes: number of labels, 0..num_classes-1.
+    """
+
+    name: Label
+    tensors: Annotated[tuple[TensorSpec, ...], Meta(max_length=MAX_TENSORS)]
+    groups: Annotated[tuple[Size, ...], Meta(max_length=MAX_GROUPS)]
+    input_shape: Shape
+    num_classes: Size
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the flat vector, running statistics included."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Length of its trainable part, which comes first."""
+        return sum(tensor.size for tensor in self.tensors if tensor.kind != "stat")
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor stands in the flat vector."""
+        found, start = {}, 0
+        for tensor in self.tensors:
+            found[tensor.name] = slice(start, start + tensor.size)
+            start += tensor.size
+        return found
+
+    @cached_property
+    def layers(self) -> dict[str, slice]:
+        """Where each layer's trainable parameters stand, in module order."""
+        found: dict[str, slice] = {}
+        for tensor in self.tensors:
+            if tensor.kind != "stat":
+                here = self.slices[tensor.name]
+                start = found[tensor.layer].start if tensor.layer in found else here.start
+                found[tensor.layer] = slice(start, here.stop)
+        return found
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hex digits over everything above but the name and the uses: equal means interchangeable."""
+        tensors = [{name: getattr(tensor, name) for name in _IDENTITY} for tensor in self.tensors]
+        content = msgspec.msgpack.encode((tensors, self.groups, self.input_shape, self.num_classes))
+        return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+    def views(self, weights: NDArray[np.float32]) -> Iterator[tuple[TensorSpec, NDArray[np.float32]]]:
+        """Each tensor with its part of `weights`, shape (size,), as a view in the tensor's shape."""
+        for tensor in self.tensors:
+            yield tensor, weights[self.slices[tensor.name]].reshape(tensor.shape)

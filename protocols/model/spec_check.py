@@ -1,0 +1,58 @@
+"""Whether a description of a model that came over the wire makes sense, before anything is made by it."""
+
+import math
+from collections.abc import Iterator
+from itertools import groupby
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import ALWAYS_ACTIVE, Axis, ModelSpec, Span, TensorSpec
+
+MAX_PARAMETERS = 2**33
+
+
+def check_spec(spec: ModelSpec) -> None:
+    """Names once, statistics last, layers in one piece, every axis owned by neurons that are there.
+
+    Raises:
+        PacketCorrupt: that is not so.
+    """
+    for problem in _problems(spec):
+        raise PacketCorrupt(f"model {spec.name!r}: {problem}")
+
+
+def _problems(spec: ModelSpec) -> Iterator[str]:
+    names = [tensor.name for tensor in spec.tensors]
+    if len(set(names)) < len(names):
+        yield "a tensor's name is there twice"
+    if not 0 < spec.size <= MAX_PARAMETERS:
+        yield f"{spec.size} entries"
+    if sum(spec.groups) > spec.size:
+        yield f"{sum(spec.groups)} neurons with {spec.size} entries"
+    if math.prod(spec.input_shape) > MAX_PARAMETERS or spec.num_classes > MAX_PARAMETERS:
+        yield f"samples of shape {spec.input_shape} of {spec.num_classes} classes"
+    kinds = [tensor.kind == "stat" for tensor in spec.tensors]
+    if kinds != sorted(kinds):
+        yield "running statistics stand before parameters"
+    layers = [tensor.layer for tensor in spec.tensors if tensor.kind != "stat"]
+    if len(list(groupby(layers))) > len(set(layers)):
+        yield "a layer's tensors are no neighbours"
+    for tensor in spec.tensors:
+        yield from _tensor_problems(tensor, spec.groups)
+
+
+def _tensor_problems(tensor: TensorSpec, groups: tuple[int, ...]) -> Iterator[str]:
+    if len(tensor.axes) != len(tensor.shape):
+        yield f"{tensor.name} has {len(tensor.shape)} axes, of which {len(tensor.axes)} are described"
+    for size, axis in zip(tensor.shape, tensor.axes, strict=False):
+        if axis and not (all(_is_there(span, groups) for span in axis) and _length(axis) == size):
+            yield f"an axis of {tensor.name} is not described in full by neurons that are there"
+
+
+def _is_there(span: Span, groups: tuple[int, ...]) -> bool:
+    if span.group == ALWAYS_ACTIVE:
+        return True
+    return span.group < len(groups) and span.start + span.count <= groups[span.group]
+
+
+def _length(axis: Axis) -> int:
+    return sum(span.count * span.repeat for span in axis)

@@ -1,0 +1,133 @@
+"""Whether a torch module's samples are numbers or token ids, seen by what it looks up."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fleetune.protocols.bounds import MOST_IDS
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a module takes.
+
+    Attributes:
+        ids: whole numbers, int64; False: float32.
+        vocabulary: they, or those among the numbers that it looks up, are 0..vocabulary-1; None: it looks
+            nothing up by its samples.
+    """
+
+    ids: bool
+    vocabulary: int | None
+
+
+def samples_of(module: nn.Module, input_shape: tuple[int, ...]) -> Samples:
+    """Look at the module in evaluation mode; weights, statistics and training modes stay as they are.
+
+    It takes ids when it runs on whole numbers and looks rows up by them, or runs on nothing else. A look-up
+    counts when its index grows by one with every number of a sample: positions, or the best of several
+    experts, are none.
+
+    Raises:
+        Exception: whatever the module raises for blank samples of numbers and of ids alike.
+    """
+    blank = blank_batch(module, input_shape)
+    vocabulary = _vocabulary(module, blank)
+    if not blank.is_floating_point():
+        return Samples(ids=True, vocabulary=vocabulary or MOST_IDS)
+    return Samples(ids=vocabulary is not None and _runs(module, blank.long()), vocabulary=vocabulary)
+
+
+def blank_batch(module: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    """Two samples of zeros as the module takes them: whole numbers where it refuses floats."""
+    return forward_blank(module, input_shape)[0]
+
+
+def forward_blank(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[Tensor, Any]:
+    """Two blank samples, and what the module gives for them in evaluation mode."""
+    batch = torch.zeros(2, *input_shape)
+    try:
+        return batch, _evaluated(module, batch)
+    except (RuntimeError, TypeError, IndexError) as problem:
+        ids = batch.long()
+        try:
+            return ids, _evaluated(module, ids)  # once: whoever traces it counts what it does
+        except Exception:  # noqa: BLE001 - a user's module may raise anything
+            raise problem from None
+
+
+def _evaluated(module: nn.Module, batch: Tensor) -> Any:
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        return module(batch)
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _runs(module: nn.Module, batch: Tensor) -> bool:
+    try:
+        _evaluated(module, batch)
+    except Exception:  # noqa: BLE001 - a user's module may raise anything
+        return False
+    return True
+
+
+def _vocabulary(module: nn.Module, blank: Tensor) -> int | None:
+    """The fewest rows of what is looked up by the samples themselves."""
+    at_zero, at_one = _lookups(module, blank), _lookups(module, blank + 1)
+    if at_zero and not at_one:  # nothing has a second row
+        return min(rows for rows, _ in at_zero)
+    if len(at_zero) != len(at_one):
+        return None
+    pairs = [(rows, low, high) for (rows, low), (_, high) in zip(at_zero, at_one, strict=True)]
+    sizes = [
+        rows - int(low.max())
+        for rows, low, high in pairs
+        if low.numel() and low.shape == high.shape and bool((high - low == 1).all())
+    ]
+    return min(sizes, default=None)
+
+
+def _lookups(module: nn.Module, batch: Tensor) -> list[tuple[int, Tensor]]:
+    """Of one forward pass, those of a pass that failed left out: rows there are, and which were looked up."""
+    watch = _Watch()
+    with torch.no_grad(), watch:
+        return watch.seen if _runs(module, batch) else []
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every look-up, as rows there are and which were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[tuple[int, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rows = _ROWS.get(func.overloadpacket.__name__)
+        if rows is not None and (found := rows(*args)) is not None and not found[1].is_floating_point():
+            self.seen.append((found[0], found[1].detach().clone().long()))
+        return func(*args, **(kwargs or {}))
+
+
+def _by_first_index(table: Tensor, indices: Any, *_: Any) -> tuple[int, Tensor] | None:
+    places = [place for place, index in enumerate(indices) if index is not None]
+    if len(places) != 1 or indices[places[0]].dtype == torch.bool:
+        return None
+    return table.size(places[0]), indices[places[0]]
+
+
+_ROWS: dict[str, Callable[..., tuple[int, Tensor] | None]] = {
+    "embedding": lambda table, ids, *_: (table.size(0), ids),
+    "_embedding_bag": lambda table, ids, *_: (table.size(0), ids),
+    "_embedding_bag_forward_only": lambda table, ids, *_: (table.size(0), ids),
+    "index": _by_first_index,
+    "index_select": lambda table, axis, ids, *_: (table.size(axis), ids),
+    "scatter": lambda table, axis, ids, *_: (table.size(axis), ids),  # what one_hot is made of
+    "scatter_": lambda table, axis, ids, *_: (table.size(axis), ids),
+}

@@ -1,0 +1,1 @@
+"""run.toml: its sections and their meaning, and how it is read."""

@@ -1,0 +1,95 @@
+"""Reading run.toml, and any other TOML into typed sections: one line that names the key for every mistake.
+
+`read_run(path)` gives a `RunSettings` or a `SettingError`.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.sections import RunSettings
+
+Section = TypeVar("Section", bound=Struct)
+
+
+def read_run(path: Path, changes: Sequence[str] = ()) -> RunSettings:
+    """Read a run.toml.
+
+    Args:
+        path: the file.
+        changes: `section.key=value` each, on top of the file; the value as in TOML, bare words are text.
+
+    Raises:
+        SettingError: the file is missing, is no TOML, or a key is unknown, of the wrong type or range.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        for change in changes:
+            _change(content, change)
+    except FileNotFoundError:
+        raise SettingError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise SettingError(f"{path}: {problem}") from None
+    try:
+        return parse_run(content)
+    except SettingError as problem:
+        raise SettingError(f"{path}: {problem}") from None
+
+
+def parse_run(content: dict[str, Any]) -> RunSettings:
+    """The settings in an already parsed run.toml. Raises SettingError."""
+    settings = convert(content, RunSettings)
+    if not isinstance(settings.method.get("name"), str):
+        raise SettingError('method.name is missing, e.g. [method] name = "fedspu"')
+    return settings
+
+
+def _change(content: dict[str, Any], change: str) -> None:
+    """Raises SettingError when `change` is not section.key=value."""
+    path, separator, text = change.partition("=")
+    *sections, key = path.strip().split(".")
+    if not separator or not sections:
+        raise SettingError(f"--set {change}: use section.key=value, e.g. training.epochs=2")
+    for section in sections:
+        content = content.setdefault(section, {})
+        if not isinstance(content, dict):
+            raise SettingError(f"--set {change}: {section} is no section")
+    try:
+        content[key] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        content[key] = text.strip()
+
+
+def convert(content: dict[str, Any], section: type[Section], prefix: str = "") -> Section:
+    """`content` as `section`, or a SettingError that names the key below `prefix` and what it may be."""
+    try:
+        return msgspec.convert(content, section, strict=True)
+    except msgspec.ValidationError as problem:
+        raise SettingError(_explain(str(problem), section, prefix)) from None
+
+
+def _explain(problem: str, section: type, prefix: str) -> str:
+    """Msgspec's message as `key: what is wrong`, with the nearest known key for a misspelt one."""
+    text, _, where = problem.partition(" - at `$")
+    path = [part for part in where.rstrip("`").replace("[...]", "").split(".") if part]
+    unknown = re.search(r"unknown field `(.+)`", text)
+    if not unknown:
+        return f"{'.'.join(filter(None, [prefix, *path])) or 'top level'}: {text[0].lower()}{text[1:]}"
+    known = _keys(section, path)
+    near = difflib.get_close_matches(unknown.group(1), known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
+    return f"{'.'.join(filter(None, [prefix, *path, unknown.group(1)]))}: unknown key; {hint}"
+
+
+def _keys(section: Any, path: list[str]) -> list[str]:
+    for part in path:
+        hint = get_type_hints(section)[part]
+        section = next((t for t in get_args(hint) if isinstance(t, type)), hint) if get_origin(hint) else hint
+    return list(section.__struct_fields__)

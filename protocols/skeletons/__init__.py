@@ -1,0 +1,1 @@
+"""What a method is, and what families of methods share: averaging, sub-models, personal targets."""

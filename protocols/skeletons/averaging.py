@@ -1,0 +1,194 @@
+"""What most methods share: one model at the coordinator, a personal one on each device, patches between.
+
+`AveragedModel` is the coordinator's half of a method, the same for all of these, and `ModelExchange` adds
+the device's; a method derives from one of them and says what is `shared` and what to do with it (`work`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from fleetune.protocols.bounds import NumSamples
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import (
+    Budget,
+    Choice,
+    Cost,
+    DeviceId,
+    DeviceReport,
+    FitPlan,
+    Method,
+    Round,
+    Trainer,
+    lazily,
+)
+from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.selection import Everything, Selection
+
+S = TypeVar("S")  # coordinator state
+D = TypeVar("D")  # device state
+T = TypeVar("T")  # task
+U = TypeVar("U")  # update
+
+
+@dataclass(frozen=True)
+class SharedModel:
+    """Coordinator state: one model, shape (spec.size,)."""
+
+    weights: FlatArray
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """Device state: its own model, shape (spec.size,), running statistics included."""
+
+    weights: FlatArray
+
+
+@dataclass(frozen=True)
+class Task:
+    """Entries for the device to take over before it trains."""
+
+    patch: Patch
+
+
+@dataclass(frozen=True)
+class Update:
+    """Entries after training, and how many training samples stand behind them."""
+
+    patch: Patch
+    num_samples: NumSamples
+
+
+def covered_average(
+    weights: FlatArray, updates: Iterable[tuple[DeviceId, Update]], spec: ModelSpec
+) -> FlatArray:
+    """Each entry's mean over the devices that sent it, weighted by their training samples.
+
+    Entries that nobody sent keep their value in `weights`, shape (spec.size,). This is FedAvg when
+    everybody sends everything, and FedSPU's Fig. 9 when devices send parts.
+    """
+    mean = CoveredMean(spec)
+    for _, update in updates:
+        mean.add(update.patch, update.num_samples)
+    return mean.over(weights)
+
+
+def equally(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[DeviceId, Update]]:
+    """The updates with one sample each: averages 1/|S| * sum. Who has no samples still counts for none."""
+    for device, update in updates:
+        yield device, replace(update, num_samples=min(1, update.num_samples))
+
+
+@dataclass(frozen=True)
+class PersonalDevice(Method[S, PersonalModel, T, U]):
+    """A device whose state is its own model, which it uses as it is."""
+
+    device_state_type = PersonalModel
+
+    def init_device(self, weights: FlatArray) -> PersonalModel:
+        return PersonalModel(weights)
+
+    def personal_model(self, state: PersonalModel) -> FlatArray:
+        return state.weights
+
+
+@dataclass(frozen=True)
+class AveragedModel(Method[SharedModel, D, Task, Update]):
+    """The coordinator's half: what is shared goes to every participant; what comes back is averaged.
+
+    A shared entry that nobody sends back keeps its value. A device that joins late or was away gets the
+    newest values with its next task; what is not shared never travels, and what an update says of it is left
+    out.
+
+    Class attributes:
+        by_samples: participants count by their training samples; False: all alike.
+        extra_models: whole models that the device holds beside the one in training.
+    """
+
+    spec: ModelSpec
+
+    by_samples: ClassVar[bool] = True
+    extra_models: ClassVar[int] = 0
+    semi_asynchronous: ClassVar[bool] = True
+
+    state_type, task_type, update_type = SharedModel, Task, Update
+
+    def __post_init__(self) -> None:
+        if not self.shared.count(self.spec):
+            raise SettingError(f"method: nothing of model {self.spec.name!r} is left to share")
+
+    @property
+    def shared(self) -> Selection:
+        """What travels, both ways. Raises SettingError: the method's settings do not fit the model."""
+        return Everything()
+
+    @property
+    def relative_work(self) -> float:
+        """`Cost.work`."""
+        return 1.0
+
+    @property
+    def extra_epochs(self) -> float:
+        """`Cost.extra_epochs`."""
+        return 0.0
+
+    def init_coordinator(self, weights: FlatArray) -> SharedModel:
+        return SharedModel(weights)
+
+    def plan(
+        self,
+        state: SharedModel,
+        round_: Round,
+        key: Key,  # noqa: ARG002
+    ) -> tuple[SharedModel, Mapping[DeviceId, Task]]:
+        task = Task(Patch.of(state.weights, self.shared, self.spec))
+        return state, lazily(round_.participants, lambda _: task)
+
+    def aggregate(self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]]) -> SharedModel:
+        counted = updates if self.by_samples else equally(updates)
+        average = covered_average(state.weights, counted, self.spec)
+        return SharedModel(np.where(self.shared.mask(self.spec), average, state.weights))
+
+    def discount(self, state: SharedModel, update: Update, factor: float) -> Update:
+        return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
+
+    def shared_model(self, state: SharedModel) -> FlatArray:
+        return state.weights
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+        size = estimate_bytes(self.shared.count(self.spec))
+        cost = Cost(
+            bytes_down=size,
+            bytes_up=size,
+            work=self.relative_work,
+            memory_bytes=4 * self.spec.size * self.extra_models,
+            extra_epochs=self.extra_epochs,
+        )
+        return [Choice(1.0, cost)]
+
+    def update(self, weights: FlatArray, trainer: Trainer) -> Update:
+        """What a device sends of its model, shape (spec.size,)."""
+        return Update(Patch.of(weights, self.shared, self.spec), trainer.num_samples)
+
+
+@dataclass(frozen=True)
+class ModelExchange(AveragedModel[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
+    """Both halves; the device takes what is shared over, trains its whole model, and sends that back."""
+
+    def work(
+        self,
+        state: PersonalModel,
+        task: Task,
+        trainer: Trainer,
+        budget: Budget,  # noqa: ARG002
+        key: Key,
+    ) -> tuple[PersonalModel, Update]:
+        fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
+        return PersonalModel(fit.weights), self.update(fit.weights, trainer)

@@ -1,0 +1,134 @@
+"""Critical parameters: which entries matter most to a device's loss, and who has similar ones.
+
+The steps that FedCAC (Wu et al., ICCV 2023) and FedPURIN (Xie, He, Shi; seed 003) share; sections and
+equations are FedPURIN's. Masks are bool and weights float32 (float64 stays float64), all of one shape (d,);
+with a `spec`, d is spec.size.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.model.spec import Kind, MaskArray, ModelSpec
+
+Floats = NDArray[Any]
+
+CUTOFF = 1e-10  # of scores (section 4.5): smaller ones are noise
+_SLACK = 1e-12  # of the threshold: an overlap that equals it in exact arithmetic counts
+
+
+def perturbation(weights: Floats, gradient: Floats, *, second_order: bool = False) -> Floats:
+    """How much the loss changes if an entry becomes 0: |g * w|, or |-g * w + (g * w)^2 / 2| (eq. 7).
+
+    Products that float32 does not hold are taken in float64.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = gradient * weights
+        scores: Floats = np.abs(product**2 / 2 - product if second_order else product)
+    if scores.dtype == np.float64 or np.isfinite(scores).all():
+        return scores
+    return perturbation(weights.astype(np.float64), gradient.astype(np.float64), second_order=second_order)
+
+
+def critical_mask(scores: Floats, tau: float, *, keep_all_zero: bool = True) -> MaskArray:
+    """The k = floor(tau * d) highest scores of one tensor, ties in (eq. 8).
+
+    If the k-th is not above `CUTOFF`, all scores above it are taken instead (section 4.5). If none is, the
+    authors' code still takes the k highest, ties in: all of a tensor that is all zero; the text leaves
+    them out (`keep_all_zero` False).
+    """
+    k = int(tau * scores.size)
+    if k == 0:
+        return np.zeros(scores.shape, dtype=bool)
+    threshold = np.partition(scores.ravel(), scores.size - k)[scores.size - k]
+    above: MaskArray = scores > CUTOFF
+    highest: MaskArray = scores >= threshold
+    if threshold > CUTOFF or (keep_all_zero and not above.any()):
+        return highest
+    return above
+
+
+def critical_entries(
+    scores: Floats, tau: float, spec: ModelSpec, kinds: Collection[Kind], *, keep_all_zero: bool = True
+) -> MaskArray:
+    """`critical_mask` of every tensor of these kinds, shape (spec.size,)."""
+    critical = np.zeros(spec.size, dtype=bool)
+    for tensor in spec.tensors:
+        if tensor.kind in kinds:
+            here = spec.slices[tensor.name]
+            critical[here] = critical_mask(scores[here], tau, keep_all_zero=keep_all_zero)
+    return critical
+
+
+def overlap_ratios(masks: Sequence[MaskArray]) -> NDArray[np.float64]:
+    """O_ij = 1 - |m_i - m_j|_1 / (2 n_i), n_i device i's own count (section 3.3), shape (N, N).
+
+    Not symmetric where counts differ, and negative where j's mask is much the larger. A device without
+    critical entries overlaps with nobody (0). The diagonal is 1.
+    """
+    counts = [int(np.count_nonzero(mask)) for mask in masks]
+    overlap = np.eye(len(masks))
+    for i, first in enumerate(masks):
+        for j in range(i):
+            distance = int(np.count_nonzero(first != masks[j]))
+            overlap[i, j] = 1 - distance / (2 * counts[i]) if counts[i] else 0.0
+            overlap[j, i] = 1 - distance / (2 * counts[j]) if counts[j] else 0.0
+    return overlap
+
+
+def mean_and_largest(overlap: NDArray[np.float64]) -> tuple[float, float]:
+    """O_avg and O_max over i != j; (0, 0) for a single device."""
+    others = overlap[~np.eye(len(overlap), dtype=bool)]
+    return (float(others.mean()), float(others.max())) if others.size else (0.0, 0.0)
+
+
+def collaborators(
+    overlap: NDArray[np.float64], mean: float, largest: float, number: int, beta: int
+) -> list[list[int]]:
+    """C_i = {j != i : O_ij >= T}, T = mean + t / beta * (largest - mean) (section 3.3); `number` is t.
+
+    Beyond t = beta nobody collaborates.
+    """
+    if number > beta:
+        return [[] for _ in overlap]
+    threshold = mean + number / beta * (largest - mean) - _SLACK
+    return [[int(j) for j in np.flatnonzero(row >= threshold) if j != i] for i, row in enumerate(overlap)]
+
+
+def masked_mean(
+    models: Sequence[Floats], weights: Sequence[float] | None = None, masks: Sequence[MaskArray] | None = None
+) -> Floats:
+    """The mean of masked models, 0 where nobody sent anything (eq. 9 over C_i and i; eq. 10 over all).
+
+    Args:
+        models: 0 where a device sent nothing.
+        weights: of the devices; None, or all 0: alike.
+        masks: divide each entry by the weights of the devices that sent it; None: by all of them, as the
+            paper and its authors' code do, so that what few devices hold critical shrinks.
+    """
+    shares = weights if weights is not None and any(weights) else [1.0] * len(models)
+    total, divisor = np.zeros(models[0].shape), np.zeros(models[0].shape)
+    for i, (model, share) in enumerate(zip(models, shares, strict=True)):
+        total += np.float64(share) * model
+        divisor += share * masks[i] if masks is not None else share
+    divided: Floats = (total / np.where(divisor > 0, divisor, 1)).astype(models[0].dtype)
+    return divided
+
+
+def collaborated_models(
+    masks: Sequence[MaskArray], models: Sequence[Floats], number: int, beta: int
+) -> list[Floats | None]:
+    """delta_i for every device in round `number`, None where C_i is empty (eq. 9).
+
+    `masks` and `models` are m_i and the masked weights of each device.
+    """
+    if number > beta:
+        return [None] * len(masks)
+    overlap = overlap_ratios(masks)
+    chosen = collaborators(overlap, *mean_and_largest(overlap), number, beta)
+    return [
+        masked_mean([models[i], *(models[j] for j in others)]) if others else None
+        for i, others in enumerate(chosen)
+    ]

@@ -1,0 +1,198 @@
+"""Sub-models: every device trains and sends a part of the network of its own, the rest of it is absent.
+
+The skeleton of the methods that differ only in how a device comes by its part. What is outside has the
+value 0 and is not trained, so that a neuron outside gives nothing to the next layer; that is the same as
+a smaller network wherever channels are normalised one by one, as BatchNorm does. (FedSPU freezes the rest
+at the device's own values instead.) Each entry of the coordinator's model is averaged over the devices
+that sent it, weighted by their training samples; entries that nobody sent stay.
+
+The coordinator remembers the part that each device last sent and from then on sends no more than that. A
+device it has not heard from, whose first update was lost, or whose ratio has changed, gets the whole model
+and chooses (anew). The task names the part, so a device that lost its state goes on with the part it had.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.bounds import Ratio
+from fleetune.protocols.finite import check_finite
+from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Update
+from fleetune.protocols.skeletons.method import (
+    Budget,
+    Choice,
+    Cost,
+    DeviceId,
+    DeviceReport,
+    FitPlan,
+    Method,
+    Round,
+    Trainer,
+    lazily,
+)
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.selection import (
+    ChosenNeurons,
+    Everything,
+    Selection,
+    expected_count,
+    num_active,
+)
+
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+D = TypeVar("D")  # device state
+
+Scores = NDArray[np.float64]  # of the neurons of one group, shape (neurons,)
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """w, shape (spec.size,); each device's ratio, and its part of the model as it last sent it."""
+
+    weights: FlatArray
+    ratios: dict[DeviceId, float]
+    parts: dict[DeviceId, Selection]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The device's part of the model, or all of it for the device to choose `ratio` of the neurons from."""
+
+    patch: Patch
+    ratio: Ratio
+
+
+def norms(values: FlatArray, spec: ModelSpec, order: int) -> list[Scores]:
+    """Of each neuron: the sum of |value|^order over its incoming weights and its bias, group by group.
+
+    Ranked like the l1 norm (order 1) or the l2 norm (order 2). Where residual additions couple the
+    channels of several layers, a neuron has incoming weights in each of them.
+
+    Args:
+        values: weights or gradient, shape (spec.size,).
+        spec: whose weights have their outputs along the first axis.
+        order: 1 or 2.
+    """
+    scores = [np.zeros(neurons) for neurons in spec.groups]
+    for tensor, view in spec.views(values):
+        if tensor.kind in ("weight", "bias") and tensor.axes:
+            rows = (np.abs(view.astype(np.float64)) ** order).reshape(tensor.shape[0], -1).sum(axis=1)
+            for span in tensor.axes[0]:
+                mine, rows = np.split(rows, [span.count * span.repeat])
+                if span.group != ALWAYS_ACTIVE:
+                    where = slice(span.start, span.start + span.count)
+                    scores[span.group][where] += mine.reshape(span.count, span.repeat).sum(axis=1)
+    return scores
+
+
+def strongest(scores: Sequence[Scores], ratio: float) -> ChosenNeurons:
+    """Of each group of n the num_active(n, ratio) neurons of the highest scores; of equals the leftmost."""
+    chosen = []
+    for group in scores:
+        active = np.zeros(group.size, dtype=bool)
+        active[np.argsort(-group, kind="stable")[: num_active(group.size, ratio)]] = True
+        chosen.append(active)
+    return ChosenNeurons(np.concatenate([np.empty(0, dtype=bool), *chosen]))
+
+
+def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
+    """The sub-model `part` of `weights`, both shape (spec.size,): 0 outside; running statistics stay."""
+    outside = ~part
+    outside[spec.num_parameters :] = False
+    return np.where(outside, weights.dtype.type(0), weights)
+
+
+@dataclass(frozen=True)
+class PartExchange(Method[Coordinator, D, Task, Update]):
+    """The coordinator's half: what is sent to whom, and averaging."""
+
+    spec: ModelSpec
+
+    state_type, task_type, update_type = Coordinator, Task, Update
+
+    def known(self, ratio: float) -> Selection:  # noqa: ARG002
+        """What to send a device of which no part is known; `Everything` leaves the choice to it."""
+        return Everything()
+
+    def init_coordinator(self, weights: FlatArray) -> Coordinator:
+        return Coordinator(weights, {}, {})
+
+    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+        if state.ratios.get(report.device) == report.ratio:
+            return state
+        parts = {device: part for device, part in state.parts.items() if device != report.device}
+        return replace(state, ratios={**state.ratios, report.device: report.ratio}, parts=parts)
+
+    def plan(
+        self,
+        state: Coordinator,
+        round_: Round,
+        key: Key,  # noqa: ARG002
+    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+        def task(device: DeviceId) -> Task:
+            ratio = state.ratios.get(device, 1.0)
+            part = state.parts.get(device) or self.known(ratio)
+            return Task(Patch.of(state.weights, part, self.spec), ratio)
+
+        return state, lazily(round_.participants, task)
+
+    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+        mean, parts = CoveredMean(self.spec), dict(state.parts)
+        for device, update in updates:
+            mean.add(update.patch, update.num_samples)
+            parts[device] = update.patch.selection
+        return replace(state, weights=mean.over(state.weights), parts=parts)
+
+    def shared_model(self, state: Coordinator) -> FlatArray:
+        return state.weights
+
+
+@dataclass(frozen=True)
+class SubModels(PartExchange[PersonalModel], PersonalDevice[Coordinator, Task, Update]):
+    """A method says by `importance` which neurons a device's part consists of.
+
+    Of n neurons of a group, `num_active(n, ratio)` are kept, as in FedSPU, so that all of these methods
+    send about the same at the same ratio. Choosing saves bytes; every tensor has entries in the part, so
+    work stays 1 (see `protocols.model.compute_cost`), and the pass over the data for choosing once is not
+    counted.
+    """
+
+    @abstractmethod
+    def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
+        """On the device: how much each neuron of the whole model matters, group by group."""
+        ...
+
+    def work(
+        self,
+        state: PersonalModel,
+        task: Task,
+        trainer: Trainer,
+        budget: Budget,  # noqa: ARG002
+        key: Key,
+    ) -> tuple[PersonalModel, Update]:
+        received, part = task.patch.apply(state.weights, self.spec), task.patch.selection
+        if isinstance(part, Everything) and task.ratio < 1:
+            scores = self.importance(received, trainer, key.child("importance"))
+            check_finite(np.concatenate(scores), f"{type(self).__name__}: the neurons' importance")
+            part = strongest(scores, task.ratio)
+        mask = part.mask(self.spec)
+        fit = trainer.fit(cut(received, mask, self.spec), FitPlan(trainable=mask), key)
+        sent = Patch.of(fit.weights, part, self.spec)
+        return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+        """Down, what a device gets the first time: that round has to fit the deadline too."""
+        return [self._choice(ratio) for ratio in RATIOS]
+
+    def _choice(self, ratio: float) -> Choice:
+        part, whole = expected_count(self.spec, ratio), self.spec.num_parameters
+        first = whole if isinstance(self.known(ratio), Everything) else part
+        return Choice(ratio, Cost(bytes_down=estimate_bytes(first), bytes_up=estimate_bytes(part)))

@@ -1,0 +1,88 @@
+"""Devices that train models of their own, each pulled towards a target that the coordinator makes for it.
+
+The skeleton of the methods in which no device trains on a shared model: the coordinator knows the devices'
+models as last heard and says by `targets` what it makes of them; a device goes on from its own model and
+sends it back whole.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.skeletons.method import (
+    Budget,
+    Choice,
+    Cost,
+    DeviceId,
+    DeviceReport,
+    FitPlan,
+    Pull,
+    Round,
+    Trainer,
+    lazily,
+)
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything
+
+S = TypeVar("S")  # coordinator state
+
+
+@dataclass(frozen=True)
+class Update:
+    """The device's model after training."""
+
+    patch: Patch
+
+
+@dataclass(frozen=True)
+class TargetExchange(PersonalDevice[S, Task, Update]):
+    """What such methods share but for the coordinator's state."""
+
+    spec: ModelSpec
+
+    task_type, update_type = Task, Update
+
+    @abstractmethod
+    def targets(self, state: S) -> Callable[[DeviceId], FlatArray]:
+        """On the coordinator: each participant's target, shape (spec.size,), made when it is asked for."""
+        ...
+
+    @abstractmethod
+    def pull_towards(self, target: FlatArray) -> Pull:
+        """On the device: the term of its loss, from the target as it came."""
+        ...
+
+    def plan(
+        self,
+        state: S,
+        round_: Round,
+        key: Key,  # noqa: ARG002
+    ) -> tuple[S, Mapping[DeviceId, Task]]:
+        target = self.targets(state)
+
+        def task(device: DeviceId) -> Task:
+            return Task(Patch.of(target(device), Everything(), self.spec))
+
+        return state, lazily(round_.participants, task)
+
+    def work(
+        self,
+        state: PersonalModel,
+        task: Task,
+        trainer: Trainer,
+        budget: Budget,  # noqa: ARG002
+        key: Key,
+    ) -> tuple[PersonalModel, Update]:
+        pull = self.pull_towards(task.patch.apply(state.weights, self.spec))
+        fit = trainer.fit(state.weights, FitPlan(pull=pull), key)
+        return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+        """Whole models both ways; the device holds its target beside its own model."""
+        whole = estimate_bytes(self.spec.num_parameters)
+        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]

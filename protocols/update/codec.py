@@ -1,0 +1,194 @@
+"""Dataclasses with arrays and patches to bytes and back: payloads on the wire, states on disk.
+
+Layout, little endian: magic `FLTN`, version (1 byte), 3 zero bytes, model hash (8 bytes), length of the
+body before compression (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), then the body as one zstd
+frame. The body is MessagePack; an array is [dtype, shape, data]: booleans as a bitmap, float32 and
+float64 with their bytes shuffled (all first bytes, then all second bytes, ...), because sign and exponent
+bytes compress and the rest does not. In a state on disk an array may also be the name that its keeper
+knows it by (see `encode`).
+
+Reading trusts nothing: every length is checked before anything is allocated, types are checked by
+msgspec against the dataclass, patches against the model. Never pickle.
+"""
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, get_origin
+
+import msgspec
+import numpy as np
+import zstandard
+
+from fleetune.protocols.errors import (
+    PacketCorrupt,
+    PacketError,
+    PacketForeign,
+    PacketTooLarge,
+    PacketTruncated,
+    PacketVersion,
+)
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.one_line import flat
+from fleetune.protocols.update.arrays import Array, Arrays, pack
+from fleetune.protocols.update.elements import check_elements
+from fleetune.protocols.update.patch import Patch
+
+VERSION = 1
+ZSTD_LEVEL = 3
+MODELS_PER_PAYLOAD = 3
+MAX_ELEMENTS = 20_000  # of a task or an update: the names of layers, and little else
+MAX_SMALL_BYTES = 2**24
+MAX_SHRINKING = 100  # times longer than packed; graphs of operators come to 40
+
+MAGIC = b"FLTN"
+_HEADER = struct.Struct("<4sB3x8sQ8s")
+
+M = TypeVar("M")
+
+
+def payload_limit(spec: ModelSpec) -> int:
+    """The largest payload that may cross the wire, in bytes, also when unpacked: a few whole models."""
+    return MODELS_PER_PAYLOAD * 4 * spec.size + 1_048_576
+
+
+def estimate_bytes(num_values: int) -> int:
+    """About how many bytes a payload with this many float32 values takes.
+
+    Trained float32 weights shrink to 0.92 of their size under shuffle + zstd (measured on the models of
+    METHODS.md, 0.91 to 0.93); a payload without values takes about 150 bytes.
+    """
+    return 150 + int(4 * 0.92 * num_values)
+
+
+def encode(
+    message: object, spec: ModelSpec, *, keep: Callable[[Array], bytes | None] = lambda _: None
+) -> bytes:
+    """`message`, a frozen dataclass, struct or array, for a device or disk that has the same model.
+
+    Args:
+        message: what to encode.
+        spec: the model.
+        keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
+            name is written; None: it is written.
+    """
+    body = msgspec.msgpack.Encoder(enc_hook=partial(_pack, keep), order="deterministic").encode(message)
+    packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
+    return _HEADER.pack(MAGIC, VERSION, bytes.fromhex(spec.hash), len(body), _checksum(packed)) + packed
+
+
+def decode(
+    data: bytes,
+    kind: type[M],
+    spec: ModelSpec | None,
+    *,
+    limit: int | None = None,
+    elements: int = MAX_ELEMENTS,
+    finite: bool = True,
+    kept: Callable[[bytes], Array] | None = None,
+) -> M:
+    """Read a `kind` back.
+
+    Args:
+        data: what `encode` made.
+        kind: the dataclass to expect.
+        spec: the model both sides have; None: not known yet (an enrolment brings it).
+        limit: most bytes of the unpacked body; None: whatever it says (own state on disk).
+        elements: most of them where there is a limit, see `protocols.update.elements`.
+        finite: refuse NaN and infinite numbers in arrays.
+        kept: gives the arrays that `encode` only named; None: there are none.
+
+    Raises:
+        PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
+    """
+    if limit is not None and spec is None:  # the model does not say how long it may be
+        limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
+    body = _open(data, spec, limit)
+    arrays = Arrays(finite, left=limit, largest=None if limit is None or spec is None else spec.size)
+    if limit is not None:
+        check_elements(body, elements)
+
+    def read(expected: type, obj: Any) -> Any:
+        if (get_origin(expected) or expected) is np.ndarray:
+            if kept is not None and isinstance(obj, bytes):
+                return kept(obj)
+            return arrays.read(obj)
+        raise PacketCorrupt(f"cannot read a {expected}")
+
+    try:
+        message = msgspec.msgpack.decode(body, type=kind, dec_hook=read)
+    except PacketError:
+        raise
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as problem:
+        raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {flat(problem)}") from None
+    if spec is not None:
+        _check_patches(message, spec)
+    return message
+
+
+def unpacked_bytes(data: bytes) -> int:
+    """How long the body of what `encode` made is, by its header; 0: there is none."""
+    return 0 if len(data) < _HEADER.size else int(_HEADER.unpack_from(data)[3])
+
+
+def check_model(data: bytes, spec: ModelSpec) -> None:
+    """Whether what `encode` made is for this model. Raises PacketForeign, PacketTruncated."""
+    if len(data) < _HEADER.size:
+        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
+    _, _, model, _, _ = _HEADER.unpack_from(data)
+    if model.hex() != spec.hash:
+        raise PacketForeign(
+            f"packet for model {model.hex()}; this fleet's model is {spec.hash} ({spec.name})"
+        )
+
+
+def _open(data: bytes, spec: ModelSpec | None, limit: int | None) -> bytes:
+    if len(data) < _HEADER.size:
+        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
+    magic, version, _, num_bytes, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {VERSION}")
+    if spec is not None:
+        check_model(data, spec)
+    packed = data[_HEADER.size :]
+    if limit is not None and max(num_bytes, len(packed)) > limit:
+        raise PacketTooLarge(f"packet of {max(num_bytes, len(packed))} bytes unpacked; at most {limit}")
+    if _checksum(packed) != checksum:
+        raise PacketTruncated("checksum differs: the packet is damaged or cut short")
+    return _unpack(packed, num_bytes)
+
+
+def _unpack(packed: bytes, num_bytes: int) -> bytes:
+    try:
+        if zstandard.get_frame_parameters(packed).content_size != num_bytes:
+            raise PacketCorrupt("the compressed body is not as long as the header says")
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=num_bytes)
+    except zstandard.ZstdError as problem:
+        raise PacketCorrupt(f"body does not unpack: {problem}") from None
+
+
+def _checksum(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=8).digest()
+
+
+def _pack(keep: Callable[[Array], bytes | None], value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"cannot send a {type(value).__name__}")
+    return keep(value) or pack(value)
+
+
+def _check_patches(value: Any, spec: ModelSpec) -> None:
+    """Every patch in `value`, however deep, fits the model."""
+    if isinstance(value, Patch):
+        value.check(spec)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            _check_patches(inner, spec)
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            _check_patches(inner, spec)
+    elif dataclasses.is_dataclass(value):
+        for part in dataclasses.fields(value):
+            _check_patches(getattr(value, part.name), spec)

@@ -1,0 +1,27 @@
+"""Which layers of a model are its head, its body, and its normalisation."""
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.update.selection import Layers
+
+
+def norm_layers(spec: ModelSpec) -> frozenset[str]:
+    """The layers that only normalise."""
+    return frozenset(tensor.layer for tensor in spec.tensors if tensor.kind == "norm")
+
+
+def split_at_head(spec: ModelSpec, count: int) -> tuple[Layers, Layers]:
+    """Body and head: the head is the last `count` layers with weights and the norm layers among them.
+
+    Raises:
+        SettingError: no layer with weights is left for the body.
+    """
+    names, norms = tuple(spec.layers), norm_layers(spec)
+    weighted = [name for name in names if name not in norms]
+    if count >= len(weighted):
+        raise SettingError(
+            f"method: {count} layers apart leave nothing of the {len(weighted)} with weights in model"
+            f" {spec.name!r}; set at most {len(weighted) - 1}"
+        )
+    start = names.index(weighted[-count])
+    return Layers(names[:start]), Layers(names[start:])

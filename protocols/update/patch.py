@@ -1,0 +1,72 @@
+"""A patch: some entries of the flat vector with their values; applying it, averaging many."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.update.selection import Selection
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Values for the selected entries, in the order of the flat vector.
+
+    Attributes:
+        selection: which entries.
+        values: float32, shape (selection.count(spec),).
+    """
+
+    selection: Selection
+    values: FlatArray
+
+    @classmethod
+    def of(cls, weights: FlatArray, selection: Selection, spec: ModelSpec) -> Self:
+        """The selected entries of `weights`, shape (spec.size,)."""
+        return cls(selection, weights[selection.mask(spec)])
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises PacketCorrupt when there is not one float32 for each selected entry."""
+        if self.values.dtype != np.float32:
+            raise PacketCorrupt(f"patch with values of type {self.values.dtype}; they must be float32")
+        if self.values.shape != (self.selection.count(spec),):
+            raise PacketCorrupt(
+                f"patch with {self.values.size} values for {self.selection.count(spec)} selected entries"
+            )
+
+    def apply(self, weights: FlatArray, spec: ModelSpec) -> FlatArray:
+        """A copy of `weights`, shape (spec.size,), with the selected entries overwritten."""
+        patched = weights.copy()
+        patched[self.selection.mask(spec)] = self.values
+        return patched
+
+
+class CoveredMean:
+    """The weighted mean of each entry over the patches that hold it, taken in one by one.
+
+    Sums are float64 in the order of `add`: the same patches in the same order give the same bits.
+
+    Attributes:
+        sums: weight * value, summed entry by entry, shape (spec.size,).
+        weights: summed over the patches that hold an entry, same shape.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self.sums = np.zeros(spec.size)
+        self.weights = np.zeros(spec.size)
+
+    def add(self, patch: Patch, weight: float) -> None:
+        """Take one patch in; `weight` is at least 0 (usually the device's number of samples)."""
+        mask = patch.selection.mask(self._spec)
+        self.sums[mask] += weight * patch.values.astype(np.float64)
+        self.weights[mask] += weight
+
+    def over(self, previous: FlatArray) -> FlatArray:
+        """The means; entries that nobody sent are those of `previous`, shape (spec.size,)."""
+        covered = self.weights > 0
+        merged = previous.copy()
+        merged[covered] = (self.sums[covered] / self.weights[covered]).astype(previous.dtype)
+        return merged

@@ -1,0 +1,1 @@
+"""How two sides talk over a thin, unreliable link: messages, payloads, transfers, topics, transports."""

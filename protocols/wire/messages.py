@@ -1,0 +1,213 @@
+"""The small control messages, as JSON (an engineer may watch them with any MQTT client).
+
+Payloads (enrolment, bundle, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each
+answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 bytes offset little endian,
+data.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from fleetune.protocols.bounds import (
+    MAX_WORDS,
+    Digest,
+    ModelHash,
+    Nonce,
+    Number,
+    NumBytes,
+    RunId,
+    Share,
+    Words,
+)
+from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
+from fleetune.protocols.one_line import flat
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import DeviceReport
+
+MAX_CONTROL_BYTES = 16_384
+M = TypeVar("M")
+
+
+class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base: the class name stands in the JSON as `type`."""
+
+
+class Presence(Message, frozen=True):
+    """Retained on `state`: whether the agent is there. `instance` is new at every start of the agent."""
+
+    online: bool
+    instance: Nonce = ""
+    agent: Words = ""
+
+
+class Errand(Struct, frozen=True):
+    """What a payload is for. For an enrolment and a bundle, round and attempt are 0.
+
+    `rehearsal` marks the closing evaluation (see `protocols.skeletons.method.Round`).
+    """
+
+    kind: Literal["enrolment", "bundle", "task", "update"]
+    run: RunId
+    round: Number = 0
+    attempt: Number = 0
+    rehearsal: bool = False
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Round and attempt; later ones are greater."""
+        return self.round, self.attempt
+
+    @property
+    def answer(self) -> "Errand":
+        """Of the update that answers this task."""
+        return Errand("update", self.run, self.round, self.attempt, self.rehearsal)
+
+
+class Offer(Message, frozen=True, omit_defaults=True):
+    """Sender: I have a payload. `transfer` is 32 hex digits: the same payload for the same errand has
+    the same id, on every offer; `digest` is BLAKE2b-128 of the payload as 32 hex digits. `ratio` comes with
+    an enrolment: the run deals this device no larger one ([fleet] ratios).
+    """
+
+    transfer: Digest
+    digest: Digest
+    num_bytes: NumBytes
+    errand: Errand
+    ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+class Resume(Message, frozen=True):
+    """Receiver: send from this offset on (all of it: I have it, and it is on disk)."""
+
+    transfer: Digest
+    offset: NumBytes
+
+
+class Ack(Message, frozen=True):
+    """Receiver: I have everything before this offset; at the end: complete, verified and on disk."""
+
+    transfer: Digest
+    offset: NumBytes
+
+
+class Refuse(Message, frozen=True):
+    """Receiver: I do not take this payload."""
+
+    transfer: Digest
+    reason: Words
+
+
+class Fetch(Message, frozen=True):
+    """Device: I train without torch, send me the run's bundle. Answered by its offer, or by `Lacking`."""
+
+    run: RunId
+
+
+class Lacking(Message, frozen=True):
+    """Coordinator: this run has no bundle."""
+
+    run: RunId
+    reason: Words
+
+
+class Ready(Message, frozen=True):
+    """Device: enrolled in this run."""
+
+    run: RunId
+    model_hash: ModelHash
+    report: DeviceReport
+
+
+class Working(Message, frozen=True):
+    """Device, now and then: what it is doing, for the live view. `progress` is 0..1."""
+
+    run: RunId
+    round: Number
+    stage: Literal["training", "evaluating"]
+    progress: Share = 0.0
+
+
+class Measured(Message, frozen=True):
+    """Device, before it offers its reply: what its work took, and what it had expected of the round."""
+
+    run: RunId
+    round: Number
+    attempt: Number
+    actual: Footprint
+    predicted: Footprint = Footprint()
+
+
+class Decline(Message, frozen=True):
+    """Device: I will not do this round (round 0: I will not join this run).
+
+    `diverged`: training ended in numbers that are not finite; the model may be the reason.
+    """
+
+    run: RunId
+    round: Number
+    attempt: Number
+    reason: Words
+    diverged: bool = False
+
+
+class Finish(Message, frozen=True):
+    """Coordinator: this run is over; stay for the next one. Answered by `Left`."""
+
+    run: RunId
+    reason: Words
+
+
+class Left(Message, frozen=True):
+    """Device: I know that this run is over."""
+
+    run: RunId
+
+
+class Ping(Message, frozen=True):
+    """Coordinator: are you there?"""
+
+    nonce: Nonce
+
+
+class Pong(Message, frozen=True):
+    nonce: Nonce
+
+
+FromDevice = (
+    Presence | Offer | Resume | Ack | Refuse | Fetch | Ready | Working | Measured | Decline | Left | Pong
+)
+ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | Ping
+
+_from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
+_to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.json.encode(message)
+
+
+def readable(text: str) -> str:
+    """A peer's words, or words for one, as they may stand in a log: one line, printable, not long."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}..."
+
+
+def read_from_device(data: bytes) -> FromDevice:
+    """Raises PacketTooLarge or PacketCorrupt."""
+    return _read(_from_device, data)
+
+
+def read_to_device(data: bytes) -> ToDevice:
+    """Raises PacketTooLarge or PacketCorrupt."""
+    return _read(_to_device, data)
+
+
+def _read(decoder: msgspec.json.Decoder[M], data: bytes) -> M:
+    if len(data) > MAX_CONTROL_BYTES:
+        raise PacketTooLarge(f"control message of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as problem:
+        raise PacketCorrupt(f"control message: {flat(problem)}") from None

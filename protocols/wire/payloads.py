@@ -1,0 +1,146 @@
+"""What travels as a payload: enrolment and assignment down, reply up.
+
+Nothing measured by a clock and no run's unique id stands in assignments and replies, so that a simulated
+run and a real one send equal bytes; the errand they travel under names the run.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+import numpy as np
+from msgspec import UNSET, Meta, UnsetType
+
+from fleetune.protocols.bounds import (
+    Amount,
+    FleetName,
+    Int64,
+    Label,
+    Loss,
+    Number,
+    NumSamples,
+    Positive,
+    RunId,
+    Share,
+)
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.input_scaling import Mean, Std
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec_check import check_spec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import Fraction, TrainingSection
+from fleetune.protocols.update import codec
+
+MAX_ENROLMENT_BYTES = 2**31
+MAX_ENROLMENT_ELEMENTS = 200_000
+Accuracy = Share
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """All that a device needs to take part in a run; sent to each device once.
+
+    Attributes:
+        run: unique id of the run.
+        seed: of every draw of the run.
+        spec: the model.
+        method: the [method] section, `name` included.
+        training: the [training] section.
+        mean, std, validation_fraction: of the [data] section; a number is sent as a number, so that agents
+            from before there were lists read it.
+        deadline_s: of a round.
+        flops_per_sample: floating-point operations of one training step, per sample.
+        activation_bytes_per_sample: what its forward pass keeps for its backward pass, per sample.
+        weights: the initial model, shape (spec.size,).
+        continues: id of the run that this one goes on from: a device that has a model of its own from there
+            starts from it; None: all start from `weights`.
+    """
+
+    run: RunId
+    seed: Int64
+    spec: ModelSpec
+    method: Annotated[dict[Label, Any], Meta(max_length=100)]
+    training: TrainingSection
+    mean: Mean
+    std: Std
+    validation_fraction: Fraction
+    deadline_s: Positive
+    flops_per_sample: Amount
+    activation_bytes_per_sample: Amount
+    weights: FlatArray
+    continues: RunId | None = None
+
+
+@dataclass(frozen=True)
+class Assignment(Generic[T]):
+    """A task for one device in one attempt at a round."""
+
+    device: FleetName
+    round: Number
+    attempt: Number
+    rehearsal: bool
+    task: T
+
+
+@dataclass(frozen=True)
+class Measures:
+    """How well a device's models do; accuracies on its own test split, None without one.
+
+    Attributes:
+        num_samples, num_test: the device's own.
+        train_loss: of the last epoch of local training, as seen while training; None if it did not train.
+        before: accuracy of the model that local training started from.
+        after: accuracy of the personal model after the round's work.
+        personal: in a rehearsal, accuracy of the personal model as it was before.
+        kept: in a rehearsal, accuracy of the model that the device would serve, of all that this run has led
+            it to. It does not travel with other replies.
+    """
+
+    num_samples: NumSamples
+    num_test: NumSamples
+    train_loss: Loss | None = None
+    before: Accuracy | None = None
+    after: Accuracy | None = None
+    personal: Accuracy | None = None
+    kept: Accuracy | UnsetType | None = UNSET
+
+
+@dataclass(frozen=True)
+class Reply(Generic[U]):
+    """A device's answer to an assignment; `update` is None in a rehearsal."""
+
+    device: FleetName
+    round: Number
+    attempt: Number
+    leaving: bool
+    measures: Measures
+    update: U | None
+
+
+def run_key(seed: int) -> Key:
+    """The root of all draws of a run."""
+    return Key.of("fleetune", seed)
+
+
+def work_key(seed: int, round_number: int, attempt: int, device: str) -> Key:
+    """Of a device's own draws in one attempt at a round."""
+    return run_key(seed).child("work", round_number, attempt, device)
+
+
+def read_enrolment(data: bytes, limit: int = MAX_ENROLMENT_BYTES) -> Enrolment:
+    """Read an enrolment that came over the wire, and check all of it.
+
+    Args:
+        data: what the coordinator encoded.
+        limit: most bytes of it, unpacked.
+
+    Raises:
+        PacketError: it is damaged, too large, or what it says of the model makes no sense.
+    """
+    enrolment = codec.decode(data, Enrolment, None, limit=limit, elements=MAX_ENROLMENT_ELEMENTS)
+    check_spec(enrolment.spec)
+    codec.check_model(data, enrolment.spec)
+    if enrolment.weights.shape != (enrolment.spec.size,) or enrolment.weights.dtype != np.float32:
+        raise PacketCorrupt(f"enrolment of run {enrolment.run}: the initial weights do not fit the model")
+    return enrolment

@@ -1,0 +1,187 @@
+"""The sending half of a transfer: the dialogue stands in transfer.py, the pace in window.py."""
+
+from collections import deque
+
+from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.pacing import Window
+from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Reply, digest_of, transfer_id
+
+FIRST_WAIT_S = 2.0
+LONGEST_WAIT_S = 30.0
+
+
+class Sender:
+    """The sending half of one transfer.
+
+    Attributes:
+        offer: what is offered; `offer.transfer` is the id.
+        done: the receiver has all of it, verified and on disk.
+        refused: the receiver's reason for not taking it.
+        acked_bytes: payload the receiver has on disk.
+        sent_bytes: chunks put on the wire, repeats and headers included.
+        started_at, ended_at: when it was first offered, and done or refused.
+        wake_at: when `tick` has something to do; None: never.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        errand: Errand,
+        payload: Payload,
+        *,
+        ratio: float | None = None,
+        window: Window | None = None,
+    ) -> None:
+        self._payload = memoryview(payload).cast("B")
+        digest = digest_of(self._payload)
+        self.offer = Offer(transfer_id(errand, device, digest), digest, len(self._payload), errand, ratio)
+        self._window = window or Window()
+        self.done = False
+        self.refused: str | None = None
+        self.acked_bytes = self.sent_bytes = 0
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.wake_at: float | None = None
+        self._offered_at: float | None = None  # of the offer that waits for an answer
+        self._asked_at = 0.0  # of the first of those that wait for it
+        self._offers = 0
+        self._wait_s = FIRST_WAIT_S
+        self._rtt_s = 0.0
+        self._next = 0  # offset of the next chunk
+        self._resumed: int | None = None  # offset of the last Resume
+        self._first_sent = 0  # below this a chunk may have been sent twice
+        self._mark = 0  # the window is adjusted by the acknowledgement of this offset
+        self._in_flight: deque[tuple[int, int, float]] = deque()  # start, end, when sent
+        self._busy_since = 0.0
+        self._busy_s = 0.0
+        self._busy_bytes = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.done or self.refused is not None
+
+    @property
+    def goodput_bps(self) -> float | None:
+        """Acknowledged payload over the time it flowed, bits a second; time without a connection does
+        not count. None before the first acknowledgement.
+        """
+        return 8 * self._busy_bytes / self._busy_s if self._busy_s > 0 else None
+
+    def start(self, now: float) -> list[Outgoing]:
+        self.started_at = now
+        return self._make_offer(now)
+
+    def tick(self, now: float) -> list[Outgoing]:
+        """Offer again when nothing was heard for too long: 2 s at first, or twice as long as the peer took to
+        answer the offer before, doubling up to 30 s, for ever.
+        """
+        if self.wake_at is None or now < self.wake_at:
+            return []
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._window.collapse()
+        return self._make_offer(now)
+
+    def reconnected(self, now: float) -> list[Outgoing]:
+        """Offer again at once: what was on its way is lost."""
+        if self.started_at is None or self.ended:
+            return []
+        self._wait_s = FIRST_WAIT_S
+        self._offered_at = None
+        self._window.reset()
+        return self._make_offer(now)
+
+    def handle(self, message: Reply, now: float) -> list[Outgoing]:
+        """Answer a reply; one that belongs to another transfer or that makes no sense is ignored."""
+        if message.transfer != self.offer.transfer or self.started_at is None or self.ended:
+            return []
+        if self._offered_at is not None:
+            self._window.answer_s = now - self._asked_at
+        match message:
+            case Refuse():
+                self.refused = message.reason
+                self._end(now)
+                return []
+            case Resume():
+                return self._handle_resume(message.offset, now)
+            case Ack():
+                return self._handle_ack(message.offset, now)
+
+    def _handle_resume(self, offset: int, now: float) -> list[Outgoing]:
+        asked = self._offered_at is not None
+        if not 0 <= offset < self.offer.num_bytes or (not asked and offset == self._resumed):
+            return []  # nonsense, or a late copy of the Resume we follow already
+        if self._offered_at is None:
+            self._window.lost()
+        elif self._offers == 1:
+            self._window.observe(now - self._offered_at)
+        self._offered_at = None
+        self._first_sent = max(self._first_sent, self._next)
+        self._resumed = self._next = self._mark = self.acked_bytes = offset
+        self._in_flight.clear()
+        self._busy_since = now
+        self._heard(now)
+        return self._fill(now)
+
+    def _handle_ack(self, offset: int, now: float) -> list[Outgoing]:
+        if offset == self.offer.num_bytes:
+            self._progress(offset, now)
+            self.done = True
+            self._end(now)
+            return []
+        if not self.acked_bytes < offset < self.offer.num_bytes:
+            return []
+        self._progress(offset, now)
+        self._heard(now)
+        # While an offer is unanswered nothing new is sent: its Resume may ask for what was lost.
+        return self._fill(now) if self._offered_at is None else []
+
+    def _progress(self, offset: int, now: float) -> None:
+        rtt = None
+        while self._in_flight and self._in_flight[0][1] <= offset:
+            start, _, sent_at = self._in_flight.popleft()
+            if start >= self._first_sent:
+                rtt = now - sent_at
+        if rtt is not None:
+            self._rtt_s = rtt
+            self._window.observe(rtt)
+            if offset >= self._mark:
+                self._window.adjust(rtt)
+        self._busy_s += now - self._busy_since
+        self._busy_bytes += offset - self.acked_bytes
+        self._busy_since = now
+        self.acked_bytes = offset
+        self._next = max(self._next, offset)
+
+    def _fill(self, now: float) -> list[Outgoing]:
+        """Send as much as the window allows, and at least one chunk when nothing is on its way."""
+        chunks: list[Outgoing] = []
+        while self._next < self.offer.num_bytes:
+            end = min(self._next + self._window.chunk_bytes, self.offer.num_bytes)
+            if self._in_flight and end - self._in_flight[0][0] > self._window.limit_bytes:
+                break
+            chunk = Chunk(self.offer.transfer, self._next, self._payload[self._next : end])
+            self._in_flight.append((self._next, end, now))
+            self.sent_bytes += chunk.num_bytes
+            self._next = end
+            chunks.append(chunk)
+        if self.acked_bytes >= self._mark:
+            self._mark = self._next
+        return chunks
+
+    def _make_offer(self, now: float) -> list[Outgoing]:
+        self._offers += 1
+        if self._offered_at is None:
+            self._asked_at = now
+        self._offered_at = now
+        patience_s = min(2 * self._window.answer_s, LONGEST_WAIT_S)
+        self.wake_at = now + max(self._wait_s, 4 * self._rtt_s, patience_s)
+        return [self.offer]
+
+    def _heard(self, now: float) -> None:
+        self._wait_s = FIRST_WAIT_S
+        self.wake_at = now + max(self._wait_s, 4 * self._rtt_s)
+
+    def _end(self, now: float) -> None:
+        self.ended_at = now
+        self.wake_at = None
+        self._payload = memoryview(b"")

@@ -1,0 +1,82 @@
+"""Topic names: fleetune/v1/<fleet>/<device>/<channel>.
+
+A device may write `state`, `up` and `update`, read `down` and `task`, and do both with `probe`, all below its
+own name, and nothing else; the coordinator reads and writes below the whole fleet, but for `probe`, where a
+device measures its link. Small control messages have channels of their own (`up`, `down`), so that they never
+stand in line behind a payload (`update`, `task`). Coordinators find each other on a topic of their own, which
+no device may write or read.
+"""
+
+import re
+from typing import Literal, NamedTuple
+
+from fleetune.protocols.errors import PacketForeign, SettingError
+
+Channel = Literal["state", "up", "update", "down", "task", "probe"]
+FROM_DEVICE: tuple[Channel, ...] = ("state", "up", "update")
+TO_DEVICE: tuple[Channel, ...] = ("down", "task")
+
+JOIN_USER, COORDINATOR_USER = "join", "coordinator"  # on an embedded broker with passwords
+ROOT = "fleetune/v1"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Address(NamedTuple):
+    """What a topic says."""
+
+    fleet: str
+    device: str
+    channel: str
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself if it may stand in a topic and in a certificate's common name.
+
+    Raises:
+        SettingError: it holds anything but letters, digits, `_` and `-`, or is longer than 64.
+    """
+    if not _NAME.fullmatch(name):
+        raise SettingError(f"{what} {name!r}: use 1 to 64 letters, digits, '_' or '-'")
+    return name
+
+
+def topic(fleet: str, device: str, channel: Channel) -> str:
+    return f"{ROOT}/{fleet}/{device}/{channel}"
+
+
+def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
+    """Of a device's connection to its broker; `role` of one beside the agent's.
+
+    An embedded broker that asks for the join password serves one fleet, and knows a device by its client id.
+    Elsewhere a broker may serve many.
+    """
+    if user == JOIN_USER:
+        return f"{device}~{role}" if role else device
+    return "-".join(filter(None, (fleet, device, role)))
+
+
+def probe(fleet: str, device: str, user: str | None) -> tuple[str, str]:
+    """Client id and topic of a device's second connection, which measures its link."""
+    name = client_id(fleet, device, user, "probe")
+    return name, topic(fleet, name if user == JOIN_USER else device, "probe")
+
+
+def device_subscriptions(fleet: str, device: str) -> list[str]:
+    return [topic(fleet, device, channel) for channel in TO_DEVICE]
+
+
+def coordinator_subscriptions(fleet: str) -> list[str]:
+    return [f"{ROOT}/{fleet}/+/{channel}" for channel in FROM_DEVICE]
+
+
+def coordinators(fleet: str) -> str:
+    """Where a fleet's coordinator and whoever would be one say that they are there. No name holds a `~`."""
+    return f"{ROOT}/{fleet}/~coordinator/here"
+
+
+def parse(name: str) -> Address:
+    """Raises PacketForeign when `name` is no topic of ours."""
+    parts = name.split("/")
+    if len(parts) != 5 or name[: len(ROOT)] != ROOT or not all(map(_NAME.fullmatch, parts[2:4])):
+        raise PacketForeign(f"topic {name!r} is not fleetune/v1/<fleet>/<device>/<channel>")
+    return Address(*parts[2:])

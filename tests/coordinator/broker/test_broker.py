@@ -1,0 +1,123 @@
+"""The embedded broker as a child process."""
+
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pwdlib.hashers.argon2 import Argon2Hasher
+from tests.helpers.places import ROOT
+from tests.protocols.wire.test_transport import KINDS, is_connected, is_disconnected, wait_for
+
+from fleetune.coordinator.broker import embedded_broker as module
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
+from fleetune.protocols.errors import TransportError
+from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+def test_it_listens_on_the_loopback_and_stops(kind, tmp_path):
+    with EmbeddedBroker.start(tmp_path, which=kind) as broker:
+        assert (broker.which, broker.host, broker.running) == (kind, "127.0.0.1", True)
+        socket.create_connection((broker.host, broker.port), timeout=5).close()
+        assert broker.log.exists()
+    assert not broker.running
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((broker.host, broker.port), timeout=5)
+    broker.close()
+
+
+def test_a_port_in_use_is_one_line_with_its_last_words(kind, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(TransportError) as caught:
+            EmbeddedBroker.start(tmp_path, port=port, which=kind)
+    assert "in use" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broker_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(TransportError, match="install mosquitto"):
+        EmbeddedBroker.start(tmp_path, which="mosquitto")
+    with EmbeddedBroker.start(tmp_path) as broker:
+        assert broker.which == "amqtt"
+
+
+def test_half_a_certificate_is_one_line(tmp_path):
+    with pytest.raises(TransportError, match="both"):
+        EmbeddedBroker.start(tmp_path, cert=tmp_path / "cert.pem")
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+broker = EmbeddedBroker.start(Path(sys.argv[1]), which=sys.argv[2])
+print(broker.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tie a child to its parent")
+def test_it_dies_with_a_parent_that_is_killed(kind, tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), kind],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        os.kill(parent.pid, signal.SIGKILL)
+    give_up_at = time.monotonic() + 20
+    while is_alive(pid) and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def make_password_file(kind, path):
+    if kind == "mosquitto":
+        path.write_text("me:right\n")
+        path.chmod(0o600)
+        subprocess.run(["mosquitto_passwd", "-U", str(path)], check=True)
+    else:
+        path.write_text(f"me:{Argon2Hasher().hash('right')}\n")
+
+
+def test_a_password_file_keeps_others_out(kind, tmp_path):
+    if kind == "mosquitto" and not shutil.which("mosquitto_passwd"):
+        pytest.skip("mosquitto_passwd is not installed")
+    passwords = tmp_path / "passwords"
+    make_password_file(kind, passwords)
+    with EmbeddedBroker.start(tmp_path, which=kind, port=free_port(), password_file=passwords) as broker:
+        for password, wanted in (
+            ("right", is_connected),
+            ("wrong", is_disconnected),
+            (None, is_disconnected),
+        ):
+            events = queue.SimpleQueue()
+            who = Broker("127.0.0.1", broker.port, password and "me", password)
+            client = MqttTransport(who, "c", subscriptions=[], events=events)
+            client.connect()
+            event = wait_for(events, lambda _: True)
+            client.close()
+            assert wanted(event)
+            if is_disconnected(event):
+                assert "check user and password" in event.reason

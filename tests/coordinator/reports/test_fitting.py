@@ -1,0 +1,119 @@
+"""Whatever devices, runs and methods are called, every text of every picture lies inside it."""
+
+import msgspec
+import pytest
+from matplotlib import rc_context
+from matplotlib.text import Text
+from tests.coordinator.reports.test_report import foretold, shown, summary_of
+from tests.tools.compare.test_compare import hand_made, side_by_side
+
+from fleetune.coordinator.reports.pictures.plots import Story, draw
+from fleetune.coordinator.reports.pictures.text_fit import fit
+from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
+from fleetune.coordinator.reports.readable import MOST_LETTERS, clip
+from fleetune.coordinator.reports.tables import device_table, run_table
+from fleetune.coordinator.store.run_folder import PICTURES
+from fleetune.tools.compare import plots
+
+LONG = "measurements-of-greenhouse-number-7-north-east-corner-with-fans-"
+UNBROKEN = "temperature_" * 5 + "and4"
+NAMES = {"short": "dev", "long": LONG, "one word": UNBROKEN}
+
+
+def story(num_devices, name, rival):
+    """A run of devices of such a name, and its rival."""
+    names = {}
+
+    def renamed(record):
+        devices = {names.setdefault(old, f"{len(names):02d}-{name}"[:64]): one for old, one in by(record)}
+        return msgspec.structs.replace(record, devices=devices, participants=tuple(devices))
+
+    def by(record):
+        return record.devices.items()
+
+    records = [renamed(record) for record in foretold(num_devices, lift=0.1)]
+    worse = [renamed(record) for record in foretold(num_devices)]
+    return Story(summary_of(records), records, {rival: summary_of(worse, "fedavg")})
+
+
+def texts_outside(figure):
+    """What stands beyond the figure's edges as it is saved."""
+    drawn, draw_text = [], Text.draw
+
+    def noted(text, renderer):
+        drawn.append(text)
+        draw_text(text, renderer)
+
+    with rc_context(LIGHT.settings), pytest.MonkeyPatch.context() as patch:
+        fit(figure)
+        patch.setattr(Text, "draw", noted)  # ticks beyond the axes have labels that nobody draws
+        figure.draw_without_rendering()
+        boxes = [(text.get_text(), text.get_window_extent()) for text in drawn if text.get_text().strip()]
+    assert boxes
+    return [(content, box) for content, box in boxes if not is_within(box, figure.bbox)]
+
+
+def is_within(box, whole):
+    return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.width and box.y1 <= whole.height
+
+
+@pytest.mark.parametrize("num_devices", [3, 40])
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
+    figures = draw(story(num_devices, name, (name + LONG)[:64]), LIGHT)
+    assert set(figures) == set(PICTURES)
+    assert {key: found for key, figure in figures.items() if (found := texts_outside(figure))} == {}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_every_text_of_a_comparisons_pictures_is_inside(name):
+    labels = [f"{index}-{name}"[:64] for index in range(4)]
+    runs = [hand_made(label=label) for label in labels]
+    figures = plots.draw(side_by_side(*runs), LIGHT)
+    assert {key: found for key, figure in figures.items() if (found := texts_outside(figure))} == {}
+
+
+def test_a_title_that_fits_stays_and_a_long_one_is_wrapped_once():
+    fits, long = (
+        draw(story(3, "dev", rival), LIGHT)["gain-by-device"] for rival in ("fedavg", "a rival " + LONG[:40])
+    )
+    for figure, lines in (fits, 1), (long, 2):
+        before = figure.axes[0].get_title(loc="left")
+        pictures = [picture(figure, LIGHT, "svg") for _ in range(2)]
+        assert pictures[0] == pictures[1]
+        title = figure.axes[0].get_title(loc="left")
+        assert title.count("\n") == lines - 1
+        assert title.replace("\n", " ") == before
+
+
+def test_a_name_is_clipped_where_it_says_so():
+    assert clip("a" * MOST_LETTERS) == "a" * MOST_LETTERS
+    assert clip("a" * (MOST_LETTERS + 1)) == "a" * (MOST_LETTERS - 1) + "…"
+
+
+@pytest.mark.parametrize("rivals", [0, 1])
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_table_of_80_characters_cuts_no_name(name, rivals):
+    told = story(3, name, "local-only")
+    for row in told.summary["by_device"].values():
+        row |= {"num_samples": 12345, "kept": 0.912, "up": 123_456_789, "down": 123_456_789}
+    boards = dict.fromkeys(told.summary["by_device"], "jetson-orin-nano-super-8gb")
+    printed = shown(device_table(told.summary, told.rivals if rivals else {}, boards=boards), width=80)
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in printed
+    end = next(line for line in lines if "board" in line).index("board")
+    names = "".join(line[:end].strip() for line in lines if not line.startswith("─"))
+    assert all(device in names for device in told.summary["by_device"])
+    assert "1 min" in shown(run_table(told.summary, told.rivals))
+    assert "fedspu" in shown(run_table(told.summary, told.rivals))
+
+
+def test_what_is_served_is_shown_where_it_is_not_the_accuracy():
+    summary = story(3, "dev", "local-only").summary
+    for row in summary["by_device"].values():
+        row["kept"] = row["personal"]
+    assert "served" not in shown(device_table(summary))
+    next(iter(summary["by_device"].values()))["kept"] = 0.999
+    assert "served" in shown(device_table(summary))
+    assert "99.9 %" in shown(device_table(summary))

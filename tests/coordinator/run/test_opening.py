@@ -1,0 +1,178 @@
+"""Opening a run's folder: with other settings, with more rounds, after a first start that failed."""
+
+from contextlib import closing
+
+import pytest
+from msgspec.structs import replace
+from tests.fleet.test_semi_asynchronous import Desk
+from tests.fleet.test_semi_asynchronous import settings as desk_settings
+
+from fleetune.coordinator.rounds.events import DeviceReady, UpdateArrived
+from fleetune.coordinator.run.changed_settings import CHANGEABLE
+from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.stored_run import look_at, mark_finished
+from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import DeviceReport
+
+ROUND = {"start_with": 4, "deadline_s": 1000.0}
+
+
+def with_rounds(settings, rounds):
+    return replace(settings, run=replace(settings.run, rounds=rounds))
+
+
+def played(folder, *, rounds=4, restart=False, **round_):
+    desk = Desk(folder, with_rounds(desk_settings(**{**ROUND, **round_}), rounds), restart=restart).play()
+    mark_finished(desk.run)
+    desk.run.store.close()
+    return desk
+
+
+def go_on(desk, settings):
+    """Its devices come back to the run with these settings and play it to its end."""
+    desk.settings, desk.tasks, desk.closed = settings, {}, []
+    desk.run = open_run(settings, desk.folder, durable=False)
+    assert desk.run.resumed
+    desk.take(desk.run.conductor.resume(desk.now))
+    desk.play()
+    desk.run.store.close()
+    return desk
+
+
+@pytest.mark.parametrize("round_", [{}, {"mode": "buffer", "buffer": 2}])
+def test_a_finished_run_goes_on_when_its_rounds_are_raised_and_again(tmp_path, round_):
+    desk = played(tmp_path / "run", **round_)
+    first = [record for record in desk.closed if not record.rehearsal]
+    name = desk.run.enrolment.run
+    for rounds in (6, 7):
+        go_on(desk, with_rounds(desk.settings, rounds))
+        assert desk.run.enrolment.run == name
+        with look_at(desk.folder) as run:
+            records = run.conductor.records()
+            assert run.settings.run.rounds == rounds
+            assert run.conductor.engine.state.reason == "all rounds are done"
+            assert run.conductor.ledger.ended_at is not None
+            updates = sum(traffic.updates for traffic in run.conductor.ledger.traffic.values())
+        assert [record.number for record in records] == list(range(1, rounds + 2))
+        assert [record.rehearsal for record in records] == [False] * rounds + [True]
+        assert records[: len(first)] == first
+        assert all(record.devices for record in records)
+        assert updates == sum(len(record.devices) for record in records[:-1])
+        with closing(open_run(with_rounds(desk.settings, rounds + 1), desk.folder, durable=False).store):
+            pass  # raised, but nobody came
+        desk.settings = with_rounds(desk.settings, rounds + 1)
+
+
+def test_rounds_are_raised_in_the_midst_of_a_run_and_in_its_rehearsal(tmp_path):
+    desk = Desk(tmp_path / "run", with_rounds(desk_settings(**ROUND), 2), restart=False)
+    for device in desk.DEVICES:
+        desk.take(desk.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
+    desk.now = 1.0
+    while desk.run.conductor.engine.state.stage != "rehearsing":
+        for device in [name for name in desk.DEVICES if name in desk.tasks]:
+            reply = desk.reply(device, desk.tasks.pop(device))
+            desk.take(desk.run.conductor.receive(device, reply, Footprint(), desk.now))
+    desk.run.store.close()
+    go_on(desk, with_rounds(desk.settings, 5))
+    with look_at(desk.folder) as run:
+        assert [record.number for record in run.conductor.records()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_late_answer_to_the_rehearsal_counts_for_nothing_in_the_round_that_came_instead(tmp_path):
+    desk = played(tmp_path / "run", rounds=2)
+    run = open_run(with_rounds(desk.settings, 3), desk.folder, durable=False)
+    run.conductor.resume(50.0)
+    assert run.conductor.engine.state.turn == (3, 2)
+    for device in desk.DEVICES:
+        run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 51.0)
+    state = run.conductor.engine.state
+    assert state.stage == "training"
+    run.conductor.engine.handle(UpdateArrived("a", 3, 1), 52.0)
+    assert state.replied == ()
+    assert state.counters["stale"] == 1
+    run.store.close()
+
+
+def test_a_finished_run_with_as_many_rounds_is_left_as_it_is(tmp_path):
+    desk = played(tmp_path / "run")
+    for rounds in (4, 3):
+        with pytest.raises(SettingError, match="holds a finished run: raise run"):
+            open_run(with_rounds(desk.settings, rounds), desk.folder, durable=False)
+    with look_at(desk.folder) as run:
+        assert run.conductor.engine.finished
+        assert run.settings.run.rounds == 4
+
+
+def test_rounds_are_never_fewer_than_are_closed(tmp_path):
+    desk = played(tmp_path / "run", rounds=4)
+    open_run(with_rounds(desk.settings, 9), desk.folder, durable=False).store.close()
+    with pytest.raises(SettingError) as caught:
+        open_run(with_rounds(desk.settings, 3), desk.folder, durable=False)
+    line = f"run.rounds = 3: {desk.folder} has closed 4 rounds already; say at least as many"
+    assert str(caught.value) == line
+    open_run(with_rounds(desk.settings, 5), desk.folder, durable=False).store.close()
+
+
+def test_what_only_the_coordinator_looks_at_may_change_in_a_run_and_nothing_else(tmp_path, caplog):
+    desk = played(tmp_path / "run", rounds=2)
+    settings = with_rounds(desk.settings, 9)
+    free = {
+        "participants": 2,
+        "over_selection": 2.0,
+        "quorum": 2,
+        "start_with": 2,
+        "prefer": "able",
+        "min_battery": 0.5,
+        "deadline": "predicted",
+        "deadline_slack": 2.0,
+    }
+    assert {f"round.{key}" for key in free} | {"run.rounds"} == set(CHANGEABLE)
+    for key, value in free.items():
+        settings = replace(settings, round=replace(settings.round, **{key: value}))
+        open_run(settings, desk.folder, durable=False).store.close()
+        assert f"round.{key} was " in caplog.text
+    for section, key, value in [
+        ("run", "seed", 3),
+        ("run", "rehearsal", False),
+        ("round", "deadline_s", 5.0),
+        ("round", "staleness_power", 1.0),
+        ("training", "epochs", 7),
+        ("model", "weights", "other.safetensors"),
+    ]:
+        changed = replace(settings, **{section: replace(getattr(settings, section), **{key: value})})
+        with pytest.raises(SettingError, match=f"{section}.{key} was .* and is .* now; put that back"):
+            open_run(changed, desk.folder, durable=False)
+    with look_at(desk.folder) as run:
+        assert run.settings == settings
+
+
+def test_a_run_that_nobody_joined_begins_anew_with_other_settings(tmp_path):
+    settings = desk_settings(**ROUND)
+    first = open_run(settings, tmp_path / "run", durable=False)
+    first.store.close()
+    same = open_run(settings, tmp_path / "run", durable=False)
+    same.store.close()
+    assert same.enrolment.run == first.enrolment.run
+    changed = replace(settings, training=replace(settings.training, epochs=7))
+    other = open_run(changed, tmp_path / "run", durable=False)
+    assert other.enrolment.run != first.enrolment.run
+    assert other.enrolment.training.epochs == 7
+    assert not other.resumed
+    other.conductor.handle(DeviceReady(DeviceReport("a", num_samples=10)), 0.0)
+    other.store.close()
+    with pytest.raises(SettingError, match="epochs was 7"):
+        open_run(settings, tmp_path / "run", durable=False)
+
+
+def test_what_cannot_begin_leaves_nothing_and_takes_nothing_away(tmp_path):
+    desk = played(tmp_path / "run")
+    before = (tmp_path / "run" / "state.sqlite").read_bytes()
+    wrong = replace(desk.settings, model=replace(desk.settings.model, name="no.module:here"))
+    with pytest.raises(FleetuneError):
+        open_run(wrong, tmp_path / "new", durable=False)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(FleetuneError):
+        open_run(wrong, tmp_path / "run", fresh=True, durable=False)
+    assert (tmp_path / "run" / "state.sqlite").read_bytes() == before
+    open_run(desk.settings, tmp_path / "new", durable=False).store.close()

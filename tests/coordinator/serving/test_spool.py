@@ -1,0 +1,38 @@
+"""What waits to be sent lies on disk and is the same bytes."""
+
+import mmap
+
+import pytest
+
+from fleetune.coordinator.serving.outgoing_spool import SMALL_BYTES, spooled
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.wire.mailbox import Outbox
+from fleetune.protocols.wire.messages import Errand, Resume
+from fleetune.protocols.wire.transfer import Chunk
+
+
+def test_a_large_payload_is_mapped_from_a_file_without_a_name(tmp_path):
+    payload = bytes(range(256)) * 1024
+    waiting = spooled(payload, tmp_path)
+    assert isinstance(waiting, mmap.mmap)
+    assert waiting[:] == payload
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_one_stays_as_it_is(tmp_path):
+    payload = b"x" * (SMALL_BYTES - 1)
+    assert spooled(payload, tmp_path) is payload
+
+
+def test_an_outbox_sends_it_like_any_other(tmp_path):
+    payload = bytes(range(256)) * 1024
+    outbox = Outbox("d")
+    (offer,) = outbox.post(Errand("task", "r", 1, 1), spooled(payload, tmp_path), 0.0)
+    chunks = [item for item in outbox.handle(Resume(offer.transfer, 0), 0.0) if isinstance(item, Chunk)]
+    assert b"".join(bytes(chunk.data) for chunk in chunks) == payload[: sum(len(c.data) for c in chunks)]
+    assert chunks
+
+
+def test_no_room_is_one_line(tmp_path):
+    with pytest.raises(StoreError, match="cannot write to"):
+        spooled(b"x" * SMALL_BYTES, tmp_path / "nowhere")

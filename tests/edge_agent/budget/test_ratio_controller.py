@@ -1,0 +1,286 @@
+"""What a device can afford, round after round; the run it takes part in; the owner's policy, watched."""
+
+import io
+import re
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import rich.console
+from tests.helpers.world import CAPABILITY, CHOICES, World
+
+from fleetune.edge_agent.budget.explain import explanation
+from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.budget.policy_guard import FRESH_S, Guard
+from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
+from fleetune.edge_agent.runs.membership import Participation
+from fleetune.firmware_profiles import load
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.errors import StoreError, TrainingStopped
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.wire.messages import Errand
+
+FIRST = Errand("task", "run", 1, 1)
+REHEARSAL = Errand("task", "run", 2, 1, rehearsal=True)
+UNKNOWN = Conditions()
+
+
+def an_allowance(deadline_s=20.0, **policy):
+    report = DeviceReport("d", num_samples=CAPABILITY.num_samples)
+    board = load("raspberry-pi-4b")
+    return Allowance(CHOICES, CAPABILITY, board, Policy(**policy), deadline_s, report).chosen(UNKNOWN)
+
+
+def taught(allowance, world, rounds=5):
+    rng = np.random.default_rng(0)
+    for _ in range(rounds):
+        ratio = allowance.report.ratio or CHOICES[0].ratio
+        choice = next(one for one in CHOICES if one.ratio == ratio)
+        allowance = allowance.learned(ratio, world.round(choice, rng)).chosen(UNKNOWN)
+    return allowance
+
+
+def test_what_rounds_took_lowers_the_ratio_and_the_coordinator_hears_of_it():
+    before = an_allowance()
+    after = taught(before, World())
+    assert 0 < after.report.ratio < before.report.ratio
+    assert after.predicted.round_s <= 20
+    assert after.report.round_s == after.predicted.round_s
+    assert after.is_news(before.report)
+    assert not after.is_news(after.report)
+    assert not replace(after, report=replace(after.report, round_s=1.05 * after.report.round_s)).is_news(
+        after.report
+    )
+    assert replace(after, report=replace(after.report, round_s=1.2 * after.report.round_s)).is_news(
+        after.report
+    )
+
+
+def test_where_nothing_fits_it_declines_until_it_has_forgotten():
+    broken = taught(an_allowance(), World(samples_per_s=0.5))
+    assert not broken.fits
+    assert broken.report.reason.startswith("nothing fits: 0.1 would need ")
+    for _ in range(10):
+        broken = broken.declining().chosen(UNKNOWN)
+    assert broken.fits
+
+
+def test_a_choice_made_elsewhere_is_kept_whatever_it_takes():
+    fixed = replace(an_allowance(ratio=0.6), deadline_s=None).chosen(UNKNOWN)
+    assert taught(fixed, World(samples_per_s=0.5)).report.ratio == 0.6
+
+
+def test_it_is_remembered_as_it_was_and_damage_only_costs_what_was_learned():
+    known = taught(an_allowance(max_celsius=40), World())
+    again = remembered(known.encoded())
+    assert again.report == known.report
+    assert again.experience == known.experience
+    assert again.explained(UNKNOWN) == known.explained(UNKNOWN)
+    assert remembered(None) is None
+    assert remembered(known.encoded()[:-3]) is None
+    assert remembered(b"\xc1 not msgpack") is None
+
+
+def test_an_older_agents_allowance_was_of_torch_and_an_unknown_trainers_is_forgotten():
+    known = taught(an_allowance(), World())
+    written = msgspec.msgpack.decode(known.encoded())
+    del written["capability"]["trainer"]
+    assert remembered(msgspec.msgpack.encode(written)).capability.trainer == "torch"
+    written["capability"]["trainer"] = "abacus"
+    assert remembered(msgspec.msgpack.encode(written)) is None
+
+
+def test_the_explanation_shows_every_ratio_its_limits_and_why():
+    known = taught(an_allowance(max_celsius=40), World())
+    console = rich.console.Console(width=120, file=io.StringIO())
+    console.print(explanation(known, Conditions(memory_bytes=500_000_000, celsius=50)))
+    shown = console.file.getvalue()
+    rows = [line for line in shown.splitlines() if re.match(r"\s*(0\.\d|1) ", line)]
+    assert len(rows) == len(CHOICES)
+    assert "of 20 s" in shown
+    assert "of 450 MB" in shown
+    assert known.report.reason in " ".join(shown.split())
+    assert rows[-1].rstrip().endswith("no: time")
+    assert rows[0].rstrip().endswith("yes")
+    assert "corrected by 5 past rounds" in shown
+    assert "it does not train just now: max_celsius: 50.0 °C, at most 40 °C" in shown
+
+
+@pytest.mark.parametrize("thin", [1.0, 1e-3, 1e5])
+def test_the_explanation_fits_into_80_characters(thin):
+    """Also of a slow link, a large model and a thin battery."""
+    known = an_allowance(max_battery_percent_per_hour=0.5)
+    known = replace(known, capability=replace(known.capability, uplink_bps=thin * 1.1e6, base_bytes=10**9))
+    console = rich.console.Console(width=80, file=io.StringIO())
+    console.print(explanation(known, Conditions(memory_bytes=64 * 10**9, power="battery", battery=0.5)))
+    table, _, _ = console.file.getvalue().partition("p = ")
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= 80
+    rows = [line.split() for line in table.splitlines() if re.match(r"\s*(0\.\d|1) ", line)]
+    assert [row[0] for row in rows] == [f"{choice.ratio:g}" for choice in known.choices]
+    assert all(len(row) in (10, 11) for row in rows)
+
+
+class SomeSession:
+    """Answers at once, or not at all."""
+
+    def __init__(self, problem=None):
+        self.problem, self.budgets = problem, []
+
+    def answer(self, data, budget):
+        self.budgets.append(budget)
+        if self.problem:
+            raise self.problem
+        return data + b" answered"
+
+
+class SomeGauges(Gauges):
+    """Of a board with 260 MB at its peak, that draws 10 J a round."""
+
+    running = False
+    now = UNKNOWN
+    peak_bytes = 260_000_000
+
+    def conditions(self):
+        return self.now
+
+    def start(self):
+        self.running = True
+
+    def stop(self):
+        was, self.running = self.running, False
+        return 10.0 if was else None
+
+
+class SomeMemory:
+    """One value; None: the disk is full."""
+
+    def __init__(self):
+        self.data = b""
+
+    def read(self):
+        return self.data
+
+    def write(self, data):
+        if self.data is None:
+            raise StoreError("no space left")
+        self.data = data
+
+
+def take_part(session=None, allowance=None):
+    clock = iter(range(1000))
+    return Participation(
+        None,
+        session or SomeSession(),
+        allowance or an_allowance(),
+        SomeGauges(),
+        SomeMemory(),
+        clock=lambda: float(7 * next(clock)),
+    )
+
+
+def play(joined, errand=FIRST, download_s=0.5, upload_s=2.0):
+    joined.begin(errand, 100, download_s)
+    joined.work(b"task")
+    joined.delivered(upload_s)
+
+
+def test_a_round_is_measured_predicted_and_learned_from():
+    joined = take_part()
+    expected = joined.allowance.predicted
+    play(joined)
+    assert joined.expected == expected
+    assert joined.taken == Footprint(
+        bytes_down=100,
+        bytes_up=len(b"task answered"),
+        download_s=0.5,
+        train_s=7.0,
+        upload_s=2.0,
+        memory_bytes=260_000_000,
+        joules=10.0,
+    )
+    (lesson,) = joined.allowance.experience.lessons
+    assert lesson.actual == joined.taken
+    assert remembered(joined._memory.data).experience.lessons == (lesson,)
+
+
+def test_a_rehearsal_teaches_nothing():
+    joined = take_part()
+    play(joined, REHEARSAL)
+    assert joined.allowance.experience.lessons == ()
+    assert not joined._gauges.running
+
+
+def test_the_budget_of_the_next_round_follows_what_was_learned():
+    session = SomeSession()
+    joined = take_part(session)
+    for number in range(1, 5):
+        play(joined, Errand("task", "run", number, 1), upload_s=15.0)
+    assert session.budgets[0] == Budget(1.0)
+    assert session.budgets[-1].ratio < 1.0
+    assert session.budgets[-1] == Budget(session.budgets[-1].ratio)
+
+
+def test_a_late_word_about_another_round_is_not_this_ones():
+    joined = take_part()
+    joined.begin(Errand("task", "run", 2, 1), 100, None)
+    assert joined.is_at(Errand("update", "run", 2, 1))
+    assert not joined.is_at(Errand("update", "run", 1, 1))
+    assert not joined.is_at(Errand("update", "other", 2, 1))
+    assert not take_part().is_at(Errand("update", "run", 1, 1))
+
+
+def test_work_that_was_stopped_leaves_no_meter_running():
+    joined = take_part(SomeSession(TrainingStopped("hot")))
+    joined.begin(FIRST, 100, 0.5)
+    with pytest.raises(TrainingStopped):
+        joined.work(b"task")
+    assert not joined._gauges.running
+    assert joined.allowance.experience.lessons == ()
+
+
+def test_a_full_disk_does_not_stop_a_round():
+    joined = take_part()
+    joined._memory.data = None
+    play(joined)
+    assert len(joined.allowance.experience.lessons) == 1
+
+
+def test_the_coordinator_hears_the_first_report_and_then_what_changed():
+    joined = take_part()
+    assert joined.is_news
+    assert joined.told() == joined.report
+    assert not joined.is_news
+
+
+def test_the_guard_asks_the_sensors_now_and_then_and_says_why_not():
+    gauges, now = SomeGauges(), [0.0]
+    guard = Guard(Policy(charging_only=True), load("phone-mid"), gauges, clock=lambda: now[0])
+    assert guard.is_on
+    gauges.now = Conditions(power="charging")
+    assert guard.objection() is None
+    gauges.now = Conditions(power="battery", battery=0.4)
+    assert guard.objection() is None  # asked a moment ago
+    now[0] += FRESH_S
+    assert guard.objection().startswith("charging_only: it runs from its battery")
+
+
+def test_heat_must_fall_well_below_its_limit_before_it_goes_on():
+    gauges, now = SomeGauges(), [0.0]
+    guard = Guard(Policy(max_celsius=60), load("phone-mid"), gauges, clock=lambda: now[0])
+    seen = []
+    for celsius in (59, 61, 58, 54):
+        gauges.now, now[0] = Conditions(celsius=celsius), now[0] + FRESH_S
+        seen.append(guard.objection() is None)
+    assert seen == [True, False, False, True]
+
+
+def test_without_conditions_that_come_and_go_no_sensor_is_asked():
+    gauges = SomeGauges()
+    gauges.conditions = pytest.fail
+    guard = Guard(Policy(ratio=0.5, max_memory_mb=300, nice=5), load("phone-mid"), gauges)
+    assert not guard.is_on
+    assert guard.objection() is None

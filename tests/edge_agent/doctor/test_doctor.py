@@ -1,0 +1,677 @@
+"""edge-agent doctor: what it says of brokers, certificates, boards, folders and trainers, good and bad."""
+
+import gc
+import inspect
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.helpers import boards
+from tests.helpers.places import ROOT
+from tests.protocols.wire.test_transport import is_connected, is_disconnected, wait_for
+
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
+from fleetune.edge_agent import cli
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.doctor import broker as way
+from fleetune.edge_agent.doctor import host, keeping, sensors, training
+from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
+from fleetune.edge_agent.doctor.examination import Patient, examine
+from fleetune.edge_agent.doctor.finding import Finding, fenced
+from fleetune.edge_agent.doctor.training import Tried
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.trainers import IMPORT_BYTES
+from fleetune.firmware_profiles import load
+from fleetune.protocols.errors import DataError, TransportError
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
+
+MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+needs_mosquitto = pytest.mark.skipif(not MOSQUITTO, reason="mosquitto is not installed")
+needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+# Paho leaves the socket of a failed handshake to the garbage collector.
+leaves_sockets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def verdicts(findings):
+    """By what was looked at; the worst of several."""
+    order = ["skip", "ok", "warn", "fail"]
+    found = {}
+    for finding in findings:
+        assert "\n" not in finding.found + finding.mend
+        assert bool(finding.mend) == (finding.verdict in ("warn", "fail")), finding
+        worse = order.index(finding.verdict) >= order.index(found.get(finding.what, finding).verdict)
+        found[finding.what] = finding if worse else found[finding.what]
+    return found
+
+
+def doctor(*options, cwd=ROOT, **environment):
+    """The command itself: exit code, and its findings."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetune.edge_agent.cli", "doctor", "--json", *map(str, options)],
+        capture_output=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        timeout=120,
+        check=False,
+    )
+    assert not done.stderr, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert found["ok"] == (done.returncode == 0)
+    return done.returncode, verdicts([Finding(**one) for one in found["findings"]])
+
+
+# The command
+
+
+def test_it_takes_the_very_line_of_run():
+    commands = {one.callback.__name__: one.callback for one in cli.app.registered_commands}
+    asked = set(inspect.signature(commands["run"]).parameters) - {"leave_after_run"}
+    assert set(inspect.signature(commands["doctor"]).parameters) == asked | {"as_json"}
+
+
+def test_a_board_that_is_fit(tmp_path):
+    root = boards.pi_5().build(tmp_path / "board")
+    (root / "run/systemd/timesync").mkdir(parents=True)
+    (root / "run/systemd/timesync/synchronized").touch()
+    with EmbeddedBroker.start(tmp_path / "broker") as broker:
+        code, found = doctor(
+            *("--fleet", "f", "--device", "pi", "--broker", f"127.0.0.1:{broker.port}", "--data", "digits"),
+            *("--state", tmp_path / "state", "--root", root, "--max-celsius", "60"),
+        )
+    assert code == 0, found
+    assert {one.verdict for one in found.values()} <= {"ok", "skip"}
+    assert found["board"].found == "Raspberry Pi 5 (8 GB) (raspberry-pi-5)"
+    assert found["temperature"].found == "48.2 °C"
+    assert "1797 samples of 1 x 8 x 8 in 10 classes" in found["data"].found
+    assert "4096 bytes came back whole" in found["round trip"].found
+    assert not (tmp_path / "state").exists(), "it leaves nothing behind"
+
+
+def test_whatever_is_wrong_everything_is_looked_at_and_there_is_no_traceback(tmp_path):
+    (tmp_path / "broken.py").write_text("import sys\ndef samples():\n    sys.exit('no camera')\n")
+    (tmp_path / "policy.toml").write_text("max_celsus = 60\n")
+    code, found = doctor(
+        *("--fleet", "not a name", "--broker", "mqtt://me:secret@", "--data", "broken:samples"),
+        *("--state", tmp_path, "--board", "commodore-64", "--policy", tmp_path / "policy.toml"),
+        *("--trainer", "abacus"),
+        cwd=tmp_path,
+    )
+    assert code == 1
+    failed = {name for name, one in found.items() if one.verdict == "fail"}
+    assert failed == {"board", "policy", "trainer", "data", "broker"}
+    assert "max_celsus" in found["policy"].found
+    assert "no camera" in found["data"].found
+    assert "secret" not in str(found)
+    assert found["trainer"].mend == "choose auto, onnx, torch, ort-training"
+
+
+def test_what_was_not_asked_for_is_shown_as_skipped(tmp_path):
+    found = verdicts(examine(Patient(device="pi", root=boards.pi_zero().build(tmp_path))))
+    assert {name for name, one in found.items() if one.verdict == "skip"} == {"state", "data", "broker"}
+
+
+def test_a_check_that_fails_itself_is_a_finding():
+    def check():
+        yield Finding("ok", "one", "fine")
+        raise ZeroDivisionError("in the\nmiddle")
+
+    first, second = fenced("one", check)
+    assert (first.verdict, second.verdict) == ("ok", "fail")
+    assert second.found == "the check itself failed: ZeroDivisionError: in the middle"
+
+
+def test_people_see_a_line_each_and_how_to_mend_it(capsys):
+    from rich.console import Console
+
+    from fleetune.edge_agent.doctor.show import show
+
+    console = Console(width=40, force_terminal=False)
+    show([Finding("ok", "one", "x" * 60), Finding("fail", "two", "[bold]bad[/bold]", "mend it")], console)
+    assert capsys.readouterr().out.splitlines() == [
+        f"ok    one: {'x' * 60}",
+        "fail  two: [bold]bad[/bold]",
+        "      -> mend it",
+        "1 failed, 0 to look at",
+    ]
+
+
+# The broker
+
+
+def visit(fleet="f", device="a", **settings):
+    found = verdicts(way.examine(Broker("127.0.0.1", **settings), fleet, device))
+    gc.collect()
+    return found
+
+
+@pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"])
+def test_a_broker_that_takes_us(kind, tmp_path):
+    with EmbeddedBroker.start(tmp_path, which=kind) as broker:
+        found = visit(port=broker.port)
+    assert {one.verdict for one in found.values()} == {"ok"}
+    assert list(found) == ["broker's name", "connection", "TLS", "login", "subscriptions", "round trip"]
+
+
+def test_without_a_fleet_there_is_no_topic_to_try(tmp_path):
+    with EmbeddedBroker.start(tmp_path) as broker:
+        found = visit(port=broker.port, fleet=None)
+    assert [name for name, one in found.items() if one.verdict == "skip"] == ["login"]
+
+
+def test_the_walk_ends_where_it_fails():
+    found = visit(port=free_port())
+    assert {name: one.verdict for name, one in found.items()} == {
+        "broker's name": "ok",
+        "connection": "fail",
+        "TLS": "skip",
+        "login": "skip",
+    }
+    assert "nobody listens" in found["connection"].found
+    unknown = verdicts(way.examine(Broker("no-such-host.invalid"), "f", "a"))
+    assert unknown["broker's name"].verdict == "fail"
+
+
+def test_a_password_in_the_clear_is_pointed_out(monkeypatch):
+    monkeypatch.setattr(way, "_is_loopback", lambda _: False)
+    found = visit(port=free_port(), username="me", password="secret")
+    assert found["TLS"].verdict == "skip"
+    (finding,) = way._without_tls(Broker("10.0.0.1", password="secret"))
+    assert (finding.verdict, "the password too" in finding.found) == ("warn", True)
+
+
+@contextmanager
+def mosquitto(folder, *lines):
+    """A broker with these lines of mosquitto.conf; its port."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    user = ["user root"] if os.geteuid() == 0 else []
+    (folder / "mosquitto.conf").write_text("\n".join([f"listener {port} 127.0.0.1", *user, *lines]) + "\n")
+    with serving([MOSQUITTO, "-c", folder / "mosquitto.conf"], folder / "log", port):
+        yield port
+
+
+@contextmanager
+def serving(command, log, port):
+    """A process that listens at a port, until the block ends."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stderr=output, stdout=output)
+    try:
+        give_up_at = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert time.monotonic() < give_up_at, log.read_text()
+                time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def passwords(tmp_path):
+    path = tmp_path / "passwords"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", path, "me", "secret"], check=True, capture_output=True)
+    return path
+
+
+@needs_mosquitto
+def test_a_wrong_password_and_none(tmp_path, passwords):
+    with mosquitto(tmp_path / "b", "allow_anonymous false", f"password_file {passwords}") as port:
+        assert visit(port=port, username="me", password="secret")["round trip"].verdict == "ok"
+        wrong = visit(port=port, username="me", password="guess")
+        nobody = visit(port=port)
+    assert wrong["login"].found.endswith("not authorized for user 'me'")
+    assert wrong["login"].mend.startswith("check user and password")
+    assert "a client without user name" in nobody["login"].found
+    assert "subscriptions" not in wrong
+
+
+@contextmanager
+def amqtt(folder, plugins):
+    """A broker with these plugins; its port."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    settings = {"listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}}, "plugins": plugins}
+    (folder / "amqtt.yaml").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "amqtt.scripts.broker_script", "-c", folder / "amqtt.yaml"]
+    with serving(command, folder / "log", port):
+        yield port
+
+
+def test_a_topic_that_the_broker_does_not_let_us_read(tmp_path):
+    allowed = {"anonymous": ["fleetune/v1/f/a/down", "fleetune/v1/f/a/probe"]}
+    plugins = {
+        "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
+        "amqtt.plugins.topic_checking.TopicAccessControlListPlugin": {"acl": allowed},
+    }
+    with amqtt(tmp_path, plugins) as port:
+        found = visit(port=port)
+    assert found["subscriptions"].found == "refused: fleetune/v1/f/a/task"
+    assert found["round trip"].verdict == "ok"
+
+
+@needs_mosquitto
+def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monkeypatch):
+    monkeypatch.setattr(way, "PATIENCE_S", 1.0)
+    (tmp_path / "rules").write_text("user me\ntopic read fleetune/v1/f/a/#\n")
+    access = ("allow_anonymous false", f"password_file {passwords}", f"acl_file {tmp_path}/rules")
+    with mosquitto(tmp_path / "b", *access) as port:
+        found = visit(port=port, username="me", password="secret")
+    assert found["subscriptions"].verdict == "ok"
+    assert (
+        "does not come back (this device must be allowed to write and read it)" in found["round trip"].found
+    )
+
+
+def test_it_does_not_throw_out_an_agent_that_runs(tmp_path):
+    with EmbeddedBroker.start(tmp_path) as broker:
+        events = queue.SimpleQueue()
+        agent = MqttTransport(Broker("127.0.0.1", broker.port), "f-a", subscriptions=[], events=events)
+        agent.connect()
+        wait_for(events, is_connected)
+        assert visit(port=broker.port)["round trip"].verdict == "ok"
+        assert events.empty()
+        agent.close()
+        wait_for(events, is_disconnected)
+
+
+# TLS
+
+CA_CONF = """
+[ca]
+default_ca = it
+[it]
+database = {folder}/index.txt
+serial = {folder}/serial
+new_certs_dir = {folder}
+default_md = sha256
+policy = names
+copy_extensions = copy
+unique_subject = no
+[names]
+commonName = supplied
+"""
+
+
+class Authority:
+    """Signs certificates for any span of days from today."""
+
+    def __init__(self, folder):
+        folder.mkdir()
+        self.folder = folder
+        (folder / "index.txt").touch()
+        (folder / "serial").write_text("01\n")
+        (folder / "ca.cnf").write_text(CA_CONF.format(folder=folder))
+        self.pem, self.key = folder / "ca.pem", folder / "ca.key"
+        self.run(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "400", "-subj", f"/CN={folder.name}"),
+            *("-keyout", self.key, "-out", self.pem),
+        )
+
+    def run(self, *words):
+        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+    def issue(self, name, *, names="IP:127.0.0.1", first=-1, last=365):
+        """PEM files of a certificate that is valid from day `first` to day `last`, and its key."""
+        cert, key, request = (self.folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
+        subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName={names}")
+        self.run("req", "-newkey", "rsa:2048", "-nodes", *subject, "-keyout", key, "-out", request)
+        span = [f"{datetime.now(UTC) + timedelta(days=day):%Y%m%d%H%M%SZ}" for day in (first, last)]
+        self.run(
+            *("ca", "-batch", "-notext", "-config", self.folder / "ca.cnf", "-cert", self.pem),
+            *("-keyfile", self.key, "-startdate", span[0], "-enddate", span[1], "-in", request, "-out", cert),
+        )
+        return cert, key
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("tls") / "theirs")
+
+
+def visit_tls(tmp_path, certificate, **settings):
+    with EmbeddedBroker.start(tmp_path / "broker", cert=certificate[0], key=certificate[1]) as broker:
+        return visit(port=broker.port, tls=True, **settings)
+
+
+@needs_openssl
+@leaves_sockets
+class TestTls:
+    def test_a_broker_whose_certificate_is_good(self, tmp_path, authority):
+        found = visit_tls(tmp_path, authority.issue("good", last=100.5), ca=str(authority.pem))
+        assert {one.verdict for one in found.values()} == {"ok"}
+        assert "valid for 100 more days" in found["broker's certificate"].found
+        assert "round trip" in found
+
+    def test_one_that_soon_expires(self, tmp_path, authority):
+        found = visit_tls(tmp_path, authority.issue("soon", last=10.5), ca=str(authority.pem))
+        assert found["broker's certificate"].verdict == "warn"
+        assert "valid for 10 more days" in found["broker's certificate"].found
+        assert found["round trip"].verdict == "ok"
+
+    @pytest.mark.parametrize(
+        ("settings", "said", "mend"),
+        [
+            ({"first": -30, "last": -2.5}, "expired 2 days ago", "have it renewed on the broker"),
+            ({"first": 2, "last": 30}, "not valid before", "set the clock"),
+            (
+                {"names": "DNS:edge.local"},
+                "127.0.0.1 is not a name of it (its names: edge.local)",
+                "use one of them in --broker",
+            ),
+        ],
+    )
+    def test_one_that_is_not_valid_here(self, tmp_path, authority, settings, said, mend):
+        found = visit_tls(tmp_path, authority.issue("bad", **settings), ca=str(authority.pem))
+        assert said in found["broker's certificate"].found
+        assert found["broker's certificate"].mend.startswith(mend)
+        assert found["login"].verdict == "skip"
+
+    def test_another_authority_or_none(self, tmp_path, authority, stranger):
+        certificate = authority.issue("theirs")
+        for n, ca in enumerate([str(stranger.pem), None]):
+            found = visit_tls(tmp_path / str(n), certificate, ca=ca)["broker's certificate"]
+            assert found.found.startswith("not signed by")
+            assert found.mend == "give the PEM file of the authority that signed it: --ca"
+
+    def test_a_file_that_is_no_certificate(self, tmp_path, authority):
+        (tmp_path / "empty.pem").write_text("nothing\n")
+        certificate = authority.issue("server")
+        for n, (ca, said) in enumerate(
+            [(tmp_path / "empty.pem", "no certificate in it"), (tmp_path / "none.pem", "No such file")]
+        ):
+            found = visit_tls(tmp_path / str(n), certificate, ca=str(ca))
+            assert said in found["authority"].found
+            assert found["broker's certificate"].verdict == "skip"
+
+    def test_a_broker_without_tls(self, tmp_path, authority):
+        with EmbeddedBroker.start(tmp_path) as broker:
+            found = visit(port=broker.port, tls=True, ca=str(authority.pem))
+        assert found["broker's certificate"].verdict == "fail"
+        assert found["login"].verdict == "skip"
+
+    @needs_mosquitto
+    def test_a_broker_that_asks_for_ours(self, tmp_path, authority, stranger):
+        cert, key = authority.issue("server")
+        lines = [f"certfile {cert}", f"keyfile {key}", f"cafile {authority.pem}", "require_certificate true"]
+        lines += ["use_identity_as_username true", "allow_anonymous false"]
+        ours, theirs = authority.issue("device", names="DNS:a"), stranger.issue("device", names="DNS:a")
+        with mosquitto(tmp_path, *lines) as port:
+
+            def shown(cert=None, key=None):
+                files = {"cert": cert and str(cert), "key": key and str(key)}
+                return visit(port=port, tls=True, ca=str(authority.pem), **files)
+
+            assert shown(*ours)["round trip"].verdict == "ok"
+            assert "the broker asks for one" in shown()["own certificate"].found
+            assert "the broker does not accept it" in shown(*theirs)["own certificate"].found
+            assert "does not belong to" in shown(ours[0], theirs[1])["own certificate"].found
+            assert "no --cert" in shown(None, ours[1])["own certificate"].found
+            expired = authority.issue("old", first=-9, last=-2.5)
+            assert "expired 2 days ago" in shown(*expired)["own certificate"].found
+
+    def test_a_key_with_a_pass_phrase_asks_nobody(self, tmp_path, authority):
+        cert, key = authority.issue("locked")
+        locked = tmp_path / "locked.key"
+        authority.run("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", locked)
+        found = visit_tls(tmp_path, authority.issue("server"), cert=str(cert), key=str(locked))
+        assert "without a pass phrase" in found["own certificate"].mend
+
+    def test_dates_agree_with_openssl(self, authority):
+        cert, _ = authority.issue("dates", first=-3, last=20_000)  # beyond 2049: GeneralizedTime
+        said = subprocess.run(
+            ["openssl", "x509", "-in", cert, "-noout", "-dates"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        wanted = tuple(
+            datetime.fromtimestamp(ssl.cert_time_to_seconds(line.partition("=")[2]), UTC) for line in said
+        )
+        assert validity_of_file(cert) == wanted
+        der = ssl.PEM_cert_to_DER_cert(cert.read_text())
+        for cut in range(len(der) // 2):
+            with pytest.raises(TransportError):
+                validity(der[:cut])
+
+
+# The machine
+
+
+def test_python_is_new_and_wide_enough():
+    assert [one.verdict for one in host.python()] == ["ok"]
+    for version, bits in (((3, 10, 4), 64), ((3, 12, 1), 32)):
+        (finding,) = host.python(version, bits, "armv7l")
+        assert finding.verdict == "fail"
+        assert finding.mend.startswith("install")
+
+
+@pytest.mark.parametrize(
+    ("year", "kernel", "matters", "verdict"),
+    [
+        (1970, True, False, "warn"),
+        (1970, True, True, "fail"),
+        (2101, True, True, "fail"),
+        (2027, True, True, "ok"),
+        (2027, False, True, "warn"),
+        (2027, None, False, "warn"),
+    ],
+)
+def test_the_clock(year, kernel, matters, verdict):
+    at = datetime(year, 6, 1, tzinfo=UTC).timestamp()
+    (finding,) = host.clock(Path("/"), matters=matters, now=lambda: at, kernel=lambda: kernel)
+    if kernel or not Path("/run/systemd/timesync/synchronized").exists():
+        assert finding.verdict == verdict
+
+
+@pytest.mark.parametrize("file", ["run/systemd/timesync/synchronized", "run/chrony/chronyd.pid"])
+def test_who_keeps_the_clock(tmp_path, file):
+    (finding,) = host.clock(tmp_path, matters=True, kernel=lambda: True)
+    assert finding.verdict == "warn", "this machine's kernel says nothing of a board in a folder"
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).touch()
+    (finding,) = host.clock(tmp_path, matters=True)
+    assert finding.verdict == "ok"
+
+
+# Sensors and the policy
+
+
+def sense(board, tmp_path, profile="generic", **policy):
+    fake = board()
+    found = sensors.examine(fake.build(tmp_path), Policy(**policy), load(profile), fake.run)
+    return verdicts(found)
+
+
+def test_a_sensor_that_the_policy_needs_and_the_board_lacks(tmp_path):
+    found = sense(boards.pi_zero, tmp_path, charging_only=True, unmetered_only=True)
+    assert (found["power supply"].verdict, found["metered traffic"].verdict) == ("fail", "fail")
+    assert "charging_only needs it" in found["power supply"].found
+    assert found["power supply"].mend.endswith("leave out --charging-only")
+    assert found["temperature"].verdict == "ok"
+    assert "policy" not in found
+
+
+def test_the_same_sensor_does_not_matter_to_another_policy_or_board(tmp_path):
+    assert sense(boards.pi_zero, tmp_path / "a")["power supply"].verdict == "ok"
+    found = sense(boards.pi_zero, tmp_path / "b", "raspberry-pi-zero-2w", charging_only=True)
+    assert found["power supply"].verdict == "ok", "its profile says that it has no battery"
+
+
+def test_a_policy_that_is_against_training_just_now(tmp_path):
+    found = sense(boards.pi_4_hot_on_a_modem, tmp_path, max_celsius=70)
+    assert found["temperature"].verdict == "ok"
+    assert found["policy"].found == ("the agent would not train now: max_celsius: 81.5 °C, at most 70 °C")
+
+
+def test_a_battery_whose_capacity_nobody_knows(tmp_path):
+    found = sense(boards.phone, tmp_path, max_battery_percent_per_hour=2)
+    assert found["battery capacity"].verdict == "fail"
+    assert "battery_wh" in found["battery capacity"].mend
+
+
+@pytest.mark.parametrize("board", boards.ALL)
+def test_every_board_can_be_looked_at(board, tmp_path):
+    strict = {"charging_only": True, "unmetered_only": True, "max_celsius": 60, "min_battery": 20}
+    assert len(sense(board, tmp_path, **strict)) >= 6
+
+
+# The state folder
+
+
+def store_with_a_run(folder, spec, weights):
+    store = AgentStore(folder)
+    enrolment = Enrolment(
+        "r1", 0, spec, {"name": "fedavg"}, TrainingSection(), 0.0, 1.0, 0.1, 60.0, 1e3, 1e3, weights
+    )
+    store.enrolment("r1").write(codec.encode(enrolment, spec))
+    return store
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder is looked at as that user")
+def test_a_folder_that_cannot_be_written():
+    with tempfile.TemporaryDirectory() as name:  # pytest keeps its own closed to others
+        open_to_all = Path(name)
+        open_to_all.chmod(0o755)
+        store = AgentStore(open_to_all / "f" / "a")
+        child = os.fork()
+        if child == 0:
+            os.setresuid(65534, 65534, 65534)
+            (finding,) = keeping.folder(store)
+            os._exit(0 if finding.verdict == "fail" and "cannot be written" in finding.found else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        (finding,) = keeping.folder(store)
+        assert finding.verdict == "ok"
+        assert not list(open_to_all.iterdir())
+
+
+def test_a_file_in_the_folder_s_place(tmp_path):
+    (tmp_path / "state").write_text("")
+    (finding,) = keeping.folder(AgentStore(tmp_path / "state"))
+    assert (finding.verdict, "Not a directory" in finding.found) == ("fail", True)
+
+
+def test_another_agent_with_the_same_folder(tmp_path):
+    store = AgentStore(tmp_path)
+    (finding,) = keeping.in_use(store)
+    assert finding.verdict == "ok"
+    assert not (tmp_path / "lock").exists()
+    with store.claim():
+        (finding,) = keeping.in_use(store)
+        assert finding.verdict == "warn"
+    (finding,) = keeping.in_use(store)
+    assert finding.verdict == "ok"
+
+
+def test_what_is_kept_of_a_run_is_read(tmp_path, spec, weights):
+    store = store_with_a_run(tmp_path, spec, weights)
+    (finding,) = keeping.runs(store, "a")
+    assert (finding.verdict, finding.found) == ("ok", "r1: tiny by fedavg, no round done yet")
+    for name in ("session", "enrolment"):
+        path = tmp_path / "runs" / "r1" / name
+        path.write_bytes(b"FLTN but not really")
+        (finding,) = keeping.runs(store, "a")
+        assert (finding.verdict, "r1 is damaged" in finding.found) == ("fail", True)
+        assert "remove it" in finding.mend
+
+
+def test_room_on_the_disk(tmp_path, monkeypatch, spec, weights):
+    store = store_with_a_run(tmp_path, spec, weights)
+    enrolment = keeping.latest_enrolment(store)
+    assert enrolment is not None
+    usage = shutil.disk_usage(tmp_path)
+
+    def with_free(free):
+        monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: usage._replace(free=free))
+        return [next(iter(keeping.room(store, one))).verdict for one in (enrolment, None)]
+
+    assert with_free(10**12) == ["ok", "ok"]
+    assert with_free(10**8) == ["ok", "warn"]
+    assert with_free(100) == ["fail", "warn"]
+
+
+# Samples, trainer, memory
+
+
+def test_samples_that_do_not_fit_the_run(tmp_path, spec, weights):
+    enrolment = keeping.latest_enrolment(store_with_a_run(tmp_path / "state", spec, weights))
+    x, y = np.ones((30, 5), np.float32), np.arange(30) % 3
+    np.savez(tmp_path / "five.npz", x=x, y=y)
+    np.savez(tmp_path / "four.npz", x=x[:, :4], y=y)
+    np.savez(tmp_path / "alike.npz", x=x * y[:, None], y=y * 0)
+    (good,) = training.data(f"npz:{tmp_path}/four.npz", 0.3, enrolment)
+    assert good.found == "30 samples of 4 in 3 classes (10 to 10 each); they fit tiny of run r1"
+    with pytest.raises(DataError, match=r"samples have shape \(5,\)"):
+        list(training.data(f"npz:{tmp_path}/five.npz", 0.3, enrolment))
+    (alike,) = training.data(f"npz:{tmp_path}/alike.npz", 0.3, None)
+    assert alike.verdict == "warn"
+
+
+def with_trainers(monkeypatch, *kinds):
+    monkeypatch.setattr(training, "installed", lambda: kinds)
+
+
+def test_trainers_that_are_not_there(monkeypatch):
+    with_trainers(monkeypatch)
+    (finding,) = training.trainers("auto", None)
+    assert finding.mend.startswith("pip install onnxruntime ")
+    with_trainers(monkeypatch, "onnx")
+    (finding,) = training.trainers("torch", None)
+    assert finding.found == "torch is not installed, onnx is"
+
+
+def test_an_old_onnxruntime_and_one_that_dies(monkeypatch):
+    with_trainers(monkeypatch, "onnx")
+    (old,) = training.trainers("auto", None, lambda _: Tried("1.15.1", 10))
+    assert old.found == "onnxruntime 1.15.1 is too old, at least 1.16 is needed"
+    (dead,) = training.trainers("auto", None, lambda _: Tried(problem="importing it ends with SIGILL"))
+    assert (dead.verdict, "SIGILL" in dead.found) == ("fail", True)
+    found = verdicts(training.trainers("auto", 10**9, lambda _: Tried("1.31.1", 33_000_000)))
+    assert found["trainer"].found == "onnx 1.31.1"
+    assert "onnx 33 MB" in found["memory"].found
+    unknown = verdicts(training.trainers("auto", None, lambda _: Tried("1.31.1", 33_000_000)))
+    assert unknown["memory"].verdict == "warn"
+
+
+def test_a_trainer_that_does_not_fit_is_not_even_tried(monkeypatch):
+    with_trainers(monkeypatch, "torch")
+
+    def never(_):
+        raise AssertionError
+
+    found = verdicts(training.trainers("torch", IMPORT_BYTES["torch"], never))
+    assert found["memory"].verdict == "fail"
+    assert "--trainer onnx" in found["memory"].mend
+
+
+def test_an_import_is_tried_for_real(tmp_path, monkeypatch):
+    (tmp_path / "dies.py").write_text(f"import os, signal\nos.kill(os.getpid(), {int(signal.SIGILL)})\n")
+    (tmp_path / "fails.py").write_text("import no_such_library_of_ours\n")
+    (tmp_path / "works.py").write_text("__version__ = '3.2'\nheld = bytearray(b'x') * 50_000_000\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert training.try_import("dies").problem == "importing dies ends with SIGILL"
+    assert "no_such_library_of_ours" in training.try_import("fails").problem
+    works = training.try_import("works")
+    assert works.version == "3.2"
+    assert 45e6 < works.num_bytes < 80e6

@@ -1,0 +1,283 @@
+"""Which model a device serves: through rounds, rehearsals, restarts with other data, crashes and runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+from tests.conftest import tiny_spec
+
+from fleetune.edge_agent.personal.adoption import Adoption, Standing, is_better, read_served
+from fleetune.edge_agent.runs.session import Session
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.methods import create
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.skeletons.method import Budget, Fit, Round
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
+
+SPEC = tiny_spec()
+ONE = Standing("a", 1, closing=False, model="m", input_shape=(2,), num_classes=3, held_out=0.2)
+JUDGED = replace(ONE, validation_loss=0.5, training_loss=0.5)
+
+
+def other(**changes):
+    return replace(JUDGED, run="b", **changes)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "served", "better"),
+    [
+        (JUDGED, None, True),
+        (replace(JUDGED, trained=False), None, False),
+        (replace(JUDGED, validation_loss=0.4), JUDGED, True),
+        (replace(JUDGED, validation_loss=0.6), JUDGED, False),
+        (replace(JUDGED, validation_loss=0.4, trained=False), JUDGED, True),
+        (JUDGED, JUDGED, True),  # of equals the newer
+        (other(validation_loss=0.6, closing=True), JUDGED, False),
+        (other(validation_loss=0.4), JUDGED, True),
+        (other(validation_loss=0.6, training_loss=0.4, held_out=0.3), JUDGED, True),  # it was trained on them
+        (other(validation_loss=0.4, training_loss=0.6, held_out=0.3), JUDGED, False),
+        (other(validation_loss=0.6, num_classes=4), JUDGED, True),  # another question
+        (ONE, ONE, True),  # nothing to judge by: the newest
+        (replace(ONE, training_loss=0.9), replace(ONE, training_loss=0.1), True),
+        (replace(ONE, trained=False), ONE, False),
+        (replace(ONE, run="b", training_loss=0.6), replace(ONE, training_loss=0.5), False),
+        (replace(ONE, run="b", training_loss=0.4), replace(ONE, training_loss=0.5), True),
+        (replace(ONE, run="b", training_loss=0.6, closing=True), replace(ONE, training_loss=0.5), False),
+        (
+            replace(ONE, run="b", training_loss=0.6, closing=True, model="n"),
+            replace(ONE, training_loss=0.5),
+            True,
+        ),
+        (replace(ONE, run="b"), replace(ONE, training_loss=0.5), True),
+    ],
+)
+def test_the_rule(candidate, served, better):
+    assert is_better(candidate, served) is better
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=20))
+def test_with_validation_samples_the_lowest_loss_of_all_is_served(losses):
+    served = None
+    for number, loss in enumerate(losses):
+        candidate = replace(JUDGED, run=f"run-{number // 3}", round=number, validation_loss=loss)
+        served = candidate if is_better(candidate, served) else served
+    assert served.validation_loss == min(losses)
+    assert served.round == max(at for at, loss in enumerate(losses) if loss == min(losses))
+
+
+class Box:
+    """A file of the device; `full`: it cannot be written."""
+
+    def __init__(self):
+        self.data, self.full, self.writes = None, False, 0
+
+    def read(self):
+        return self.data
+
+    def write(self, data):
+        if self.full:
+            raise StoreError("the disk is full")
+        self.data, self.writes = data, self.writes + 1
+
+
+class Scripted:
+    """Training leads to weights all of one number; losses are distances to `best`."""
+
+    spec, num_samples, num_classes_held, num_test = SPEC, 10, 3, 5
+
+    def __init__(self, best=1.0):
+        self.best, self.leads_to = best, []
+
+    def fit(self, weights, plan, key):
+        to = np.where(np.arange(SPEC.size) < SPEC.num_parameters, self.leads_to.pop(0), weights)
+        return Fit(to.astype(np.float32), float(abs(to[0] - self.best)), 1)
+
+    def loss(self, weights, part="train"):
+        return float(abs(weights[0] - self.best))
+
+    def accuracy(self, weights, part="test"):
+        return max(0.0, 1 - self.loss(weights))
+
+
+class Device:
+    """A device and the disk it keeps through restarts and runs."""
+
+    def __init__(self, num_validation=4):
+        self.num_validation, self.trainer, self.samples = num_validation, Scripted(), "today"
+        self.served, self.sessions = Box(), {}
+
+    def join(self, run="a", start=0.0, own=lambda: None):
+        self.enrolment = Enrolment(
+            run,
+            0,
+            SPEC,
+            {"name": "fedavg"},
+            TrainingSection(),
+            0.0,
+            1.0,
+            0.2 if self.num_validation else 0.0,
+            1.0,
+            1.0,
+            1.0,
+            np.full(SPEC.size, start, np.float32),
+        )
+        self.adoption = Adoption(
+            self.served,
+            self.enrolment,
+            self.trainer,
+            num_validation=self.num_validation,
+            samples=self.samples,
+        )
+        self.method = create("fedavg", SPEC, {})
+        memory = self.sessions.setdefault(run, Box())
+        self.session = Session(
+            self.enrolment, "d", self.method, self.trainer, memory, adoption=self.adoption, own=own
+        )
+        return self
+
+    def work(self, number, leads_to, *, shared=0.0, rehearsal=False):
+        """One round from a shared model; the measures of the reply."""
+        state = self.method.init_coordinator(np.full(SPEC.size, shared, np.float32))
+        _, tasks = self.method.plan(state, Round(number, ("d",), rehearsal), run_key(0))
+        self.trainer.leads_to = [leads_to]
+        data = codec.encode(Assignment("d", number, 1, rehearsal, tasks["d"]), SPEC)
+        reply = codec.decode(self.session.answer(data, Budget()), Reply[self.method.update_type], SPEC)
+        return reply.measures
+
+    @property
+    def kept(self):
+        """Accuracy of the best of this run."""
+        return self.adoption.best.accuracy
+
+    @property
+    def now(self):
+        """The run, the round and the number of what is served."""
+        found = read_served(self.served.read(), SPEC)
+        return found and (found.standing.run, found.standing.round, float(found.weights[0]))
+
+
+def test_a_worse_round_leaves_what_is_served():
+    device = Device().join()
+    assert device.now is None
+    for number, (to, kept) in enumerate([(0.5, 0.5), (0.75, 0.75), (0.25, 0.75), (0.875, 0.875)], 1):
+        assert device.work(number, to).kept is UNSET  # the rehearsal tells, and costs no round a byte
+        assert device.kept == kept
+    assert device.now == ("a", 4, 0.875)
+    assert device.session.personal_model[0] == 0.875
+    device.work(5, 0.0)
+    assert device.now == ("a", 4, 0.875)
+    assert device.session.personal_model[0] == 0  # the method's own goes on as its paper says
+
+
+def test_without_validation_samples_the_newest_is_served():
+    device = Device(num_validation=0).join()
+    for number, to in ((1, 0.5), (2, 0.25)):
+        device.work(number, to)
+        assert device.kept == to
+    assert device.now == ("a", 2, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("num_validation", "shared", "leads_to", "wanted"),
+    [
+        (4, 0.0, 0.9375, 0.9375),  # after local training
+        (4, 0.9375, 0.0, 0.9375),  # before it
+        (4, 0.25, 0.5, 0.75),  # neither
+        (0, 0.9375, 0.5, 0.5),  # nothing to judge by: the newest that was trained
+    ],
+)
+def test_the_closing_rehearsal_is_not_thrown_away(num_validation, shared, leads_to, wanted):
+    device = Device(num_validation).join()
+    device.work(1, 0.75)
+    measures = device.work(2, leads_to, shared=shared, rehearsal=True)
+    assert device.now[2] == wanted
+    assert measures.kept == wanted
+    assert measures.personal == 0.75
+
+
+@pytest.mark.parametrize("num_validation", [4, 0])
+def test_the_next_run_changes_nothing_until_it_has_something_better(num_validation):
+    device = Device(num_validation).join()
+    device.work(1, 0.75)
+    device.join("b", start=0.0)
+    assert device.now == ("a", 1, 0.75)
+    device.work(1, 0.25)
+    assert device.kept == 0.25  # the new run's figures are its own
+    assert device.now == ("a", 1, 0.75)
+    device.join("b")  # a restart
+    device.work(2, 0.5)
+    assert device.kept == 0.5
+    assert device.now == ("a", 1, 0.75)
+    device.work(3, 0.875)
+    assert device.now == ("b", 3, 0.875)
+
+
+def test_a_restart_judges_what_is_served_by_the_samples_of_today():
+    device = Device().join()
+    device.work(1, 0.75)
+    device.trainer.best, device.samples = 0.0, "tomorrow"
+    device.join()
+    assert read_served(device.served.read()).standing.validation_loss == 0.75
+    device.work(2, 0.5)
+    assert device.now == ("a", 2, 0.5)
+    writes = device.served.writes
+    device.join()
+    assert device.served.writes == writes  # the same samples: nothing to judge
+
+
+def test_without_validation_samples_runs_are_compared_on_the_training_samples_of_today():
+    device = Device(num_validation=0).join()
+    device.work(1, 0.75)
+    device.join("b")
+    device.work(1, 0.5, rehearsal=True)
+    assert device.now == ("a", 1, 0.75)  # not even the closing rehearsal of a worse run replaces it
+    device.trainer.best, device.samples = 0.0, "tomorrow"  # now it is the better one
+    device.join("c")
+    device.work(1, 0.5)
+    assert device.now == ("c", 1, 0.5)
+
+
+@pytest.mark.parametrize("leads_to", [0.875, 0.5])
+def test_a_crash_between_the_two_writes_changes_nothing(leads_to):
+    wanted, device = Device().join(), Device().join()
+    for one in (wanted, device):
+        one.work(1, 0.75)
+    device.sessions["a"].full = True
+    with pytest.raises(StoreError):
+        device.work(2, leads_to)
+    device.sessions["a"].full = False
+    device.join()
+    assert device.work(2, leads_to) == wanted.work(2, leads_to)
+    assert device.now == wanted.now
+    assert device.sessions["a"].data == wanted.sessions["a"].data
+
+
+def test_a_model_that_cannot_be_written_stays_the_one_before():
+    device = Device().join()
+    device.work(1, 0.75)
+    device.served.full = True
+    with pytest.raises(StoreError):
+        device.work(2, 0.875)
+    assert device.now == ("a", 1, 0.75)
+    device.work(3, 0.5)  # worse: nothing to write
+
+
+def test_a_model_that_is_not_finite_on_the_validation_samples_is_never_served():
+    device = Device().join()
+    device.trainer.loss = lambda *_: float("nan")
+    device.work(1, 0.75)
+    assert device.now is None
+
+
+def test_a_device_that_continues_begins_with_its_own_model():
+    device = Device().join()
+    device.work(1, 0.75)
+    device.join("b", own=lambda: np.full(SPEC.size, 0.75, np.float32))
+    assert device.session.personal_model[0] == 0.75
+    device.work(1, 0.5)
+    device.join("b", own=lambda: pytest.fail("it has begun"))
+    assert device.session.personal_model[0] == 0.5

@@ -1,0 +1,291 @@
+"""Between an enrolment and the first task: which trainer, which bundle, and whether yet."""
+
+import importlib.metadata
+import importlib.util
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
+from fleetune.coordinator.run.enrolment import prepare
+from fleetune.edge_agent.runs import enrolling
+from fleetune.edge_agent.training import trainers
+from fleetune.edge_agent.runs.enrolling import AGAIN_S, Enrolling
+from fleetune.edge_agent.runs.intake import Intake
+from fleetune.edge_agent.runs.joining import DeviceSettings
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.trainers import Trainers, check_room
+from fleetune.protocols.update import codec
+from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.protocols.wire.messages import Ack, Errand, Fetch, Offer, Refuse, Resume
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.bundle.shipped import shipped_bundle
+from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
+
+ENROLMENT = prepare(
+    parse_run(
+        {
+            "run": {"name": "r"},
+            "model": {"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 10},
+            "method": {"name": "fedspu"},
+        }
+    )
+)
+RUN = ENROLMENT.run
+BUNDLE = shipped_bundle("mlp", (1, 8, 8), 10).encoded()
+
+
+def install(monkeypatch, *names):
+    """As where these packages are installed."""
+    found = {"torch", "onnxruntime"} & set(names)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
+    packages = [SimpleNamespace(metadata={"Name": name}) for name in names]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: packages)
+
+
+@pytest.fixture
+def device(tmp_path, monkeypatch):
+    """A device with ONNX Runtime, which knows the run."""
+    install(monkeypatch, "onnxruntime")
+    found = SimpleNamespace(
+        store=AgentStore(tmp_path), sent=[], declined=[], jobs=[], now=0.0, objection=None
+    )
+    found.store.enrolment(RUN).write(codec.encode(ENROLMENT, ENROLMENT.spec))
+    jobs = SimpleNamespace(join=lambda run, do: found.jobs.append((run, do)), progress=None, closing=False)
+    found.enrolling = Enrolling(
+        DeviceSettings("f", "d", "digits", tmp_path),
+        found.store,
+        None,
+        SimpleNamespace(objection=lambda: found.objection),
+        jobs,
+        measure_link=None,
+        why_stop=lambda _: None,
+        send=found.sent.append,
+        decline=lambda run, what, problem: found.declined.append((run, what, str(problem))),
+        clock=lambda: found.now,
+    )
+    found.intake = Intake(
+        "d", found.store, is_in=lambda _: False, objection=lambda: None, clock=lambda: found.now
+    )
+    return found
+
+
+def again_on(device):
+    """The intake of the agent's next start."""
+    return Intake("d", device.store, is_in=lambda _: False, objection=lambda: None, clock=lambda: 0.0)
+
+
+def offer_of(payload, run=RUN, errand=None):
+    errand, digest = errand or Errand("bundle", run), digest_of(payload)
+    return Offer(transfer_id(errand, "d", digest), digest, len(payload), errand)
+
+
+def receive(intake, payload, offer=None):
+    offer = offer or offer_of(payload)
+    intake.offer(offer)
+    (arrived, _) = intake.chunk(Chunk(offer.transfer, 0, payload).encode())
+    intake.keep(arrived)
+
+
+def test_the_lightest_that_is_installed_trains(monkeypatch):
+    install(monkeypatch, "torch", "onnxruntime")
+    assert Trainers().kind(RUN) == "onnx"
+    assert Trainers("torch").kind(RUN) == "torch"
+    install(monkeypatch, "torch")
+    assert Trainers().kind(RUN) == "torch"
+    install(monkeypatch, "onnxruntime", "onnxruntime-training-cpu")
+    assert trainers.installed() == ("onnx", "ort-training")
+
+
+def test_without_a_bundle_torch_takes_over_where_the_owner_left_the_choice(monkeypatch):
+    install(monkeypatch, "torch", "onnxruntime")
+    lacking = {RUN: "block uses aten.sort"}
+    assert Trainers("auto", lacking).kind(RUN) == "torch"
+    assert Trainers("auto", lacking).kind("another") == "onnx"
+    with pytest.raises(ModelError, match="; with torch it can be trained"):
+        Trainers("onnx", lacking).kind(RUN)
+    install(monkeypatch, "onnxruntime")
+    with pytest.raises(ModelError, match="with torch it can be trained"):
+        Trainers("auto", lacking).kind(RUN)
+
+
+@pytest.mark.parametrize(
+    ("choice", "packages", "error", "match"),
+    [
+        ("auto", (), ModelError, r"no trainer is installed here: pip install onnxruntime"),
+        ("torch", ("onnxruntime",), ModelError, "--trainer torch: it is not installed here, onnx is"),
+        ("ort-training", ("onnxruntime",), ModelError, "not for aarch64"),
+        ("tensorflow", ("torch",), SettingError, "choose auto, onnx, torch, ort-training"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_one_line(monkeypatch, choice, packages, error, match):
+    install(monkeypatch, *packages)
+    with pytest.raises(error, match=match):
+        Trainers(choice)
+
+
+def test_a_trainer_without_room_is_not_even_imported(monkeypatch):
+    monkeypatch.delitem(trainers.sys.modules, "torch", raising=False)
+    with pytest.raises(ModelError, match=r"torch alone needs \d+ MB beside the 60 MB held already"):
+        check_room("torch", 150_000_000, 60_000_000)
+    check_room("torch", None, 60_000_000)
+
+
+def test_the_bundle_is_asked_for_and_then_the_run_is_joined(device):
+    device.enrolling.begin(RUN)
+    assert device.sent == [Fetch(RUN)]
+    assert device.jobs == []
+    receive(device.intake, BUNDLE)
+    device.enrolling.begin(RUN)
+    assert [run for run, _ in device.jobs] == [RUN]
+    device.enrolling.begin(RUN)
+    assert len(device.jobs) == len(device.sent) == 1
+
+
+def test_the_same_bundle_serves_the_next_run_without_travelling(device):
+    receive(device.intake, BUNDLE)
+    device.store.enrolment("next").write(b"x")
+    offer = offer_of(BUNDLE, "next")
+    assert device.intake.offer(offer) == [Ack(offer.transfer, len(BUNDLE))]
+    assert device.store.bundle("next") == BUNDLE
+    assert len([*(device.store.folder / "bundles").iterdir()]) == 1
+
+
+def test_what_was_taken_and_is_gone_from_the_disk_is_taken_again(device):
+    task = Errand("task", RUN, 1, 1)
+    newer, older, enrolment = (
+        offer_of(b"newer", errand=task),
+        offer_of(b"older", errand=task),
+        offer_of(b"new", errand=Errand("enrolment", RUN)),
+    )
+    intake = Intake("d", device.store, is_in=lambda _: True, objection=lambda: None, clock=lambda: 0.0)
+    for offer, payload in [(older, b"older"), (newer, b"newer"), (enrolment, b"new")]:
+        receive(intake, payload, offer)
+        assert intake.offer(offer) == [Ack(offer.transfer, len(payload))]
+    assert intake.offer(older) == [Ack(older.transfer, 5)]  # overtaken, not lost
+    device.store.forget_tasks(RUN)
+    device.store.enrolment(RUN).write(b"other")
+    for offer in (newer, older, enrolment):
+        assert intake.offer(offer) == [Resume(offer.transfer, 0)]
+
+
+@pytest.mark.parametrize("intake_of", [lambda device: device.intake, again_on])
+def test_a_bundle_that_was_damaged_on_disk_is_fetched_again(device, intake_of):
+    receive(device.intake, BUNDLE)
+    (path,) = (device.store.folder / "bundles").iterdir()
+    path.write_bytes(BUNDLE[:-1] + b"x")
+    assert device.store.bundle(RUN) is None
+    device.enrolling.begin(RUN)
+    assert device.sent == [Fetch(RUN)]
+    offer = offer_of(BUNDLE)
+    assert intake_of(device).offer(offer) == [Resume(offer.transfer, 0)]
+    receive(intake_of(device), BUNDLE)
+    assert device.store.bundle(RUN) == BUNDLE
+
+
+def test_a_name_in_place_of_a_digest_leads_nowhere(device):
+    (device.store.folder / "runs" / RUN / "bundle").write_text("../../../etc/passwd")
+    assert device.store.bundle(RUN) is None
+
+
+def test_a_bundle_of_a_run_that_nobody_knows_is_refused(device):
+    (answer,) = device.intake.offer(offer_of(BUNDLE, "stranger"))
+    assert isinstance(answer, Refuse)
+    assert "knows no run" in answer.reason
+
+
+def test_a_run_without_a_bundle_is_declined_with_the_reason(device):
+    device.enrolling.begin(RUN)
+    device.enrolling.do_without_bundle(RUN, "block2 uses aten.sort")
+    ((run, what, reason),) = device.declined
+    assert (run, what) == (RUN, f"cannot join run {RUN}")
+    assert reason.startswith("block2 uses aten.sort; with torch")
+    device.enrolling.do_without_bundle("unknown", "whatever")
+    assert len(device.declined) == 1
+
+
+def test_what_the_owner_forbids_is_postponed_and_tried_again(device):
+    device.objection = "on battery power"
+    device.enrolling.begin(RUN)
+    device.enrolling.begin(RUN)
+    assert device.declined == [(RUN, "not joining yet", "on battery power")]
+    device.objection, device.now = None, AGAIN_S
+    device.enrolling.tick(device.now - 1)
+    assert device.sent == []
+    device.enrolling.tick(device.now)
+    assert device.sent == [Fetch(RUN)]
+
+
+@pytest.mark.parametrize(("dealt", "wanted"), [(0.4, 0.4), (0.8, 0.6), (None, 0.6)])
+def test_a_dealt_ratio_is_the_most_that_the_policy_of_the_run_allows(device, monkeypatch, dealt, wanted):
+    policies = []
+    monkeypatch.setattr(enrolling, "join", lambda settings, *_, **__: policies.append(settings.policy))
+    device.enrolling._settings = replace(device.enrolling._settings, policy=Policy(ratio=0.6))
+    device.enrolling.note_dealt(RUN, dealt)
+    device.enrolling.note_dealt("another", 0.1)
+    receive(device.intake, BUNDLE)
+    device.enrolling.begin(RUN)
+    device.jobs[0][1]()
+    assert [policy.ratio for policy in policies] == [wanted]
+
+
+def test_the_trainer_that_was_chosen_is_the_one_that_joins(device, monkeypatch):
+    calls = []
+    monkeypatch.setattr(enrolling, "join", lambda *args, **kwargs: calls.append((args[2], kwargs["kind"])))
+    receive(device.intake, BUNDLE)
+    device.enrolling.begin(RUN)
+    device.jobs[0][1]()
+    assert calls == [(RUN, "onnx")]
+
+
+# The coordinator's side
+
+
+@pytest.fixture
+def desk(tmp_path):
+    from fleetune.coordinator.run.opening import open_run
+
+    content = {
+        "run": {"name": "r"},
+        "model": {"name": "mlp", "input_shape": [1, 9, 9], "num_classes": 3},
+        "method": {"name": "fedavg"},
+    }
+    run, events, said = open_run(parse_run(content), tmp_path / "r"), [], []
+    yield SimpleNamespace(run=run, events=events, said=said, desk=BundleDesk(run, events.append, said.append))
+    run.store.close()
+
+
+def wait_for_the_bundle(desk):
+    for thread in threading.enumerate():
+        if thread.name == "bundle":
+            thread.join()
+    (event,) = desk.events
+    return event
+
+
+def test_the_bundle_is_made_once_and_kept(desk):
+    assert desk.desk.ask("a") is None
+    assert desk.desk.ask("b") is None
+    event = wait_for_the_bundle(desk)
+    assert desk.desk.made(event) == {"a", "b"}
+    assert desk.desk.ask("c") == BundleMade(event.payload)
+    assert BundleDesk(desk.run, desk.events.append, desk.said.append).ask("c") == BundleMade(event.payload)
+    assert "is made for devices without torch" in desk.said[0]
+    assert f"{len(event.payload):,} bytes" in desk.said[1]
+
+
+def test_why_there_is_none_is_told_to_all(desk, monkeypatch):
+    from fleetune.coordinator.serving import bundle_desk
+
+    def fail(_):
+        raise ModelError("block uses aten.sort")
+
+    monkeypatch.setattr(bundles, "make_run_bundle", fail)
+    desk.desk.ask("a")
+    event = wait_for_the_bundle(desk)
+    assert event == BundleMade(None, "block uses aten.sort")
+    assert desk.desk.made(event) == {"a"}
+    assert desk.desk.ask("b") == event

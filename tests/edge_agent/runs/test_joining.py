@@ -1,0 +1,234 @@
+"""Joining a run: what a device refuses, and why."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fleetune.coordinator.run.enrolment import prepare
+from fleetune.edge_agent.runs import joining
+from fleetune.edge_agent.personal.adoption import Served, Standing
+from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.runs.intake import Intake
+from fleetune.edge_agent.runs.joining import DeviceSettings, join
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.update import codec
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.wire.messages import Ack, Errand, Offer
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.bundle.shipped import bundle_path
+from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
+
+LINK = LinkSpeed(uplink_bps=2e6, downlink_bps=10e6, round_trip_s=0.04)
+USER_MODEL = "usermodel:two_layers"
+
+
+@pytest.fixture(autouse=True)
+def small_process(monkeypatch):
+    """A process that has run a thousand tests holds more than a board has."""
+    monkeypatch.setattr(joining, "own_memory", lambda: SimpleNamespace(resident=250_000_000))
+
+
+@pytest.fixture
+def user_code(tmp_path, monkeypatch):
+    (tmp_path / "usermodel.py").write_text(
+        "from torch import nn\n"
+        "def two_layers(input_shape, num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, num_classes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def enrolment(**sections) -> Enrolment:
+    content = {
+        "run": {"name": "r"},
+        "model": {"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 10},
+        "method": {"name": "fedspu"},
+    }
+    return prepare(parse_run({**content, **sections}))
+
+
+def joined(enrolled: Enrolment, folder: Path, link=LINK, kind="torch", **settings):
+    device = DeviceSettings(fleet="f", device="d", data="digits", state=folder, **settings)
+    data = codec.encode(enrolled, enrolled.spec)
+    return join(
+        device,
+        AgentStore(folder),
+        enrolled.run,
+        data,
+        kind=kind,
+        gauges=Gauges(folder / "no-sensors"),
+        measure_link=lambda: link,
+        stop=lambda: None,
+        progress=lambda _: None,
+    )
+
+
+def refusal(enrolled: Enrolment, folder: Path, **settings) -> str:
+    with pytest.raises(FleetuneError) as caught:
+        joined(enrolled, folder, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_device_starts_from_the_fleets_model_at_the_largest_ratio_that_fits(tmp_path):
+    enrolled = enrolment()
+    taken = joined(enrolled, tmp_path, board="raspberry-pi-3b-plus")
+    assert np.array_equal(taken.session.personal_model, enrolled.weights)
+    assert taken.report.ratio == 1
+    assert taken.report.num_samples > 1000
+    assert (taken.report.uplink_bps, taken.report.downlink_bps) == (2e6, 10e6)
+    assert taken.report.samples_per_s > 100  # measured here, not the board's figure
+    assert taken.report.round_s is not None
+
+
+def test_the_link_is_probed_once_a_run_also_through_restarts(tmp_path):
+    enrolled, other = enrolment(), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
+    joined(enrolled, tmp_path)
+    again = joined(enrolled, tmp_path, link=other)
+    assert (again.report.uplink_bps, again.report.downlink_bps) == (2e6, 10e6)
+    assert joined(enrolment(), tmp_path, link=other).report.uplink_bps == 1.0
+
+
+def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
+    enrolled, store, took = enrolment(), AgentStore(tmp_path), Footprint(memory_bytes=300_000_000)
+    store.keep_bundle(enrolled.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
+    before = joined(enrolled, tmp_path)
+    store.allowance(enrolled.run).write(before.allowance.learned(1.0, took).encoded())
+    assert len(joined(enrolled, tmp_path).allowance.experience.lessons) == 1
+    other = joined(enrolled, tmp_path, link=LinkSpeed(uplink_bps=1.0), kind="onnx")
+    assert other.allowance.capability.trainer == "onnx"
+    assert other.allowance.experience.lessons == ()
+    assert other.report.uplink_bps == 2e6  # the link is the same
+
+
+def serve(store: AgentStore, enrolled: Enrolment, weights, run="") -> None:
+    spec, run = enrolled.spec, run or enrolled.run
+    standing = Standing(run, 3, False, spec.hash, spec.input_shape, spec.num_classes)
+    store.served.write(codec.encode(Served(standing, weights), spec))
+
+
+def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(tmp_path):
+    first, second, store = enrolment(), enrolment(), AgentStore(tmp_path)
+    took, thin = Footprint(memory_bytes=300_000_000), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
+    before = joined(first, tmp_path)
+    store.enrolment(first.run).write(codec.encode(first, first.spec))
+    store.allowance(first.run).write(before.allowance.learned(1.0, took).encoded())
+    taken = joined(second, tmp_path, link=thin)
+    assert len(taken.allowance.experience.lessons) == 1
+    assert taken.report.uplink_bps == 2e6
+    larger = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
+    assert joined(larger, tmp_path, link=thin).allowance.experience.lessons == ()
+    store.keep_bundle(second.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
+    assert joined(second, tmp_path, kind="onnx").allowance.experience.lessons == ()
+
+
+def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_path):
+    first, store = enrolment(), AgentStore(tmp_path)
+    second = replace(enrolment(), continues=first.run)
+    common, own = first.weights, first.weights + np.float32(0.5)
+    serve(store, first, own)
+    assert np.array_equal(joined(enrolment(), tmp_path).session.personal_model, common)
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, own)
+    serve(store, first, own, run="an-earlier-one")
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, common)  # it was not in `first`
+    store.session(first.run).write(b"it was")
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, own)
+    other = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
+    serve(store, other, other.weights, run=first.run)
+    assert np.array_equal(joined(second, tmp_path).session.personal_model, common)
+
+
+def test_a_damaged_served_model_is_named(tmp_path):
+    AgentStore(tmp_path).served.write(b"damaged")
+    assert "served, the model that this device serves, is damaged" in refusal(enrolment(), tmp_path)
+
+
+def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):
+    clock, store, payload = iter(range(100)), AgentStore(tmp_path), b"an enrolment"
+    errand, digest = Errand("enrolment", "r"), digest_of(payload)
+    offer = Offer(transfer_id(errand, "d", digest), digest, len(payload), errand)
+
+    def intake():
+        return Intake(
+            "d", store, is_in=lambda _: True, objection=lambda: None, clock=lambda: float(next(clock))
+        )
+
+    first = intake()
+    first.offer(offer)
+    (arrived, _) = first.chunk(Chunk(offer.transfer, 0, payload).encode())
+    first.keep(arrived)
+    assert first.download_s(offer.transfer) > 0
+    assert first.download_s("1" * 32) is None
+    second = intake()
+    assert second.offer(offer) == [Ack(offer.transfer, len(payload))]
+    assert second.download_s(offer.transfer) is None
+
+
+def test_the_owner_may_want_less(tmp_path):
+    assert joined(enrolment(), tmp_path, policy=Policy(ratio=0.7)).report.ratio == 0.7
+
+
+def test_what_is_too_much_for_the_link_is_not_chosen(tmp_path):
+    thin = LinkSpeed(uplink_bps=1e4, downlink_bps=10e6, round_trip_s=0.04)
+    taken = joined(enrolment(round={"deadline_s": 10}), tmp_path, link=thin)
+    assert 0 < taken.report.ratio < 1
+    assert "would need" in taken.report.reason
+    assert "Mbit/s" in taken.report.reason
+
+
+def test_where_nothing_fits_it_says_so_and_takes_no_part_for_the_time_being(tmp_path):
+    taken = joined(enrolment(round={"deadline_s": 1e-6}), tmp_path, board="raspberry-pi-zero-2w")
+    assert taken.refusal.startswith("nothing fits: 0.1 would need ")
+    assert joined(enrolment(), tmp_path).refusal is None
+
+
+def test_code_is_imported_only_from_modules_the_owner_trusts(tmp_path, user_code):
+    model = {"model": {"name": USER_MODEL, "input_shape": [1, 8, 8], "num_classes": 10}}
+    assert "--trust usermodel allows it" in refusal(enrolment(**model), tmp_path)
+    assert "--trust usermodel" in refusal(enrolment(**model), tmp_path, trusted=("user", "usermodel.x"))
+    assert joined(enrolment(**model), tmp_path, trusted=("usermodel",)).report.num_samples > 1000
+
+
+def test_a_method_of_the_coordinators_own_is_not_imported_either(tmp_path):
+    enrolled = enrolment()
+    foreign = codec.decode(codec.encode(enrolled, enrolled.spec), Enrolment, enrolled.spec)
+    foreign.method["name"] = "os:getcwd"
+    assert "--trust os allows it" in refusal(foreign, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sections", "settings", "message"),
+    [
+        ({"model": {"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 5}}, {}, "the model has 0..4"),
+        (
+            {"model": {"name": "mlp", "input_shape": [1, 9, 9], "num_classes": 10}},
+            {},
+            "the model takes (1, 9, 9)",
+        ),
+        ({}, {"board": "raspberry-pi-9"}, "no board 'raspberry-pi-9'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, sections, settings, message):
+    enrolled = enrolment(**sections)
+    assert message in refusal(enrolled, tmp_path, **settings)
+
+
+def test_a_coordinator_without_the_models_shape_says_what_to_write():
+    with pytest.raises(FleetuneError, match=r"model.input_shape and model.num_classes are missing"):
+        enrolment(model={"name": "mlp"})
+
+
+def test_a_session_of_another_version_is_not_called_damaged(tmp_path):
+    enrolled, store = enrolment(), AgentStore(tmp_path)
+    memory = store.session(enrolled.run)
+    memory.write(b"FLTN\x02" + bytes(40))
+    assert "session is from another version" in refusal(enrolled, tmp_path)
+    memory.write(b"FLTN\x01" + bytes(40))
+    assert "session is damaged" in refusal(enrolled, tmp_path)

@@ -1,0 +1,183 @@
+"""What an agent keeps can be removed, and nothing else ever is."""
+
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.state_folder import MARKER, VERSION, belongings, wipe
+from fleetune.protocols.errors import StoreError, StoreVersion
+
+DIGEST = "0" * 32
+
+
+def a_device(folder, runs=("r1", "r2")):
+    """An agent's state folder with everything that can be in one."""
+    store = AgentStore(folder)
+    store.claim().close()
+    for run in runs:
+        store.enrolment(run).write(b"enrolment")
+        store.session(run).write(b"session")
+        store.served.write(b"served")
+        store.allowance(run).write(b"experience")
+        store.keep_task(run, DIGEST, b"task")
+        store.keep_bundle(run, b"bundle")
+    store.incoming.mkdir()
+    (store.incoming / f"{DIGEST}.part").write_bytes(b"part")
+    return store
+
+
+def an_old_device(folder):
+    """As agents up to 0.1.0 left it."""
+    run = folder / "runs" / "r1"
+    run.mkdir(parents=True)
+    (folder / "lock").touch()
+    (run / "enrolment").write_bytes(b"FLTN and so on")
+    (run / "session").write_bytes(b"FLTN and so on")
+
+
+def invoke(*words, **options):
+    return CliRunner().invoke(app, ["wipe", *map(str, words)], **options)
+
+
+def everything(folder):
+    """Below it; the folder itself goes too when nothing is left in it."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("named", ["state", "state/f", "state/f/pi"])
+def test_all_that_an_agent_keeps_goes_and_empty_folders_with_it(tmp_path, named):
+    a_device(tmp_path / "state" / "f" / "pi")
+    done = invoke("--state", tmp_path / named, "--yes")
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "state" / "f" / "pi").exists()
+    assert (
+        everything(tmp_path) == {"state": [], "state/f": ["state"], "state/f/pi": ["state", "state/f"]}[named]
+    )
+
+
+def test_the_question_names_devices_runs_and_bytes_and_no_removes_nothing(tmp_path):
+    a_device(tmp_path / "f" / "pi")
+    a_device(tmp_path / "f" / "zero", runs=("r1",))
+    num_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    before = everything(tmp_path)
+    done = invoke("--state", tmp_path, input="n\n")
+    assert "2 devices (pi, zero) learned in 3 runs" in done.output
+    assert f"{num_bytes:,} bytes" in done.output
+    assert "pi: 2 runs (r1, r2)" in done.output
+    assert everything(tmp_path) == before
+    assert invoke("--state", tmp_path, input="y\n").exit_code == 0
+    assert everything(tmp_path) == []
+
+
+def test_a_home_is_left_as_it_is(tmp_path):
+    for name in ("letter", "photos/2026/cat.png", "runs/r1/session", "lock", "bundles/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / "empty").mkdir()
+    before = everything(tmp_path)
+    done = invoke("--state", tmp_path, "--yes")
+    assert done.exit_code == 2
+    assert "no agent keeps anything here" in done.output
+    assert len(done.output.splitlines()) == 1
+    assert everything(tmp_path) == before
+
+
+def test_files_of_others_in_an_agents_folder_stay_and_are_named(tmp_path):
+    folder, mine = tmp_path / "f" / "pi", tmp_path / "mine"
+    a_device(folder)
+    mine.mkdir()
+    (mine / "session").write_bytes(b"mine")
+    for name in ("notes", "runs/r1/notes", "runs/notes", "runs/r1/task-of-mine"):
+        (folder / name).write_bytes(b"mine")
+    (folder / "runs" / "r3").symlink_to(mine)
+    (folder / "runs" / "r2" / "session").unlink()
+    (folder / "runs" / "r2" / "session").symlink_to(mine / "session")
+    done = invoke("--state", tmp_path, "--yes")
+    assert done.exit_code == 0
+    left = ["notes", "runs/notes", "runs/r1/notes", "runs/r1/task-of-mine", "runs/r2/session", "runs/r3"]
+    assert [name for name in everything(folder) if not (folder / name).is_dir() or name == "runs/r3"] == left
+    assert sum("left alone" in line for line in done.output.splitlines()) == len(left)
+    assert (mine / "session").read_bytes() == b"mine"
+
+
+def test_nothing_is_removed_while_one_of_the_agents_runs(tmp_path):
+    a_device(tmp_path / "f" / "a")
+    running = a_device(tmp_path / "f" / "b").claim()
+    before = everything(tmp_path)
+    done = invoke("--state", tmp_path, "--yes")
+    assert done.exit_code == 2
+    assert "another agent uses" in done.output.splitlines()[-1]
+    assert everything(tmp_path) == before
+    running.close()
+    assert invoke("--state", tmp_path, "--yes").exit_code == 0
+    assert everything(tmp_path) == []
+
+
+def test_state_of_the_release_before_is_known_and_marked_by_the_next_agent(tmp_path):
+    folder = tmp_path / "f" / "pi"
+    an_old_device(folder)
+    assert [one.runs for one in belongings(tmp_path)] == [("r1",)]
+    AgentStore(folder).claim().close()
+    assert (folder / MARKER).exists()
+    wipe(tmp_path, belongings(tmp_path))
+    assert everything(tmp_path) == []
+
+
+def test_what_only_looks_like_an_old_state_is_not_taken_for_one(tmp_path):
+    for name, content in (("lock", b"12"), ("runs/r1/enrolment", b"FLTN"), ("other/lock", b"")):
+        (tmp_path / "f" / "pi" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "f" / "pi" / name).write_bytes(content)
+    (tmp_path / "f" / "tv" / "runs" / "r1").mkdir(parents=True)
+    (tmp_path / "f" / "tv" / "lock").touch()
+    (tmp_path / "f" / "tv" / "runs" / "r1" / "enrolment").write_bytes(b"a form")
+    assert belongings(tmp_path) == []
+
+
+def test_state_of_a_newer_agent_is_left_to_it(tmp_path):
+    store = a_device(tmp_path / "f" / "pi")
+    (store.folder / MARKER).write_text(f'{{"version": {VERSION + 1}, "more": 1}}')
+    line = rf"pi is from another version \({VERSION + 1}; this program reads up to {VERSION}\)"
+    for action in (store.claim, lambda: belongings(tmp_path)):
+        with pytest.raises(StoreVersion, match=line):
+            action()
+    done = invoke("--state", tmp_path, "--yes")
+    assert done.exit_code == 2
+    assert len(done.output.splitlines()) == 1
+
+
+def test_a_wipe_that_was_cut_short_can_be_done_again(tmp_path):
+    a_device(tmp_path / "f" / "pi")
+    (found,) = belongings(tmp_path)
+    for path in found.files:
+        if path.name not in (MARKER, "lock"):
+            path.unlink()
+    wipe(tmp_path, belongings(tmp_path))
+    assert everything(tmp_path) == []
+
+
+def test_an_agent_that_waited_at_the_door_of_a_folder_that_was_wiped_locks_the_new_one(tmp_path, monkeypatch):
+    import fcntl
+
+    store, flock = AgentStore(tmp_path / "pi"), fcntl.flock
+    store.claim().close()
+
+    def wiped_first(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / "pi" / "lock").unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", wiped_first)
+    held = store.claim()
+    assert os.path.samestat(os.fstat(held.fileno()), (tmp_path / "pi" / "lock").stat())
+    with pytest.raises(StoreError, match="another agent uses"):
+        store.claim()
+    held.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_none_of_ours(tmp_path):
+    (tmp_path / "secret").mkdir(mode=0)
+    assert belongings(tmp_path) == []

@@ -1,0 +1,367 @@
+"""A fleet of real processes on loopback: broker, coordinator, agents; to be killed and restarted.
+
+What is expected of it is what the simulation of the same run.toml ends with.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from safetensors.numpy import load_file
+from tests.helpers.places import ROOT
+
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.stored_run import method_of, save_shared_model
+from fleetune.coordinator.store.device_rows import read_ledger
+from fleetune.coordinator.store.method_state import read_state
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.edge_agent.personal.adoption import read_served
+from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.run_toml import parse_run, read_run
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator.runner import simulate
+from fleetune.tools.simulator.split import write_shares
+
+PATIENCE_S = 90
+BOARDS = ("raspberry-pi-zero-2w", "raspberry-pi-4b", "n100-gateway")  # in the order of run.toml
+RATIOS = (0.2, 0.6, 1.0)  # likewise
+
+RUN_TOML = """
+[run]
+name = "{name}"
+rounds = {rounds}
+[model]
+name = "{model}"
+input_shape = {shape}
+num_classes = 10
+[method]
+name = "{method}"
+[data]
+source = "{source}"
+std = 0.5
+partition = {{ kind = "dirichlet", alpha = 1.0, samples = 200 }}
+[training]
+epochs = {epochs}
+batch_size = 16
+learning_rate = 0.02
+[round]
+start_with = {start_with}
+quorum = {quorum}
+{selection}
+deadline_s = {deadline_s}
+[fleet]
+devices = {devices}
+boards = {{ {boards} }}
+ratios = {ratios}
+"""
+
+
+def run_toml(
+    *,
+    name="fleet",
+    method="fedspu",
+    rounds=3,
+    epochs=1,
+    devices=3,
+    start_with=3,
+    quorum=1,
+    selection="",
+    deadline_s=600,
+    source="digits",
+    shape="[1, 8, 8]",
+    model="mlp",
+):
+    boards = ", ".join(f"{board} = 1" for board in BOARDS[:devices])
+    ratios = list(RATIOS[:devices])
+    return RUN_TOML.format(**locals())
+
+
+def images():
+    """Made-up images, 1 x 28 x 28, for a model whose update takes a while on a slow link."""
+    noise = Key.of("images").uniform(600 * 784).astype(np.float32).reshape(600, 1, 28, 28)
+    labels = np.arange(600) % 10
+    noise[np.arange(600), 0, labels] += 1  # a bright row says which class it is
+    return noise, labels
+
+
+class Child:
+    """A process of the fleet; its output goes to a file."""
+
+    def __init__(self, name, command, log, *, prefix=(), python=sys.executable, **environment):
+        self.name, self.log = name, log
+        with log.open("ab") as output:
+            self._start_of_log = output.tell()
+            self._process = subprocess.Popen(
+                [*prefix, python, "-m", *command],
+                cwd=ROOT if python == sys.executable else log.parent,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    @property
+    def running(self):
+        return self._process.poll() is None
+
+    def text(self):
+        """What this process has said so far."""
+        with self.log.open("rb") as file:
+            file.seek(self._start_of_log)
+            return file.read().decode(errors="replace")
+
+    def lines(self, pattern):
+        return [line for line in self.text().splitlines() if re.search(pattern, line)]
+
+    def wait_for(self, pattern, count=1):
+        """Return when it has said `pattern` so often."""
+
+        def said():
+            assert self.running or len(self.lines(pattern)) >= count, f"{self.name} ended before {pattern!r}"
+            return len(self.lines(pattern)) >= count
+
+        wait_until(said, f"{self.name} says {pattern!r}")
+
+    def wait(self):
+        """Its exit code, once it has ended by itself."""
+        return self._process.wait(PATIENCE_S)
+
+    def send(self, number):
+        self._process.send_signal(number)
+
+    def stop(self, number=signal.SIGTERM):
+        """Its exit code after this signal."""
+        self.send(number)
+        return self.wait()
+
+    def kill(self):
+        if self.running:
+            self.send(signal.SIGCONT)
+            self._process.kill()
+        self._process.wait()
+
+
+def wait_until(condition, what):
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_at, f"never: {what}"
+        time.sleep(0.02)
+
+
+class Fleet:
+    """All processes of one fleet; leaving the `with` block ends them, whatever happened."""
+
+    def __init__(self, folder, toml, which="auto"):
+        self.folder, self._which = folder, which
+        self.run_file = folder / "run.toml"
+        self.run_file.write_text(toml)
+        self.settings = read_run(self.run_file)
+        self.name = self.settings.run.name
+        self.shares = {path.stem: path for path in write_shares(self.settings, folder / "data")}
+        self.agents = {}
+        self._children = []
+
+    def __enter__(self):
+        self.broker = EmbeddedBroker.start(self.folder / "broker", which=self._which)
+        return self
+
+    def __exit__(self, kind, problem, trace):
+        with ExitStack() as stack:
+            stack.callback(self.broker.kill)
+            for child in self._children:
+                stack.callback(child.kill)
+        if problem is not None:
+            self._show_logs()
+
+    def start(self, **agent):
+        """A coordinator and all agents."""
+        self.start_coordinator()
+        for device in self.shares:
+            self.start_agent(device, **agent)
+
+    def restart_broker(self):
+        self.broker = EmbeddedBroker.start(
+            self.folder / "broker", port=self.broker.port, which=self.broker.which
+        )
+
+    def start_coordinator(self, *options, **environment):
+        command = [
+            "fleetune.coordinator.cli",
+            "serve",
+            str(self.run_file),
+            "--runs",
+            str(self.folder / "runs"),
+        ]
+        command += ["--broker", self.address(self.broker.port), *options]
+        self.coordinator = self._start("coordinator", command, **environment)
+        return self.coordinator
+
+    def start_agent(
+        self,
+        device,
+        *,
+        port=None,
+        data=None,
+        options=("--leave-after-run",),
+        prefix=(),
+        trainer="torch",
+        **environment,
+    ):
+        """Torch is what a simulation trains with, to the last bit; `environment` may name a `python`."""
+        place = list(self.shares).index(device) if device in self.shares else None
+        board = "generic" if place is None else BOARDS[place]
+        command = [
+            "fleetune.edge_agent.cli",
+            "run",
+            "--fleet",
+            self.name,
+            "--device",
+            device,
+            "--board",
+            board,
+        ]
+        command += ["--trainer", trainer]
+        command += ["--broker", self.address(port or self.broker.port), "--state", str(self.folder / "state")]
+        command += ["--data", data or f"npz:{self.shares[device]}", *options]
+        self.agents[device] = self._start(device, command, prefix, **environment)
+        return self.agents[device]
+
+    @staticmethod
+    def address(port):
+        return f"127.0.0.1:{port}"
+
+    def wait_finished(self):
+        """Return when coordinator and agents have ended, each as it should."""
+        assert self.coordinator.wait() == 0
+        for agent in self.agents.values():
+            if agent.running:
+                assert agent.wait() == 0
+
+    def outcome(self, name=None):
+        """What the finished run came to; `name`: of a run that is not the fleet's first."""
+        run = self.folder / "runs" / (name or self.name)
+        devices = self.folder / "state" / self.name
+        return read_outcome(run, lambda device, run_id: devices / device / "runs" / run_id / "session")
+
+    def served(self):
+        """What is known of the model that each device serves."""
+        return {device: found.standing for device, found in self.served_models().items()}
+
+    def served_models(self):
+        """The model that each device serves."""
+        stores = {device: AgentStore(self.folder / "state" / self.name / device) for device in self.shares}
+        return {device: read_served(store.served.read()) for device, store in stores.items()}
+
+    def summary(self):
+        return msgspec.json.decode((self.folder / "runs" / self.name / "summary.json").read_bytes())
+
+    def _start(self, name, command, prefix=(), **environment):
+        child = Child(name, command, self.folder / f"{name}.log", prefix=prefix, **environment)
+        self._children.append(child)
+        return child
+
+    def _show_logs(self):
+        for log in sorted([*self.folder.glob("*.log"), *self.folder.glob("broker/*.log")]):
+            print(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, but for clocks and the run's id.
+
+    Attributes:
+        shared: the coordinator's model, flat.
+        tensors: the same, as models/shared.safetensors has it.
+        personal: each device's own model, flat.
+        traffic: payload bytes by device: down, up, rehearsal down and up, number of tasks and updates.
+        rounds: of each closed round its number, attempt, and by device bytes down and up and measures.
+    """
+
+    shared: bytes
+    tensors: dict[str, bytes]
+    personal: dict[str, bytes]
+    traffic: dict[str, tuple[int, ...]]
+    rounds: list[tuple]
+
+
+def read_outcome(run_folder, session_file):
+    store = RunStore.open(run_folder / "state.sqlite")
+    enrolment = codec.decode(store.get("enrolment"), Enrolment, None)
+    method = method_of(enrolment)
+    state = read_state(store, method.state_type, enrolment.spec)
+    ledger = read_ledger(store)
+    rounds = [_counted(record) for record in store.records()]
+    store.close()
+    files = {device: session_file(device, enrolment.run) for device in ledger.traffic}
+    sessions = {
+        device: Session(enrolment, device, method, None, FileMemory(file))
+        for device, file in files.items()
+        if file.exists()
+    }
+    tensors = load_file(run_folder / "models" / "shared.safetensors")
+    return Outcome(
+        shared=method.shared_model(state).tobytes(),
+        tensors={name: tensor.tobytes() for name, tensor in tensors.items()},
+        personal={device: session.personal_model.tobytes() for device, session in sessions.items()},
+        traffic={device: _bytes_of(traffic) for device, traffic in ledger.traffic.items()},
+        rounds=rounds,
+    )
+
+
+def _bytes_of(traffic):
+    return (
+        traffic.down,
+        traffic.up,
+        traffic.rehearsal_down,
+        traffic.rehearsal_up,
+        traffic.tasks,
+        traffic.updates,
+    )
+
+
+def _counted(record: RoundRecord):
+    replies = {name: (one.bytes_down, one.bytes_up, one.measures) for name, one in record.devices.items()}
+    return record.number, record.attempt, record.participants, replies
+
+
+def assert_equal(found, wanted):
+    """Everything that no clock decides, to the last bit."""
+    assert found.rounds == wanted.rounds
+    assert found.traffic == wanted.traffic
+    assert found.shared == wanted.shared
+    assert found.tensors == wanted.tensors
+    assert found.personal == wanted.personal
+
+
+_expected = {}
+
+
+def expected(toml, folder):
+    """What the simulation of this run.toml comes to; simulated once for all tests."""
+    if toml not in _expected:
+        _expected[toml] = simulated(toml, folder)
+    return _expected[toml]
+
+
+def simulated(toml, folder):
+    """What the simulation of this run.toml comes to; `folder` is among other runs it may go on from."""
+    run, _ = simulate(parse_run(tomllib.loads(toml)), folder, workers=0, fresh=True)
+    save_shared_model(run)
+    run.store.close()
+    return read_outcome(folder, lambda device, _: folder / "devices" / f"{device}.state")

@@ -1,0 +1,170 @@
+"""A whole run in one process: the real conductor and real sessions, with replies that a test may forge."""
+
+import numpy as np
+import pytest
+from tests.conftest import PullToTarget, tiny_spec
+
+from fleetune.coordinator.rounds.events import Declined, DeviceReady, Tick
+from fleetune.coordinator.rounds.orders import Closed, Finished, Send
+from fleetune.coordinator.run.opening import open_run
+from fleetune.edge_agent.runs.session import Session
+from fleetune.protocols.errors import PacketError, PacketNotFinite, TrainingDiverged
+from fleetune.protocols.finite import not_finite
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply
+
+SPEC = tiny_spec()
+DEVICES = ("a", "b", "c", "mallory")
+NUM_SAMPLES = 10
+
+
+_open = []
+
+
+@pytest.fixture(autouse=True)
+def stores_closed():
+    """A test may leave its worlds as they are."""
+    yield
+    while _open:
+        _open.pop().run.store.close()
+
+
+class Box:
+    def __init__(self):
+        self.data = None
+
+    def read(self):
+        return self.data
+
+    def write(self, data):
+        self.data = data
+
+
+class Frail(PullToTarget):
+    """Diverges on weights that no learning rate could go on from."""
+
+    def fit(self, weights, plan, key):
+        if abs(weights).max() > 1e6:
+            raise TrainingDiverged("training diverged (loss is inf)")
+        return super().fit(weights, plan, key)
+
+
+class World:
+    """Args: the method's name and settings, the first weights, what `forge(reply)` makes of mallory's."""
+
+    def __init__(self, folder, name, options, weights, *, forge=lambda reply: reply, rounds=4, **round_):
+        self.folder, self.forge = folder, forge
+        self.settings = parse_run(
+            {
+                "run": {"name": "world", "rounds": rounds, "rehearsal": False},
+                "model": {"name": "mlp", "input_shape": [4], "num_classes": 3},
+                "method": {"name": name, **options},
+                "data": {"validation_fraction": 0.2},
+                "round": {"start_with": len(DEVICES), "deadline_s": 10.0, **round_},
+            }
+        )
+        self.enrolment = Enrolment(
+            run="r",
+            seed=0,
+            spec=SPEC,
+            method={"name": name, **options},
+            training=TrainingSection(),
+            mean=0.0,
+            std=1.0,
+            validation_fraction=0.2,
+            deadline_s=10.0,
+            flops_per_sample=1.0,
+            activation_bytes_per_sample=1.0,
+            weights=weights,
+        )
+        self.run = open_run(self.settings, folder, durable=False, enrolment=self.enrolment)
+        _open.append(self)
+        self.sessions = {name: self._session(name) for name in DEVICES}
+        self.now, self.tasks, self.closed, self.finished = 0.0, {}, [], None
+        self.turned_away, self.seen = [], []
+
+    @property
+    def conductor(self):
+        return self.run.conductor
+
+    @property
+    def state(self):
+        return self.conductor.engine.state
+
+    def shared(self):
+        return self.run.method.shared_model(self.conductor.state)
+
+    def join(self, **reports):
+        for name in DEVICES:
+            report = reports.get(name, DeviceReport(name, num_samples=NUM_SAMPLES))
+            self.take(self.conductor.handle(DeviceReady(report), self.now))
+
+    def play(self, steps=400):
+        self.join()
+        while self.finished is None and steps:
+            self.step()
+            steps -= 1
+        assert self.finished is not None
+        return self
+
+    def step(self):
+        """The first device with a task answers it; time passes when there is none."""
+        if not self.tasks:
+            self.now = max(self.now + 1, self.conductor.engine.wake_at or 0.0)
+            self.take(self.conductor.handle(Tick(), self.now))
+            return
+        name, (errand, payload) = min(self.tasks.items())
+        del self.tasks[name]
+        turn = errand.round, errand.attempt
+        try:
+            data = self._answer(name, payload)
+        except TrainingDiverged as problem:
+            self.take(self.conductor.handle(Declined(name, *turn, str(problem), diverged=True), self.now))
+            return
+        try:
+            self.take(self.conductor.receive(name, data, Footprint(), self.now))
+        except PacketError as problem:
+            self.turned_away.append((name, type(problem).__name__, str(problem)))
+            self.take(self.conductor.turn_away(name, turn, problem, self.now))
+
+    def restart(self):
+        self.run.store.close()
+        self.tasks = {}
+        self.run = open_run(self.settings, self.folder, durable=False)
+        self.take(self.conductor.resume(self.now))
+        self.join()
+
+    def take(self, orders):
+        unsent = []
+        for order in orders:
+            if isinstance(order, Send):
+                try:
+                    self.tasks[order.device] = order.errand, order.make()
+                except PacketNotFinite as problem:
+                    unsent.append(order.declined(problem))
+            elif isinstance(order, Closed):
+                self.closed.append(order.record)
+            elif isinstance(order, Finished):
+                self.finished = order.reason
+        for declined in unsent:
+            self.take(self.conductor.handle(declined, self.now))
+
+    def _answer(self, name, payload):
+        method = self.run.method
+        assignment = codec.decode(payload, Assignment[method.task_type], SPEC, finite=False)
+        assert not_finite(assignment, "task") is None
+        with np.errstate(over="ignore"):  # of the losses that `PullToTarget` computes
+            data = self.sessions[name].answer(payload, Budget())
+        if name != "mallory":
+            return data
+        reply = codec.decode(data, Reply[method.update_type], SPEC)
+        self.seen.append((reply.round, reply.attempt))
+        return codec.encode(self.forge(reply), SPEC)
+
+    def _session(self, name):
+        trainer = Frail(SPEC, name, NUM_SAMPLES)
+        return Session(self.enrolment, name, self.run.method, trainer, Box())

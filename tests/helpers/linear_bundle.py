@@ -1,0 +1,70 @@
+"""A bundle made by hand: softmax regression on two features, three classes."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fleetune.protocols.bundle.bundle import ANSWER, EVALUATE_GRADIENT, TRAIN, Bundle
+from fleetune.protocols.bundle.graph import Constant, Graph, Node, Port
+from fleetune.protocols.model.spec import ModelSpec, TensorSpec
+
+SPEC = ModelSpec(
+    "hand:made",
+    (
+        TensorSpec("out.weight", (3, 2), "weight", "out", ((), ())),
+        TensorSpec("out.bias", (3,), "bias", "out", ((),)),
+    ),
+    (),
+    (2,),
+    3,
+)
+_TENSORS = (Port("out.weight", "f4", (3, 2)), Port("out.bias", "f4", (3,)))
+_LOGITS = Node("Gemm", ("x", "out.weight", "out.bias"), ("logits",), {"transB": 1})
+
+
+def training_graph() -> Graph:
+    """Loss and gradients of the mean cross entropy."""
+    nodes = (
+        _LOGITS,
+        Node("LogSoftmax", ("logits",), ("logp",), {"axis": 1}),
+        Node("OneHot", ("y", "depth", "values"), ("hot",), {"axis": 1}),
+        Node("Mul", ("logp", "hot"), ("picked",), {}),
+        Node("ReduceSum", ("picked", "axis1"), ("each",), {"keepdims": 0}),
+        Node("ReduceMean", ("each",), ("mean",), {"keepdims": 0}),
+        Node("Neg", ("mean",), ("loss",), {}),
+        Node("Exp", ("logp",), ("p",), {}),
+        Node("Sub", ("p", "hot"), ("excess",), {}),
+        Node("Shape", ("y",), ("count",), {}),
+        Node("Cast", ("count",), ("countf",), {"to": 1}),
+        Node("Div", ("excess", "countf"), ("dlogits",), {}),
+        Node("Gemm", ("dlogits", "x"), ("gradient:out.weight",), {"transA": 1}),
+        Node("ReduceSum", ("dlogits", "axis0"), ("gradient:out.bias",), {"keepdims": 0}),
+    )
+    constants = (
+        Constant("depth", np.array(3)),
+        Constant("values", np.array([0, 1], np.float32)),
+        Constant("axis1", np.array([1])),
+        Constant("axis0", np.array([0])),
+    )
+    inputs = (Port("x", "f4", ("n", 2)), Port("y", "i8", ("n",)), *_TENSORS)
+    outputs = (
+        Port("loss", "f4", ()),
+        Port("gradient:out.weight", "f4", (3, 2)),
+        Port("gradient:out.bias", "f4", (3,)),
+    )
+    return Graph(inputs, outputs, nodes, constants)
+
+
+def answer_graph() -> Graph:
+    """The logits, and x as features."""
+    nodes = (_LOGITS, Node("Identity", ("x",), ("features",), {}))
+    outputs = (Port("logits", "f4", ("n", 3)), Port("features", "f4", ("n", 2)))
+    return Graph((Port("x", "f4", ("n", 2)), *_TENSORS), outputs, nodes, ())
+
+
+def bundle(**changes: Any) -> Bundle:
+    """The whole of it."""
+    train = training_graph()
+    graphs = {TRAIN: train, EVALUATE_GRADIENT: train, ANSWER: answer_graph()}
+    return replace(Bundle(SPEC, graphs, weights=np.zeros(SPEC.size, np.float32)), **changes)

@@ -1,0 +1,217 @@
+"""A coordinator and an agent in this process, spoken to packet by packet: no broker, no threads, no clock."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tests.conftest import PullToTarget, tiny_spec
+
+from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.bundle_desk import BundleDesk
+from fleetune.coordinator.serving.server import Server
+from fleetune.edge_agent.agent import Agent
+from fleetune.edge_agent.runs.joining import DeviceSettings
+from fleetune.edge_agent.runs.session import Session
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.wire import messages as wire
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.mailbox import Outbox, Sent
+from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.transport import Received
+from fleetune.protocols.wire.transport.memory import MemoryBroker
+
+FLEET = "talk"
+SPEC = tiny_spec()
+
+
+def run_settings(method="fedavg", rounds=3, start_with=1, **changes):
+    return parse_run(
+        {
+            "run": {"name": FLEET, "rounds": rounds},
+            "model": {"name": "tiny"},
+            "method": {"name": method, **changes.pop("method_settings", {})},
+            "data": {"validation_fraction": 0.2},
+            "round": {"start_with": start_with, **changes},
+        }
+    )
+
+
+def enrolment_of(settings, spec=SPEC, **changes):
+    weights = Key.of("weights").uniform(spec.size).astype(np.float32) - np.float32(0.5)
+    made = Enrolment(
+        run=f"{FLEET}-1",
+        seed=1,
+        spec=spec,
+        method=settings.method,
+        training=TrainingSection(),
+        mean=0.0,
+        std=1.0,
+        validation_fraction=0.2,
+        deadline_s=600.0,
+        flops_per_sample=1e3,
+        activation_bytes_per_sample=1e3,
+        weights=weights,
+    )
+    return replace(made, **changes)
+
+
+class Memory:
+    """A session's, in memory."""
+
+    data: bytes | None = None
+
+    def read(self):
+        return self.data
+
+    def write(self, data):
+        self.data = data
+
+
+@dataclass
+class Coordinating:
+    """A run with its server, whose devices are whoever speaks to it.
+
+    Attributes:
+        run: open.
+        server: its events are handled one by one, here.
+        said: what it published, in order: topic and bytes.
+    """
+
+    run: Run
+    server: Server
+    said: list[tuple[str, bytes]]
+
+    @classmethod
+    def of(cls, folder, settings, spec=SPEC):
+        run = open_run(settings, folder, durable=False, enrolment=enrolment_of(settings, spec))
+        said: list[tuple[str, bytes]] = []
+        broker = MemoryBroker()
+        server = Server(
+            run, FLEET, lambda events: broker.client([], events), timer=lambda: 0.0, clock=lambda: 0.0
+        )
+        server._transport = server.make_transport(server.events)
+        server._transport.publish = lambda topic, data, **_: said.append((topic, data))
+        server._bundles = BundleDesk(run, server.events.put, lambda _: None)
+        server._resume()
+        return cls(run, server, said)
+
+    @property
+    def id(self):
+        return self.run.enrolment.run
+
+    def close(self):
+        self.run.store.close()
+
+    def hear(self, device, message, channel="up"):
+        """A message, or bytes, from a device."""
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        self.server._handle(Received(topics.topic(FLEET, device, channel), data))
+
+    def greet(self, device, **report):
+        """A device comes, and is ready."""
+        self.hear(device, wire.Presence(True, "x"), "state")
+        for topic, data in self.take(device):
+            if topic.endswith("/down") and isinstance(offer := wire.read_to_device(data), Offer):
+                self.hear(device, Ack(offer.transfer, offer.num_bytes))
+        self.hear(device, wire.Ready(self.id, self.run.enrolment.spec.hash, DeviceReport(device, **report)))
+
+    def take(self, device):
+        """What was said to a device since the last time."""
+        mine = [one for one in self.said if f"/{device}/" in one[0]]
+        self.said[:] = [one for one in self.said if one not in mine]
+        return mine
+
+    def task(self, device):
+        """The payload of the device's task, taken from its sender; it says that it has it."""
+        sender = self.server.peers[device].outbox._queue[0]
+        payload = bytes(sender._payload)
+        self.take(device)
+        self.hear(device, Ack(sender.offer.transfer, sender.offer.num_bytes))
+        return payload
+
+    def send(self, device, errand: Errand, payload: bytes) -> Any:
+        """A payload, honestly transferred; what became of it."""
+
+        def hear(item):
+            chunk = isinstance(item, Chunk)
+            self.hear(device, item.encode() if chunk else item, "update" if chunk else "up")
+
+        def take():
+            return [wire.read_to_device(data) for topic, data in self.take(device) if topic.endswith("/down")]
+
+        return _transfer(device, errand, payload, hear, take)
+
+    def session(self, device):
+        """The device's half."""
+        method = from_section(self.run.enrolment.method, self.run.enrolment.spec)
+        trainer = PullToTarget(self.run.enrolment.spec, device)
+        return Session(self.run.enrolment, device, method, trainer, Memory())
+
+
+def answered(session, task, ratio=1.0):
+    """The reply of a device to a task."""
+    return session.answer(task, Budget(ratio))
+
+
+class AgentTalk:
+    """An agent whose coordinator is whoever speaks to it; its jobs run when it is told to `work`.
+
+    Attributes:
+        agent: its events are handled one by one, here.
+        said: what it published, in order: topic and bytes.
+    """
+
+    def __init__(self, folder, device="a", **settings):
+        chosen = {"data": "digits", "trainer": "onnx", **settings}
+        broker, self.said = MemoryBroker(), []
+        self.agent = Agent(
+            DeviceSettings(fleet=FLEET, device=device, state=folder, **chosen),
+            lambda _, events: broker.client([], events),
+            clock=lambda: 0.0,
+        )
+        self.agent._transport.publish = lambda topic, data, **_: self.said.append((topic, data))
+        self.device = device
+
+    def hear(self, message, channel="down"):
+        """A message, or bytes, from the coordinator."""
+        data = message if isinstance(message, bytes) else wire.encode(message)
+        self.agent._handle(Received(topics.topic(FLEET, self.device, channel), data))
+
+    def send(self, errand: Errand, payload: bytes):
+        """A payload, honestly transferred; what became of it."""
+
+        def take():
+            said, self.said[:] = list(self.said), []
+            return [wire.read_from_device(data) for topic, data in said if topic.endswith("/up")]
+
+        return _transfer(self.device, errand, payload, self._pass, take)
+
+    def _pass(self, item):
+        chunk = isinstance(item, Chunk)
+        self.hear(item.encode() if chunk else item, "task" if chunk else "down")
+
+    def close(self):
+        self.agent._jobs.close()
+        self.agent._lock.close()
+
+
+def _transfer(device, errand, payload, hear, take):
+    """Until it is sent, or nobody answers any more."""
+    outbox = Outbox(device)
+    items: list[Any] = outbox.post(errand, payload, 0.0)
+    while True:
+        for item in items:
+            if isinstance(item, Sent):
+                return item
+            hear(item)
+        answers = [one for one in take() if isinstance(one, Ack | Resume | Refuse)]
+        if not answers:
+            return None
+        items = [item for one in answers for item in outbox.handle(one, 0.0)]

@@ -1,0 +1,115 @@
+"""A made-up device and what its rounds really take, for tests of what it predicts and learns."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from msgspec.structs import replace
+
+from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
+from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.budget.owner_policy import Limits
+from fleetune.edge_agent.budget.ratio_choice import Decision, decide
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.method import Choice, Cost
+
+CHOICES = [Choice(p / 10, Cost(bytes_down=p * 100_000, bytes_up=p * 100_000)) for p in range(1, 11)]
+CAPABILITY = Capability(
+    num_samples=100,
+    epochs=2,
+    batch_size=16,
+    model_bytes=1_000_000,
+    activation_bytes_per_sample=50_000,
+    samples_per_s=50.0,
+    uplink_bps=1.1e6,
+    downlink_bps=10e6,
+    base_bytes=200_000_000,
+    receive_w=2.0,
+    train_w=5.0,
+    transmit_w=3.0,
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """What really happens. It differs from CAPABILITY in every figure.
+
+    Attributes:
+        uplink_bps, downlink_bps, latency_s: the link.
+        samples_per_s, overhead_s: local work.
+        shrink: actual bytes of what the method estimates.
+        base_bytes: of the process, in place of the CAPABILITY's.
+        watts: whatever it does.
+        noise: standard deviation of the logarithm of all seconds.
+    """
+
+    uplink_bps: float = 0.5e6
+    downlink_bps: float = 5e6
+    latency_s: float = 0.3
+    samples_per_s: float = 20.0
+    overhead_s: float = 0.5
+    shrink: float = 0.8
+    base_bytes: int = 260_000_000
+    watts: float = 7.0
+    noise: float = 0.0
+
+    def round(self, choice: Choice, rng: np.random.Generator) -> Footprint:
+        asked = demand(choice, CAPABILITY)
+        down, up = round(asked.bytes_down * self.shrink), round(asked.bytes_up * self.shrink)
+        seconds = (
+            self.latency_s + down * 8 / self.downlink_bps,
+            self.overhead_s + asked.samples / self.samples_per_s,
+            self.latency_s + up * 8 / self.uplink_bps,
+        )
+        noisy = np.array(seconds) * np.exp(self.noise * rng.normal(size=3))
+        download_s, train_s, upload_s = noisy.tolist()
+        return Footprint(
+            bytes_down=down,
+            bytes_up=up,
+            download_s=download_s,
+            train_s=train_s,
+            upload_s=upload_s,
+            memory_bytes=self.base_bytes + asked.working_bytes,
+            joules=self.watts * (download_s + train_s + upload_s),
+        )
+
+
+@dataclass
+class Device:
+    """A device that chooses anew for every round and learns from each.
+
+    Attributes:
+        world: what its rounds really take; may be changed between rounds.
+        limits: on each of its rounds.
+        choices: that its method offers.
+    """
+
+    world: World
+    limits: Limits
+    choices: tuple[Choice, ...] = tuple(CHOICES)
+    experience: Experience = field(default_factory=Experience)
+    ratio: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+
+    @property
+    def decision(self) -> Decision:
+        forecast = partial(predict, capability=CAPABILITY, experience=self.experience)
+        return decide(self.choices, forecast, self.limits, wanted=1.0, current=self.ratio)
+
+    def play(self, **stray: float | None) -> tuple[Footprint, Footprint] | None:
+        """One round: predicted and actual, the actual with `stray` figures; None: declined."""
+        decision = self.decision
+        if decision.choice is None:
+            self.experience, self.ratio = self.experience.declining(), None
+            return None
+        self.ratio = decision.choice.ratio
+        return decision.predicted, self.learn(decision.choice, **stray)
+
+    def learn(self, choice: Choice, **stray: float | None) -> Footprint:
+        """A round at this choice, whatever it would choose; what it took, but for `stray` learned."""
+        actual = self.world.round(choice, self._rng)
+        self.experience = self.experience.learned(demand(choice, CAPABILITY), replace(actual, **stray))
+        return actual

@@ -1,0 +1,533 @@
+"""DC-PFL's behaviour in a run: when groups split, what travels, and who is not there."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.conftest import PullToTarget, tiny_spec
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods import create
+from fleetune.protocols.methods.dcpfl.dcpfl import DCPFL, Update
+from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, groups_at, next_gamma
+from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import Budget, DeviceReport, FitPlan, Round
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything, Layers
+
+SPEC = tiny_spec()
+PARAMETERS = slice(0, SPEC.num_parameters)
+NAMES = ("a0", "a1", "a2", "b0", "b1", "b2")
+HALVES = {frozenset(NAMES[:3]), frozenset(NAMES[3:])}
+QUICK = {"start_rounds": 2, "window": 1, "observe": 1, "gamma_step": 0.4}
+
+
+class Side(PullToTarget):
+    """A device whose data pulls towards its side's target, and a little towards its own.
+
+    In the layer `calm` all devices are the same.
+    """
+
+    def __init__(self, name: str, calm: str | None = None) -> None:
+        super().__init__(SPEC, name)
+        self.calm = SPEC.layers[calm] if calm else slice(0)
+        side = Key.of("side", name[0]).uniform(SPEC.size).astype(np.float32)
+        self.target = side + np.float32(0.05) * self.target
+        self.target[self.calm] = 0.25 * np.arange(self.target[self.calm].size)
+
+    def fit(self, weights, plan, key):
+        fit = super().fit(weights, plan, key)
+        step = self.rate * self.gradient(weights)
+        fit.weights[self.calm] = (weights - step)[self.calm]
+        return fit
+
+
+def through_codec(value, kind):
+    return codec.decode(codec.encode(value, SPEC), kind, SPEC, finite=False)
+
+
+class Fleet:
+    """Coordinator and devices in one process, restarted every round; keeps a round's tasks and updates."""
+
+    def __init__(self, weights, *, devices=NAMES, ratios=None, calm=None, **settings):
+        self.method = create("dc-pfl", SPEC, settings)
+        self.weights, self.calm = weights, calm
+        self.state = self.method.init_coordinator(weights)
+        self.devices = {}
+        self.tasks, self.updates = {}, {}
+        self.number = 0
+        for device in devices:
+            self.join(device, (ratios or {}).get(device, 1.0))
+
+    def join(self, device, ratio=1.0):
+        self.state = self.method.admit(self.state, DeviceReport(device, num_samples=10, ratio=ratio))
+        self.devices.setdefault(device, self.method.init_device(self.weights))
+
+    def round(self, *participants, replying=None, votes=None):
+        self.number += 1
+        self.state = through_codec(self.state, self.method.state_type)
+        self.devices = {d: through_codec(s, self.method.device_state_type) for d, s in self.devices.items()}
+        here = tuple(sorted(participants or self.devices))
+        self.state, tasks = self.method.plan(self.state, Round(self.number, here), Key.of(self.number))
+        self.tasks = {device: through_codec(tasks[device], self.method.task_type) for device in here}
+        self.updates = {}
+        for device in here:
+            self.devices[device], self.updates[device] = self.method.work(
+                self.devices[device],
+                tasks[device],
+                Side(device, self.calm),
+                Budget(),
+                Key.of(self.number, device),
+            )
+        if votes:
+            self.updates = {device: replace(update, trial=votes) for device, update in self.updates.items()}
+        kind = self.method.update_type
+        replies = [(device, through_codec(self.updates[device], kind)) for device in replying or here]
+        self.state = self.method.aggregate(self.state, iter(replies))
+        return self
+
+    def until(self, phase, *participants, limit=60):
+        while self.state.phase != phase:
+            self.round(*participants)
+            assert self.number < limit, f"no {phase} within {limit} rounds"
+        return self
+
+    def groups(self):
+        grouping = self.state.grouping
+        return {frozenset(grouping.members(place)) for place in range(len(grouping.groups))}
+
+    def bytes(self):
+        down = sum(len(codec.encode(task, SPEC)) for task in self.tasks.values())
+        return down, sum(len(codec.encode(update, SPEC)) for update in self.updates.values())
+
+
+@pytest.fixture
+def fleet(weights):
+    return lambda **settings: Fleet(weights, **{**QUICK, **settings})
+
+
+# the loss curve
+
+
+def test_the_rapid_decrease_ends_at_the_bend_of_a_broken_line():
+    losses = [10 - t for t in range(8)] + [2.9 - 0.01 * t for t in range(6)]
+    radii = radius(smooth(losses, 1), 1)
+    assert rapid_decrease_end(radii, 2) == (9, 11)
+    assert rapid_decrease_end(radii[:10], 2) is None
+
+
+def test_a_short_or_straight_curve_has_no_end():
+    assert smooth([], 5).size == 0
+    assert np.isnan(radius([1.0, 0.5], 5)).all()
+    assert rapid_decrease_end(radius(smooth(range(20, 0, -1), 3), 3), 2) is None
+
+
+# pairs and groups
+
+
+def test_a_pair_takes_its_first_rounds_only():
+    one = np.array([[0.0, 1.0], [1.0, 0.0]])
+    pairs = PairMeans().add(["x", "y"], one, 2).add(["y", "x"], 3 * one, 2)
+    assert not pairs.lacks(["x", "y"], 2)
+    assert pairs.add(["x", "y"], 99 * one, 2).between(["y", "x"])[0, 1] == pytest.approx(2.0)
+
+
+def test_a_pair_that_never_met_is_as_far_as_by_way_of_its_best_common_partner():
+    def apart(distance):
+        return np.array([[0.0, distance], [distance, 0.0]])
+
+    pairs = PairMeans().add(["x", "k"], apart(0.2), 5).add(["k", "y"], apart(0.3), 5)
+    assert pairs.between(["x", "y"])[0, 1] == pytest.approx(0.3)
+    pairs = pairs.add(["u", "v"], apart(0.7), 5)
+    assert pairs.between(["x", "u"])[0, 1] == pytest.approx((0.2 + 0.3 + 0.7) / 3)
+    assert pairs.add(["z"], np.zeros((1, 1)), 5).compared() == ("x", "k", "y", "u", "v")
+
+
+def test_no_device_and_one_device_make_a_tree_without_height():
+    assert groups_at(np.zeros((0, 0)), 1.0)[0].size == 0
+    assert groups_at(np.zeros((1, 1)), 0.5)[0].tolist() == [0]
+
+
+def test_gamma_falls_through_levels_that_change_nothing():
+    far = np.array([[0, 0.1, 1], [0.1, 0, 1], [1, 1, 0]], dtype=float)
+    gamma, labels = next_gamma(far, [0, 0, 1], 0.8, 0.2)
+    assert (gamma, labels.tolist()) == (0.0, [0, 1, 2])
+
+
+# a run with everybody there
+
+
+def test_a_run_starts_with_one_group_that_is_fedavg(fleet, weights):
+    run = fleet().round()
+    sent = np.mean([state.weights[PARAMETERS] for state in run.devices.values()], axis=0)
+    assert run.method.shared_model(run.state)[PARAMETERS] == pytest.approx(sent, abs=1e-6)
+    assert len(run.groups()) == 1
+
+
+def test_the_first_task_brings_no_weights_because_the_enrolment_did(fleet):
+    run = fleet().round()
+    assert all(task.patch.values.size == 0 for task in run.tasks.values())
+    run.round()
+    assert all(task.patch.values.size == SPEC.num_parameters for task in run.tasks.values())
+
+
+def test_groups_split_by_data_after_a_trial_that_is_won(fleet):
+    run = fleet(observe=2).until("trial")
+    assert len(run.groups()) == 1
+    run.round()
+    votes = np.array([update.trial for update in run.updates.values()])
+    assert votes.mean(axis=0)[1] < votes.mean(axis=0)[0]
+    assert run.groups() == HALVES
+    assert run.state.phase == "settle"
+    assert run.state.curve == ()
+
+
+def test_a_trial_sends_two_models_down_and_none_up_and_then_one_up_and_none_down(fleet):
+    run = fleet().until("trial")
+    plain = run.bytes()
+    run.round()
+    trial = run.bytes()
+    assert all(task.trial.values.size == SPEC.num_parameters for task in run.tasks.values())
+    assert all(update.patch.values.size == 0 for update in run.updates.values())
+    run.round()
+    settled = run.bytes()
+    assert all(task.patch.values.size == 0 and task.adopt for task in run.tasks.values())
+    assert run.state.curve == ()
+    assert trial[1] + settled[1] < 2 * plain[1]
+    assert trial[0] + settled[0] <= 2 * plain[0] + 6 * 60
+
+
+def test_the_winner_goes_on_from_what_the_trial_made_of_it(fleet):
+    run = fleet().until("trial").round()
+    rivals = {device: state.rival for device, state in run.devices.items()}
+    run.round()
+    for device, state in run.devices.items():
+        fit = Side(device).fit(rivals[device], FitPlan(), Key.of(run.number, device))
+        assert np.array_equal(state.weights, fit.weights)
+        assert state.rival is None
+
+
+def test_after_a_trial_everything_goes_up_whether_due_or_not(fleet):
+    run = fleet(calm="b", alpha=4).until("settle").round()
+    assert run.number % 4
+    assert all(update.patch.selection == Everything() for update in run.updates.values())
+
+
+def test_whoever_would_be_alone_tries_its_own_model(fleet):
+    run = fleet()
+    while run.groups() != HALVES:
+        run.round()
+    run.until("trial")
+    own = run.devices["a0"].weights
+    run.round()
+    assert run.tasks["a0"].trial.values.size == 0
+    fit = Side("a0").fit(own, FitPlan(), Key.of(run.number, "a0"))
+    assert np.array_equal(run.devices["a0"].rival, fit.weights)
+
+
+def on_trial(run, *labels):
+    """Put groups of our choice on trial, one label for each of NAMES."""
+    sent, method = run.updates, run.method
+    trial = method.averaging.split(run.state.grouping, 0.1, NAMES, np.array(labels), sent, run.number)
+    run.state = replace(run.state, trial=trial, phase="trial")
+    return trial
+
+
+def test_a_group_that_a_trial_leaves_as_it_is_goes_on_as_usual(fleet):
+    run = fleet(dynamic=False, gamma=0.5).round().round().round()
+    on_trial(run, 0, 0, 0, 1, 2, 2)
+    run.round(votes=(2.0, 1.0))
+    assert [run.tasks[device].trial is None for device in NAMES] == [True] * 3 + [False] * 3
+    assert run.groups() == {frozenset(NAMES[:3]), frozenset({"b0"}), frozenset({"b1", "b2"})}
+    group = run.state.grouping.groups[run.state.grouping.placed["a0"]]
+    sent = np.mean([run.devices[device].weights[PARAMETERS] for device in NAMES[:3]], axis=0)
+    assert group.weights[PARAMETERS] == pytest.approx(sent, abs=1e-6)
+
+
+def test_a_new_group_counts_as_new_for_all_its_layers(fleet):
+    run = fleet(dynamic=False, gamma=0.5).round().round().round()
+    run.updates = {}
+    assert all((group.averaged == 3).all() for group in on_trial(run, 0, 1, 1, 0, 1, 1).groups)
+    run.number = 4
+    assert all((group.averaged == 4).all() for group in on_trial(run, 0, 1, 1, 0, 1, 1).groups)
+
+
+def test_weights_that_come_with_a_vote_are_not_averaged(fleet):
+    run = fleet().until("trial")
+    before = run.method.shared_model(run.state)
+    patch = Patch.of(np.ones(SPEC.size, np.float32), Everything(), SPEC)
+    update = Update(patch, 10, 1.0, (1.0, 1.0))
+    state, _ = run.method.plan(run.state, Round(run.number + 1, NAMES), Key.of(0))
+    after = run.method.aggregate(state, [("a0", update)])
+    assert np.array_equal(run.method.shared_model(after), before)
+
+
+def test_a_lost_trial_is_held_and_then_tried_again_at_the_same_gamma(fleet):
+    run = fleet(hold_rounds=4).until("trial")
+    tried, lost_at = run.state.trial, run.number + 1
+    run.round(votes=(1.0, 2.0))
+    assert len(run.groups()) == 1
+    assert run.state.held_until == lost_at + 4
+    own = {device: state.weights for device, state in run.devices.items()}
+    run.round()
+    assert not any(task.adopt or task.patch.values.size for task in run.tasks.values())
+    for device, state in run.devices.items():
+        fit = Side(device).fit(own[device], FitPlan(), Key.of(run.number, device))
+        assert np.array_equal(state.weights, fit.weights)
+    run.until("trial")
+    assert run.number == lost_at + 4
+    assert run.state.trial.gamma == tried.gamma
+    assert run.state.trial.placed == tried.placed
+
+
+def test_equal_losses_lose_a_trial(fleet):
+    run = fleet().until("trial").round(votes=(1.0, 1.0))
+    assert len(run.groups()) == 1
+
+
+def test_in_the_end_every_device_is_alone_and_nothing_comes_down(fleet):
+    run = fleet(tau=2)
+    while len(run.groups()) < len(NAMES):
+        run.round()
+        assert run.number < 200
+    run.round()
+    for _ in range(12):
+        run.round()
+        assert all(task.patch.values.size == 0 for task in run.tasks.values())
+        whole = run.number % 6 == 0
+        assert all((u.patch.values.size > 0) == whole for u in run.updates.values())
+
+
+def test_devices_that_are_alone_do_not_hold_up_the_others_trials(fleet):
+    run, seen = fleet(alpha=7, devices=(*NAMES, "c0")), []
+    while len(run.groups()) < 7:
+        run.round()
+        seen.append((run.state.phase, run.groups()))
+        assert run.number < 200
+    assert ("trial", {*HALVES, frozenset({"c0"})}) in seen
+    assert "gather" not in [phase for phase, _ in seen]
+
+
+# layer intervals
+
+
+def test_low_discrepancy_layers_go_up_and_down_less_often(fleet):
+    run = fleet(dynamic=False, start_rounds=3, calm="b")
+    for _ in range(12):
+        run.round()
+        sent = {u.patch.selection for u in run.updates.values()}
+        down = {task.patch.selection for task in run.tasks.values()}
+        if run.number > 3:
+            assert sent == ({Everything()} if run.number % 3 == 0 else {Layers(("a", "n"))})
+        if run.number > 4:
+            assert down == ({Everything()} if run.number % 3 == 1 else {Layers(("a", "n"))})
+
+
+def test_alpha_1_sends_every_layer_every_round(fleet):
+    run = fleet(dynamic=False, alpha=1, calm="b")
+    for _ in range(8):
+        run.round()
+        assert all(u.patch.selection == Everything() for u in run.updates.values())
+
+
+def test_every_layer_below_the_mean_waits_when_low_discrepancy_is_1(fleet):
+    run = fleet(dynamic=False, low_discrepancy=1, start_rounds=1)
+    run.round()
+    every = run.state.grouping.groups[0].every
+    assert set(every.tolist()) == {1, 3}
+
+
+def test_a_split_that_is_due_between_full_syncs_waits_for_a_whole_round(fleet):
+    run = fleet(alpha=4, observe=2, calm="b").until("gather")
+    assert any(u.patch.selection != Everything() for u in run.updates.values())
+    run.round()
+    assert all(u.patch.selection == Everything() for u in run.updates.values())
+    assert run.state.phase == "trial"
+
+
+# fixed groups
+
+
+def test_without_dynamic_clustering_the_groups_of_gamma_stay(fleet):
+    run = fleet(dynamic=False, gamma=0.5)
+    run.round().round()
+    assert run.groups() == HALVES
+    for _ in range(20):
+        run.round()
+        assert run.state.trial is None
+    assert run.groups() == HALVES
+
+
+def test_without_dynamic_clustering_and_gamma_there_is_one_group(fleet):
+    run = fleet(dynamic=False)
+    for _ in range(15):
+        run.round()
+    assert len(run.groups()) == 1
+
+
+# who is not there
+
+
+def test_whoever_missed_rounds_gets_every_layer_averaged_since(fleet):
+    run = fleet(dynamic=False, start_rounds=1, calm="b")
+    for _ in range(4):
+        run.round()
+    others = [device for device in NAMES if device != "a0"]
+    run.round(*others)
+    run.round("a0", "a1")
+    assert run.tasks["a0"].patch.selection == Layers(("a", "n"))
+    run.round(*others).round()
+    assert run.tasks["a0"].patch.selection == Everything()
+    assert run.tasks["a0"].since == 6
+
+
+def test_an_update_that_never_arrived_costs_a_second_download_and_nothing_else(fleet):
+    run = fleet(dynamic=False).round().round()
+    run.round(replying=[device for device in NAMES if device != "b2"])
+    run.round()
+    assert run.tasks["b2"].since == 2
+    assert np.array_equal(run.tasks["b2"].patch.values, run.tasks["b1"].patch.values)
+
+
+def test_a_late_joiner_while_there_is_one_group_starts_from_its_model(fleet):
+    run = fleet(dynamic=False).round().round()
+    run.join("c0")
+    run.round()
+    assert run.tasks["c0"].patch.selection == Everything()
+    assert np.array_equal(run.tasks["c0"].patch.values, run.tasks["a0"].patch.values)
+    assert run.groups() == {frozenset({*NAMES, "c0"})}
+
+
+def test_a_late_joiner_is_a_guest_once_and_then_in_the_nearest_group(fleet):
+    run = fleet(dynamic=False, gamma=0.5, calm="b")
+    for _ in range(6):
+        run.round()
+    run.join("a9")
+    before = run.state.grouping.mean_model()
+    groups = run.round().state.grouping
+    assert np.array_equal(run.tasks["a9"].patch.values, before[PARAMETERS])
+    assert groups.peers("a9") == {"a0", "a1", "a2", "a9"}
+    run.round()
+    assert run.tasks["a0"].patch.selection == Layers(("a", "n"))
+    assert run.tasks["a9"].patch.selection == Everything()
+    layer_a = SPEC.layers["a"]
+    assert np.array_equal(run.tasks["a9"].patch.values[layer_a], run.tasks["a0"].patch.values[layer_a])
+
+
+def test_absentees_of_a_trial_get_their_new_group_whole(fleet):
+    run = fleet().until("trial")
+    run.round("a0", "a1", "b0", "b1")
+    assert run.groups() == HALVES
+    run.round()
+    assert run.tasks["a0"].adopt
+    assert not run.tasks["a2"].adopt
+    assert run.tasks["a2"].patch.values.size == SPEC.num_parameters
+
+
+def test_absentees_of_the_settling_round_do_not_keep_the_trials_result(fleet):
+    run = fleet().until("trial").round()
+    run.round("a1", "a2", "b0", "b1", "b2").round()
+    start = run.tasks["a0"].patch
+    assert start.selection == Everything()
+    assert np.array_equal(start.values, run.tasks["a1"].patch.values)
+    assert run.devices["a0"].rival is None
+
+
+def test_a_trial_without_a_vote_is_held_again(fleet):
+    run = fleet(devices=("a0", "a1", "b0", "b1", "c0")).until("trial", "a0", "a1", "b0", "b1")
+    run.round("c0")
+    assert run.updates["c0"].trial is None
+    assert run.state.phase == "trial"
+    run.round("a0", "b0")
+    assert run.state.phase == "settle"
+
+
+def test_whoever_was_never_compared_becomes_a_guest_when_groups_split(fleet):
+    present = ("a0", "a1", "b0", "b1")
+    run = fleet(devices=(*present, "b2")).until("settle", *present)
+    assert "b2" not in run.state.grouping.placed
+    run.round()
+    assert run.state.grouping.peers("b2") == {"b0", "b1", "b2"}
+
+
+def test_slices_of_the_fleet_find_the_groups_too(fleet):
+    run = fleet(start_rounds=3, observe=2)
+    while len(run.groups()) < 2:
+        run.round(*[NAMES[i] for i in Key.of(run.number).sample(4, 6)])
+        assert run.number < 80
+    assert run.groups() == HALVES
+
+
+def test_a_device_that_lost_its_state_says_so_and_gets_the_whole_model(fleet):
+    run = fleet(dynamic=False).round().round().round()
+    run.devices["a0"] = run.method.init_device(run.weights)
+    others = run.state.losses
+    run.round()
+    assert run.updates["a0"].lost
+    assert run.updates["a0"].patch.values.size == 0
+    assert run.state.losses["a0"] == others["a0"]
+    run.round()
+    assert run.tasks["a0"].patch.selection == Everything()
+    assert not run.updates["a0"].lost
+
+
+def test_an_agent_needs_no_scipy():
+    code = "import sys, fleetune.protocols.methods.dcpfl.dcpfl; sys.exit('scipy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ratios
+
+
+def test_a_ratio_bounds_what_is_exchanged_to_the_smallest_layers(fleet):
+    run = fleet(ratios={"a0": 0.5})
+    run.round().round()
+    assert run.tasks["a0"].patch.selection == Layers(("n", "b"))
+    assert run.updates["a0"].patch.selection == Layers(("n", "b"))
+    assert run.updates["a1"].patch.selection == Everything()
+
+
+def test_devices_with_less_than_the_whole_model_are_grouped_by_what_they_send(fleet):
+    run = fleet(ratios={"a0": 0.5, "b0": 0.5, "b1": 0.2}).until("settle")
+    assert run.groups() == HALVES
+
+
+def test_a_new_ratio_brings_the_layers_it_adds(fleet):
+    run = fleet(dynamic=False, ratios={"a0": 0.5}).round().round()
+    run.join("a0", 1.0)
+    run.round()
+    assert run.tasks["a0"].patch.selection == Everything()
+
+
+def test_choices_are_whole_layers():
+    choices = DCPFL(SPEC).choices(DeviceReport("d"))
+    assert [choice.cost.bytes_up for choice in choices] == [estimate_bytes(n) for n in (6, 27, 57)]
+    assert choices[-1].ratio == 1.0
+
+
+def test_a_rehearsal_holds_no_trial_and_sends_nothing_up(fleet):
+    run = fleet().until("trial")
+    _, tasks = run.method.plan(run.state, Round(run.number + 1, ("a0",), rehearsal=True), Key.of(1))
+    assert tasks["a0"].trial is None
+    assert tasks["a0"].upload == Layers(())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 0}, "method.alpha"),
+        ({"gamma": 1.5}, "method.gamma"),
+        ({"gamma_step": 0}, "method.gamma_step"),
+        ({"observe": 0}, "method.observe"),
+        ({"window": "five"}, "method.window"),
+        ({"layers": 2}, "method.layers: dc-pfl has no such setting"),
+    ],
+)
+def test_bad_settings_name_the_key(settings, message):
+    with pytest.raises(SettingError, match=message):
+        create("dc-pfl", SPEC, settings)

@@ -1,0 +1,29 @@
+"""A few thousand mutated packets of every kind; `python -m tests.fuzz` reads a million."""
+
+from contextlib import ExitStack, suppress
+
+import pytest
+from tests.fuzz.run import fuzz
+from tests.fuzz.targets import all_targets
+
+from fleetune.protocols.errors import PacketError
+
+
+def test_every_honest_packet_is_read():
+    with ExitStack() as closing:
+        for target in all_targets(closing):
+            for packet in target.packets:
+                if target.name.startswith("message"):  # it may come out of turn
+                    with suppress(PacketError):
+                        target.read(packet)
+                else:
+                    target.read(packet)
+
+
+@pytest.mark.parametrize("seed", [101, 102])
+def test_mutated_packets_are_read_or_refused_by_name(seed):
+    count, verdicts, found = fuzz(seed, 3000)
+    assert not found
+    assert sum(verdicts.values()) == count
+    assert len(verdicts) >= 6  # of many kinds
+    assert verdicts["read"] > count / 50  # and some changes do no harm

@@ -1,0 +1,155 @@
+"""Simulated devices that go on from another run begin with the models that they serve there."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.tools.simulator.test_simulate import settings
+from typer.testing import CliRunner
+
+from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.opening import open_run
+from fleetune.edge_agent.personal.adoption import Served, read_served
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.update import codec
+from fleetune.tools.cli import app
+from fleetune.tools.simulator import starting_models
+from fleetune.tools.simulator.runner import simulate
+
+SHAPE = {"input_shape": [1, 8, 8], "num_classes": 10}
+NAMES = [f"device-{index}" for index in range(6)]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The folder of runs with a finished simulation, `sim`."""
+    runs = tmp_path_factory.mktemp("runs")
+    run, _ = simulate(personal(), runs / "sim", workers=0, fresh=True)
+    run.store.close()
+    return runs
+
+
+@pytest.fixture
+def runs(first, tmp_path):
+    shutil.copytree(first, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def personal(name="sim", **model):
+    return settings(
+        run={"name": name, "rounds": 2}, model={**SHAPE, **model}, method={"name": "fedper"}, round={}
+    )
+
+
+def going_on(runs, name="next"):
+    """What was said, and the devices' first models in a run that goes on from `sim`."""
+    wanted, said = personal(name, weights="run:sim"), []
+    run, _ = simulate(wanted, runs / name, workers=0, fresh=True, say=said.append)
+    run.store.close()
+    return said, {device: starting_models.own_model(runs / name / "devices", device) for device in NAMES}
+
+
+def serve(runs, device, found, **changes):
+    changed = Served(replace(found.standing, **changes), found.weights)
+    memory = starting_models.served(runs / "sim" / "devices", device)
+    memory.write(codec.encode(changed, prepare(personal()).spec))
+
+
+def served(runs, device, run="sim"):
+    return read_served(starting_models.served(runs / run / "devices", device).read())
+
+
+def test_each_device_begins_with_the_model_that_it_serves(runs):
+    said, begun = going_on(runs)
+    assert said == ["6 of 6 devices begin with their own models from run sim"]
+    assert len({begun[device].tobytes() for device in NAMES}) == 6
+    for device in NAMES:
+        assert begun[device].tobytes() == served(runs, device).weights.tobytes()
+    assert starting_models.state(runs / "next" / "devices", NAMES[0]).path.exists()
+
+
+def test_what_was_served_before_is_served_until_there_is_something_better(runs):
+    found = served(runs, NAMES[0])
+    serve(runs, NAMES[0], found, training_loss=-1.0, validation_loss=-1.0, held_out=0.0)
+    before = {device: starting_models.served(runs / "sim" / "devices", device).read() for device in NAMES}
+    enrolment = prepare(personal("next", weights="run:sim"), runs)
+    starting_models.carry_over(
+        personal("next", weights="run:sim"), enrolment, NAMES, runs / "n" / "devices", runs
+    )
+    assert {name: starting_models.served(runs / "n" / "devices", name).read() for name in NAMES} == before
+    going_on(runs)
+    after = {device: starting_models.served(runs / "sim" / "devices", device).read() for device in NAMES}
+    assert after == before  # one file under two names, never written in place
+
+
+def test_who_took_no_part_or_serves_another_kind_of_model_begins_with_the_shared_one(runs):
+    found = {device: served(runs, device) for device in NAMES}
+    serve(runs, NAMES[0], found[NAMES[0]], run="an-earlier-one")  # and it took part
+    serve(runs, NAMES[1], found[NAMES[1]], run="an-earlier-one")
+    starting_models.state(runs / "sim" / "devices", NAMES[1]).path.unlink()
+    serve(runs, NAMES[2], found[NAMES[2]], model="another")
+    starting_models.served(runs / "sim" / "devices", NAMES[3]).path.unlink()
+    serve(runs, NAMES[4], replace(found[NAMES[4]], weights=np.zeros(0, np.float32)))  # as before this version
+    said, begun = going_on(runs)
+    assert said == [
+        "2 of 6 devices begin with their own models from run sim, the others with its shared model"
+    ]
+    assert [device for device, weights in begun.items() if weights is not None] == [NAMES[0], NAMES[5]]
+
+
+def test_a_fleets_run_has_no_devices_models_and_the_simulation_says_so(tmp_path):
+    open_run(personal(), tmp_path / "sim").store.close()
+    said, begun = going_on(tmp_path)
+    folder = tmp_path / "sim" / "devices"
+    assert said == [
+        f"all devices begin with the shared model of run sim: {folder} has no models of their own"
+    ]
+    assert set(begun.values()) == {None}
+
+
+def test_a_run_that_goes_on_from_none_says_nothing(tmp_path):
+    said = []
+    run, _ = simulate(personal(), tmp_path / "sim", workers=0, fresh=True, say=said.append)
+    run.store.close()
+    assert said == []
+
+
+def test_a_damaged_model_is_named(runs):
+    starting_models.served(runs / "sim" / "devices", NAMES[2]).path.write_bytes(b"damaged")
+    with pytest.raises(
+        StoreError, match=r"device-2\.served, the model that a device begins with, is damaged"
+    ):
+        going_on(runs)
+
+
+def test_where_files_have_one_name_only_they_are_copied(runs, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr("pathlib.Path.hardlink_to", refuse)
+    _, begun = going_on(runs)
+    assert begun[NAMES[0]].tobytes() == served(runs, NAMES[0]).weights.tobytes()
+
+
+def test_the_command_says_what_devices_begin_with(runs, tmp_path):
+    (tmp_path / "next.toml").write_text(
+        """
+        [run]
+        name = "next"
+        rounds = 1
+        [model]
+        name = "mlp"
+        weights = "run:sim"
+        [method]
+        name = "fedper"
+        [data]
+        source = "digits"
+        partition = { kind = "dirichlet", alpha = 0.5, samples = 60, test_fraction = 0.5 }
+        [fleet]
+        devices = 7
+        """
+    )
+    command = ["run", str(tmp_path / "next.toml"), "--runs", str(runs), "--workers", "0"]
+    found = CliRunner().invoke(app, command)
+    assert "6 of 7 devices begin with their own models from run sim, the others" in found.output, found

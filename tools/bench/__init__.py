@@ -1,0 +1,1 @@
+"""Measurements of ourselves: coordinator, slow links, trainers, and how good forecasts are."""

@@ -1,0 +1,259 @@
+"""Thousands of devices in one process, to measure a coordinator: real sockets and transfers, canned replies.
+
+    python -m fleetune.tools.bench.light_devices --port 1883 --fleet bench --first 0 --count 500
+
+Each device is an MQTT client of its own and speaks the agent's protocol through `protocols.wire.mailbox`. It
+does not train: its reply is the task's weights as they came. All of them share one loop and no threads.
+"""
+
+import argparse
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.skeletons.averaging import Task, Update
+from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.incoming_parts import PartMemory
+from fleetune.protocols.wire.mailbox import Arrived, Inbox, Outbox
+from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply
+from fleetune.protocols.wire.transfer import Chunk
+
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+NUM_SAMPLES = 10
+TICK_EVERY_S = 0.25
+CONNECTS_AT_A_TIME = 50
+CONNECTED, PUBLISHED, SUBSCRIBED = 2, 3, 9  # types of MQTT 3.1.1 packets
+
+
+def packet(head: int, body: bytes) -> bytes:
+    """An MQTT packet: first byte, length in groups of 7 bits, body."""
+    length, groups = len(body), bytearray()
+    while True:
+        length, group = divmod(length, 128)
+        groups.append(group | (128 if length else 0))
+        if not length:
+            return bytes([head]) + bytes(groups) + body
+
+
+def text(words: str) -> bytes:
+    """As MQTT has it: its length in 2 bytes before it."""
+    data = words.encode()
+    return struct.pack(">H", len(data)) + data
+
+
+class Connection:
+    """One client of the broker, at QoS 0 and without keepalive; a socket that never waits."""
+
+    def __init__(self, port: int, client: str, subscriptions: Iterable[str]) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self._subscriptions = list(subscriptions)
+        self._read, self._unsent = bytearray(), bytearray()
+        self._send(packet(0x10, text("MQTT") + bytes([4, 2, 0, 0]) + text(client)))
+
+    @property
+    def blocked(self) -> bool:
+        """Something waits until the socket takes more."""
+        return bool(self._unsent)
+
+    def publish(self, topic: str, data: bytes) -> None:
+        self._send(packet(0x30, text(topic) + data))
+
+    def flush(self) -> None:
+        """Send what waits. Raises OSError: the connection is lost."""
+        with suppress(BlockingIOError):
+            del self._unsent[: self.socket.send(self._unsent)]
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """Types and bodies of the packets that are there. Raises OSError: the connection is lost."""
+        data = self.socket.recv(1 << 18)
+        if not data:
+            raise ConnectionError("the broker closed a connection; see its log and `ulimit -n`")
+        self._read += data
+        packets = []
+        while (found := self._next()) is not None:
+            packets.append(found)
+        if any(kind == CONNECTED for kind, _ in packets):
+            filters = b"".join(text(one) + b"\x00" for one in self._subscriptions)
+            self._send(packet(0x82, b"\x00\x01" + filters))
+        return packets
+
+    def _next(self) -> tuple[int, bytes] | None:
+        length = shift = 0
+        for place in range(1, min(5, len(self._read))):
+            group = self._read[place]
+            length |= (group & 127) << shift
+            shift += 7
+            if group < 128:
+                end = place + 1 + length
+                if len(self._read) < end:
+                    return None
+                found = self._read[0] >> 4, bytes(self._read[place + 1 : end])
+                del self._read[:end]
+                return found
+        return None
+
+    def _send(self, data: bytes) -> None:
+        self._unsent += data
+        self.flush()
+
+
+@dataclass
+class Shared:
+    """What the devices of a process have in common, so that each costs next to nothing."""
+
+    fleet: str
+    spec: ModelSpec | None = None
+    update: Update | None = None
+
+    def enrolled(self, payload: bytes) -> ModelSpec:
+        """The run's model, decoded once."""
+        if self.spec is None:
+            self.spec = codec.decode(payload, Enrolment, None).spec
+        return self.spec
+
+    def reply(self, device: str, errand: Errand, payload: bytes) -> bytes:
+        """The canned answer to a task."""
+        assert self.spec is not None, "a device enrols before it is asked"
+        if self.update is None:
+            task: Task = codec.decode(payload, Assignment[Task], self.spec).task
+            self.update = Update(task.patch, NUM_SAMPLES)
+        update = None if errand.rehearsal else self.update
+        measures = Measures(NUM_SAMPLES, NUM_SAMPLES, 0.1, 0.5, 0.5)
+        return codec.encode(Reply(device, errand.round, errand.attempt, False, measures, update), self.spec)
+
+
+@dataclass
+class LightDevice:
+    """One device."""
+
+    name: str
+    connection: Connection
+    shared: Shared
+    outbox: Outbox = field(init=False)
+    inbox: Inbox = field(init=False)
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.name)
+        self.inbox = Inbox(self.name, lambda _: PartMemory(), max_bytes=MAX_PAYLOAD_BYTES)
+
+    def hear(self, kind: int, body: bytes, now: float) -> None:
+        """Answer a packet of the broker's."""
+        if kind == SUBSCRIBED:
+            self._tell(wire.Presence(True, "light"), "state")
+        if kind != PUBLISHED:
+            return
+        (length,) = struct.unpack_from(">H", body)
+        channel, data = body[2 : 2 + length].rsplit(b"/", 1)[1], body[2 + length :]
+        if channel == b"task":
+            self._say(self.inbox.handle_chunk(data, now), now)
+            return
+        match wire.read_to_device(data):
+            case Offer() as offer:
+                self._say(self.inbox.handle_offer(offer), now)
+            case Resume() | Ack() | Refuse() as answer:
+                self._say(self.outbox.handle(answer, now), now)
+            case wire.Finish(run):
+                self._tell(wire.Left(run))
+                self.finished = True
+
+    def tick(self, now: float) -> None:
+        self._say(self.outbox.tick(now), now)
+
+    def _say(self, items: Iterable[Any], now: float) -> None:
+        arrived = []
+        for item in items:
+            match item:
+                case Chunk():
+                    self._publish("update", item.encode())
+                case Arrived():
+                    arrived.append(item)
+                case Offer() | Resume() | Ack() | Refuse():
+                    self._tell(item)
+        for one in arrived:  # acknowledged by now: nobody counts on a device that has no enrolment
+            self._take(one.offer.errand, one.payload(), now)
+            self.inbox.settle(one.offer.transfer)
+
+    def _take(self, errand: Errand, payload: bytes, now: float) -> None:
+        if errand.kind == "enrolment":
+            report = DeviceReport(self.name, num_samples=NUM_SAMPLES, round_s=1.0)
+            self._tell(wire.Ready(errand.run, self.shared.enrolled(payload).hash, report))
+        elif errand.kind == "task":
+            reply = self.shared.reply(self.name, errand, payload)
+            turn = errand.turn
+            self._tell(wire.Measured(errand.run, *turn, Footprint(train_s=0.0)))
+            self._say(self.outbox.post(errand.answer, reply, now), now)
+
+    def _tell(self, message: wire.Message, channel: topics.Channel = "up") -> None:
+        self._publish(channel, wire.encode(message))
+
+    def _publish(self, channel: topics.Channel, data: bytes) -> None:
+        self.connection.publish(topics.topic(self.shared.fleet, self.name, channel), data)
+
+
+class Crowd:
+    """The loop of one process's devices."""
+
+    def __init__(self, port: int, fleet: str, first: int, count: int) -> None:
+        self._port, self._shared = port, Shared(fleet)
+        self._coming = [f"light-{number:05}" for number in range(first, first + count)][::-1]
+        self._devices: list[LightDevice] = []
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Until every device knows that the run is finished."""
+        tick_at = 0.0
+        while self._coming or not all(device.finished for device in self._devices):
+            for _ in range(min(CONNECTS_AT_A_TIME, len(self._coming))):
+                self._connect(self._coming.pop())
+            for key, mask in self._selector.select(TICK_EVERY_S):
+                self._serve(key.data, mask)
+            if time.monotonic() >= tick_at:
+                for device in self._devices:
+                    device.tick(time.monotonic())
+                tick_at = time.monotonic() + TICK_EVERY_S
+
+    def _connect(self, name: str) -> None:
+        subscriptions = topics.device_subscriptions(self._shared.fleet, name)
+        device = LightDevice(name, Connection(self._port, name, subscriptions), self._shared)
+        self._devices.append(device)
+        self._selector.register(device.connection.socket, selectors.EVENT_READ, device)
+
+    def _serve(self, device: LightDevice, mask: int) -> None:
+        connection = device.connection
+        if mask & selectors.EVENT_WRITE:
+            connection.flush()
+        if mask & selectors.EVENT_READ:
+            for kind, body in connection.receive():
+                device.hear(kind, body, time.monotonic())
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.blocked else 0)
+        if self._selector.get_key(connection.socket).events != wanted:
+            self._selector.modify(connection.socket, wanted, device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="devices of a benchmark, see fleetune.tools.bench.coordinator"
+    )
+    for name in ("port", "first", "count"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--fleet", required=True)
+    given = parser.parse_args()
+    Crowd(given.port, given.fleet, given.first, given.count).run()
+
+
+if __name__ == "__main__":
+    main()

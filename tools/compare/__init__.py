@@ -1,0 +1,1 @@
+"""Several methods, several seeds, the same fleet and data: runs, tables, plots and a page."""

@@ -1,0 +1,208 @@
+"""The runs of a comparison, one for each contender and seed: played several at a time, kept when finished.
+
+Each run has its folder with summary.json, rounds.jsonl and, written last, run.json: the settings it was
+played with. A folder whose run.json equals the settings asked for is not played again.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import msgspec
+
+from fleetune.coordinator.reports.outcome import with_personal
+from fleetune.coordinator.reports.report import figures
+from fleetune.coordinator.reports.summary import mean
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.store.run_folder import clear
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.tools.compare.comparison import Played
+from fleetune.tools.simulator.worker import WORKER_DIED
+
+SETTINGS, SUMMARY, ROUNDS = "run.json", "summary.json", "rounds.jsonl"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the comparison: a contender with a seed, where it is kept, and where other runs are."""
+
+    label: str
+    settings: RunSettings
+    folder: Path
+    runs: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.label}, seed {self.settings.run.seed}"
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """A run of the comparison closed a round; accuracy is that of the round's participants."""
+
+    cell: Cell
+    number: int
+    accuracy: float | None
+
+
+class _StoppedError(Exception):
+    """The comparison was interrupted: runs end with the round they are in."""
+
+
+def finished(cell: Cell) -> Played | None:
+    """The run as it was kept; None if it was not finished, or was played with other settings."""
+    try:
+        kept = msgspec.json.decode((cell.folder / SETTINGS).read_bytes(), type=RunSettings)
+        if kept != cell.settings:
+            return None
+        summary = msgspec.json.decode((cell.folder / SUMMARY).read_bytes())
+        lines = (cell.folder / ROUNDS).read_bytes().splitlines()
+        records = [msgspec.json.decode(line, type=RoundRecord) for line in lines]
+    except (OSError, msgspec.MsgspecError):
+        return None
+    training = [record for record in records if not record.rehearsal]
+    return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training)
+
+
+def forget(cell: Cell) -> None:
+    """The run is not finished, whatever was kept of it."""
+    (cell.folder / SETTINGS).unlink(missing_ok=True)
+
+
+def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
+    """Simulate a run and keep its figures; the state of its devices is not kept.
+
+    Raises:
+        FleetuneError: see `runner.simulate`.
+    """
+    from fleetune.tools.simulator.runner import simulate
+
+    run, summary = simulate(
+        cell.settings, cell.folder, workers=workers, fresh=True, on_closed=on_closed, runs=cell.runs
+    )
+    records = run.conductor.records()
+    run.store.close()
+    clear(cell.folder, durable=False)
+    files = {**figures(summary, records), SETTINGS: msgspec.json.encode(cell.settings)}
+    for name, data in files.items():
+        write_atomically(cell.folder / name, data, durable=False)
+
+
+def play_all(
+    cells: Sequence[Cell],
+    *,
+    workers: int,
+    on_round: Callable[[RoundDone], None],
+    on_done: Callable[[Cell, FleetuneError | None], None],
+    on_stopping: Callable[[], None],
+) -> None:
+    """Play runs side by side, as many as there are workers; spare workers share a run's devices.
+
+    Args:
+        cells: to play, in this order.
+        workers: processes in all; 0: none but this one.
+        on_round: told of every closed round.
+        on_done: told of every run that is finished or cannot be.
+
+        on_stopping: told when it was interrupted and only waits for the rounds that are being played.
+
+    Raises:
+        KeyboardInterrupt: interrupted, once all runs have come to a stop.
+        FleetuneError: a worker process died.
+    """
+    if not cells:
+        return
+    if workers < 1:
+        _play_here(cells, on_round, on_done)
+        return
+    context = multiprocessing.get_context("spawn")
+    news, stop = context.Queue(), context.Event()
+    crew = min(workers, len(cells))
+    share = workers // crew if workers // crew > 1 else 0
+    pool = ProcessPoolExecutor(crew, context, _join, (news, stop))
+    try:
+        running = {pool.submit(_perform, cell, share): cell for cell in cells}
+        while running:
+            done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            _pass_on(news, on_round)
+            for one in done:
+                on_done(running.pop(one), _problem(one))
+    except BrokenProcessPool:
+        raise FleetuneError(WORKER_DIED) from None
+    except KeyboardInterrupt:
+        on_stopping()
+        raise
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+        _pass_on(news, lambda _: None)
+        news.close()
+
+
+def _play_here(
+    cells: Sequence[Cell],
+    on_round: Callable[[RoundDone], None],
+    on_done: Callable[[Cell, FleetuneError | None], None],
+) -> None:
+    for cell in cells:
+        try:
+            play(cell, workers=0, on_closed=lambda record, cell=cell: on_round(_round_done(cell, record)))  # type: ignore[misc]
+        except FleetuneError as problem:
+            on_done(cell, problem)
+        else:
+            on_done(cell, None)
+
+
+def _round_done(cell: Cell, record: RoundRecord) -> RoundDone:
+    return RoundDone(cell, record.number, mean(reply.measures.after for reply in record.devices.values()))
+
+
+def _pass_on(news: "Queue[RoundDone]", on_round: Callable[[RoundDone], None]) -> None:
+    while True:
+        try:
+            on_round(news.get_nowait())
+        except Empty:
+            return
+
+
+def _problem(done: Future[None]) -> FleetuneError | None:
+    """What a user can mend; anything else is raised."""
+    try:
+        done.result()
+    except FleetuneError as problem:
+        return problem
+    return None
+
+
+_line: tuple[Any, Any] | None = None
+
+
+def _join(news: "Queue[RoundDone]", stop: Event) -> None:
+    """Set a worker up: it leaves Ctrl-C to the process that the user sees."""
+    global _line  # noqa: PLW0603 - what the pool hands to its processes once
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    news.cancel_join_thread()
+    _line = news, stop
+
+
+def _perform(cell: Cell, workers: int) -> None:
+    assert _line is not None, "_join() runs first in every worker"
+    news, stop = _line
+    parent = multiprocessing.parent_process()
+
+    def on_closed(record: RoundRecord) -> None:
+        if stop.is_set() or parent is None or not parent.is_alive():
+            raise _StoppedError
+        news.put(_round_done(cell, record))
+
+    play(cell, workers=workers, on_closed=on_closed)

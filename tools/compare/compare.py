@@ -1,0 +1,270 @@
+"""edge-sim compare: methods side by side, each with several seeds, on the same fleet and data."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from fleetune.coordinator.reports.markup import Plot
+from fleetune.coordinator.reports.readable import duration, percent
+from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
+from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.methods import REGISTRY, from_section
+from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.settings.sections import FleetSection, RunSettings
+from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
+from fleetune.tools.compare.comparison import Comparison, Contender, Played, target_of
+from fleetune.tools.compare.page import ComparisonPage, write_comparison
+from fleetune.tools.compare.tables import methods_csv, rounds_csv, runs_csv, tables
+from fleetune.tools.simulator.show import progress_bar
+
+YARDSTICKS = ("local-only", "fedavg")
+
+
+def compare(
+    settings: RunSettings,
+    methods: Sequence[str],
+    folder: Path,
+    *,
+    seeds: int,
+    target: float | None,
+    workers: int,
+    fresh: bool,
+    console: Console,
+) -> Comparison:
+    """Play what is not finished yet, then leave tables, plots and the page in `folder` and show them.
+
+    Interrupted, it does the same with what is finished; asked again, it goes on from there.
+
+    Args:
+        settings: of the run file; `run.seed` is the first seed.
+        methods: names of methods, or of [compare.LABEL] tables.
+        folder: of the comparison; each run in it is kept in LABEL/seed-N.
+        seeds: how many.
+        target: accuracy in (0, 1) whose cost is asked for; None: see `comparison.target_of`.
+        workers: processes in all; 0: none but this one.
+        fresh: play finished runs again, too.
+        console: to show it on.
+
+    Raises:
+        SettingError: a label, a method's setting or an option is wrong; nothing was played.
+        FleetuneError: runs could not be played; all others are in the report.
+        KeyboardInterrupt: interrupted; what is finished is in the report.
+    """
+    _check_options(seeds, target)
+    contenders = contenders_of(settings, methods)
+    cells = cells_of(settings, contenders, seeds, folder)
+    missing = [cell for cell in cells if fresh or not finished(cell)]
+    if missing:
+        labels = {cell.label for cell in missing}
+        _check_methods(settings, [one for one in contenders if one.label in labels], folder.parent)
+    for cell in missing:
+        forget(cell)
+    if len(missing) < len(cells):
+        console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are finished already, in {folder}")
+    watch = _Watch(console, cells, missing)
+    stopped: BaseException | None = None
+    try:
+        with watch.bar:
+            play_all(
+                missing,
+                workers=workers,
+                on_round=watch.round_done,
+                on_done=watch.run_done,
+                on_stopping=watch.stopping,
+            )
+    except (KeyboardInterrupt, FleetuneError) as problem:
+        stopped = problem
+    runs = tuple(run for cell in cells if (run := finished(cell)))
+    comparison = _compared(settings, contenders, seeds, runs, target)
+    if runs:
+        _report(comparison, folder, settings, watch.failed, console)
+    if stopped:
+        console.print(f"stopped with {len(runs)} of {len(cells)} runs finished; the same command goes on")
+        raise stopped
+    if watch.failed:
+        raise FleetuneError("; ".join(watch.failed))
+    return comparison
+
+
+def contenders_of(settings: RunSettings, labels: Sequence[str]) -> list[Contender]:
+    """Who is compared: a method with the settings that [method] or [compare.LABEL] has for it.
+
+    Raises:
+        SettingError: no label, one twice, or one that is neither a method nor a [compare.LABEL].
+    """
+    if not all(labels) or not labels:
+        raise SettingError("--methods: name at least one, e.g. --methods local-only,fedavg,fedspu")
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise SettingError(f"--methods: {twice} stands there twice")
+    return [_contender(settings, label) for label in labels]
+
+
+def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
+    """Whom `--methods` means.
+
+    Args:
+        settings: of the run file.
+        methods: comma-separated labels; `all`: every method there is, and what [compare] has; None: the
+            yardsticks, the file's own method, and what [compare] has.
+    """
+    if methods not in (None, "all"):
+        return [label.strip() for label in methods.split(",")]
+    named = sorted(REGISTRY) if methods else [settings.method["name"]]
+    return list(dict.fromkeys([*YARDSTICKS, *named, *settings.compare]))
+
+
+def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int, folder: Path) -> list[Cell]:
+    """A run for each contender and seed, all contenders with the first seed first."""
+    return [
+        Cell(
+            one.label,
+            replace(
+                settings,
+                method=dict(one.method),
+                run=replace(settings.run, seed=seed),
+                fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
+                compare={},
+            ),
+            folder / one.label.replace(":", "-") / f"seed-{seed}",
+            folder.parent,
+        )
+        for seed in range(settings.run.seed, settings.run.seed + seeds)
+        for one in contenders
+    ]
+
+
+def _check_options(seeds: int, target: float | None) -> None:
+    if seeds < 1:
+        raise SettingError(f"--seeds {seeds}: at least 1")
+    if target is not None and not 0 < target < 1:
+        raise SettingError(f"--target {target:g}: an accuracy between 0 and 1, e.g. 0.9")
+
+
+def _contender(settings: RunSettings, label: str) -> Contender:
+    section = _method_section(settings, label)
+    if "ratios" not in section:
+        return Contender(label, section)
+    ratios = convert({"ratios": section.pop("ratios")}, FleetSection, f"compare.{label}").ratios
+    return Contender(label, section, ratios)
+
+
+def _method_section(settings: RunSettings, label: str) -> dict[str, object]:
+    own = settings.method if settings.method["name"] == label else {}
+    section = {**own, "name": label, **settings.compare.get(label, {})}
+    name = section["name"]
+    if not isinstance(name, str) or (name not in REGISTRY and ":" not in name):
+        known = [*REGISTRY, *settings.compare]
+        near = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise SettingError(f"--methods: no method {name!r}; {hint}")
+    return section
+
+
+def _check_methods(settings: RunSettings, contenders: Sequence[Contender], runs: Path) -> None:
+    """Make each method once: a wrong setting of the last is found before the first has run for hours."""
+    from fleetune.coordinator.run.enrolment import prepare
+    from fleetune.tools.simulator.runner import with_model_shape
+    from fleetune.tools.simulator.simulated_fleet import Shares
+
+    spec = prepare(with_model_shape(settings, Shares(settings)), runs).spec
+    for one in contenders:
+        try:
+            from_section(one.method, spec)
+        except SettingError as problem:
+            raise SettingError(f"{one.label}: {problem}") from None
+
+
+def _compared(
+    settings: RunSettings,
+    contenders: Sequence[Contender],
+    seeds: int,
+    runs: tuple[Played, ...],
+    target: float | None,
+) -> Comparison:
+    first = settings.run.seed
+    return Comparison(
+        settings.run.name,
+        tuple(contenders),
+        tuple(range(first, first + seeds)),
+        runs,
+        target_of(runs, target),
+    )
+
+
+def _report(
+    comparison: Comparison, folder: Path, settings: RunSettings, failed: Sequence[str], console: Console
+) -> None:
+    plots: list[Plot] = []
+    files = {
+        "methods.csv": methods_csv(comparison),
+        "runs.csv": runs_csv(comparison),
+        "rounds.csv": rounds_csv(comparison),
+    }
+    has_pictures = can_paint()
+    if has_pictures:
+        from fleetune.tools.compare.plots import draw
+
+        plots, pngs = paint(lambda theme: draw(comparison, theme))
+        files.update(pngs)
+    text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
+    page = ComparisonPage(comparison, plots, failed, text, "" if has_pictures else NO_PICTURES)
+    files["report.html"] = write_comparison(page)
+    for name, data in files.items():
+        write_atomically(folder / name, data, durable=False)
+    console.print(tables(comparison))
+    for name in ("report.html", "methods.csv", "runs.csv", "rounds.csv"):
+        console.print(f"  {folder / name}", soft_wrap=True)
+
+
+class _Watch:
+    """One bar over the rounds of all runs, and a line for each run that is over."""
+
+    def __init__(self, console: Console, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
+        self._console = console
+        self._rounds = {cell.title: 0 for cell in missing}
+        self._over = len(cells) - len(missing)
+        self._num_runs = len(cells)
+        self.failed: list[str] = []
+        self.bar: Progress = progress_bar(console)
+        total = sum(cell.settings.run.rounds for cell in missing)
+        self._task: TaskID = self.bar.add_task(self._title(), total=total, accuracy="", visible=bool(missing))
+
+    def round_done(self, news: RoundDone) -> None:
+        title, most = news.cell.title, news.cell.settings.run.rounds
+        self._rounds[title] = max(self._rounds[title], min(news.number, most))
+        self._update(f"{title} {percent(news.accuracy)}")
+
+    def run_done(self, cell: Cell, problem: FleetuneError | None) -> None:
+        self._rounds[cell.title] = cell.settings.run.rounds
+        self._over += 1
+        if problem:
+            self.failed.append(f"{cell.title}: {problem}")
+            self._console.print(f"[red]{cell.title}: {problem}[/red]")
+        elif run := finished(cell):
+            accuracy, time_s = run.summary["accuracy"]["personal_mean"], run.summary["seconds"]["rounds"]
+            rounds = run.summary["rounds"]
+            self._console.print(
+                f"{cell.title}: {percent(accuracy)} after {rounds} rounds, {duration(time_s)} simulated"
+            )
+        self._update("")
+
+    def stopping(self) -> None:
+        self._console.print("stopping after the rounds that are being played")
+
+    def _title(self) -> str:
+        return f"{self._over} of {self._num_runs} runs"
+
+    def _update(self, accuracy: str) -> None:
+        self.bar.update(
+            self._task,
+            description=self._title(),
+            completed=sum(self._rounds.values()),
+            accuracy=accuracy,
+        )

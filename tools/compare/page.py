@@ -1,0 +1,175 @@
+"""report.html of a comparison: one file with tables and plots of all methods."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
+from fleetune.tools.compare.comparison import Comparison
+from fleetune.tools.compare.tables import (
+    ACCURACIES,
+    COSTS,
+    NOT_ALL,
+    TO_TARGET,
+    Column,
+    about_seeds,
+    alike,
+    best,
+    cells,
+    title_of,
+    unequal,
+)
+
+_ABOUT_ACCURACY = (
+    "In percent, on the devices' own test samples. Each device's personal model after the last round it took "
+    "part in: mean over devices, mean weighted by training samples, and what nine in ten devices reach or "
+    "exceed (worst decile). Best round: the highest mean the fleet stood at. Before, after: the closing "
+    "rehearsal, one more round's work on a copy of every device: the model that local training starts from, "
+    "and the personal model it leads to."
+)
+_ABOUT_COST = (
+    "Bytes are payload as counted on the wire, of all devices; time is simulated. All figures stand in "
+    "methods.csv, runs.csv and rounds.csv beside this page."
+)
+_ABOUT_TARGET = (
+    "Counted until the fleet's personal accuracy first reached it; the mean is over the seeds that did."
+)
+_OVER_TIME = (
+    "Every device that has taken part counts with its latest reply: with a slice of participants a round, "
+    "the curve is the fleet's accuracy, not that of the few."
+)
+_CAPTIONS = {
+    "accuracy-by-round": f"Personal models, after local training. {_OVER_TIME}",
+    "accuracy-before-by-round": f"The models that local training starts from. {_OVER_TIME}",
+    "accuracy-by-uplink": "Personal accuracy against all that devices had sent by then. Dotted: where a "
+    "method that sends no model ended.",
+    "accuracy-by-time": "Personal accuracy against simulated time: training on the boards, bytes on the "
+    "links.",
+    "before-and-after": "The model local training starts from, and the personal model it leads to, in one "
+    "more round after the last; bars: standard deviation over seeds.",
+    "spread-over-devices": "Each dot is a device's personal model on its own test samples, all seeds "
+    "together; circle: median, bar: the middle half of the devices.",
+}
+_BAND = " Band: standard deviation over seeds."
+
+
+@dataclass(frozen=True)
+class ComparisonPage:
+    """What the page tells.
+
+    Attributes:
+        comparison: the contenders.
+        plots: in their order.
+        failed: one line for each run that could not be played.
+        settings: of the run file, as text.
+        remark: one line instead of plots, "" for none.
+    """
+
+    comparison: Comparison
+    plots: Sequence[Plot]
+    failed: Sequence[str]
+    settings: str
+    remark: str = ""
+
+
+def write_comparison(page: ComparisonPage) -> bytes:
+    """The page as UTF-8; whatever names hold, it stays text."""
+    comparison = page.comparison
+    sections = [
+        element("h1", comparison.name),
+        element("p", _what_ran(comparison), class_="faint"),
+        *(element("p", line, class_="bad") for line in page.failed),
+        _headline(comparison),
+        element("h2", "Accuracy"),
+        _figures(comparison, ACCURACIES),
+        element("p", _ABOUT_ACCURACY, class_="faint"),
+        element("h2", "Cost of the whole run"),
+        _figures(comparison, COSTS),
+        element("p", _ABOUT_COST, class_="faint"),
+        *([element("p", NOT_ALL, class_="bad")] if unequal(comparison) else []),
+        *(element("p", line, class_="bad") for line in alike(comparison)),
+        *_target(comparison),
+        element("h2", "Plots"),
+        element("p", page.remark) if page.remark else _plots(page),
+        element("h2", "Settings"),
+        _options(comparison),
+        element("p"),
+        element("pre", page.settings),
+    ]
+    return document(f"{comparison.name}: {len(comparison.shown)} methods", sections)
+
+
+def _what_ran(comparison: Comparison) -> str:
+    shown = f"{len(comparison.shown)} methods compared, {about_seeds(comparison)} · "
+    if not comparison.runs:
+        return f"{shown}nothing is finished yet"
+    one = comparison.runs[0].summary
+    return (
+        f"{shown}{one['model']} ({one['parameters']:,} parameters) · {one['devices']} devices · "
+        "simulated: real training and real bytes on a virtual clock"
+    )
+
+
+def _headline(comparison: Comparison) -> Element:
+    """Who is best at what."""
+    cards = []
+    for column, name in (
+        (ACCURACIES[0], "Best mean, last round"),
+        (ACCURACIES[2], "Best worst decile"),
+        (ACCURACIES[4], "Best before training"),
+        (TO_TARGET[1], "Fewest bytes to target"),
+        (TO_TARGET[3], "Soonest at target"),
+    ):
+        winners = [c.label for c in comparison.shown if c.label in best(comparison, column)]
+        found = comparison.spread(winners[0], column.figure) if winners else None
+        if found:
+            unit = " %" if column in ACCURACIES else ""
+            cards.append(card(name, ", ".join(winners), f"{column.show(found)}{unit}"))
+    return element("dl", *cards, class_="cards")
+
+
+def _figures(comparison: Comparison, columns: Sequence[Column]) -> Element:
+    rows = []
+    for one in comparison.shown:
+        shown = cells(comparison, one, columns)
+        told = [element("td", cell.text, class_="best" if cell.best else "") for cell in shown]
+        rows.append(row([title_of(comparison, one), *told]))
+    return table(["method", *(column.head for column in columns)], rows)
+
+
+def _target(comparison: Comparison) -> list[Element]:
+    target = comparison.target
+    if not target:
+        return []
+    return [
+        element("h2", f"Cost of {readable.percent(target.accuracy)}"),
+        _figures(comparison, TO_TARGET),
+        element("p", f"The target is {target.reason}. {_ABOUT_TARGET}", class_="faint"),
+    ]
+
+
+def _plots(page: ComparisonPage) -> Element:
+    several = len(page.comparison.seeds) > 1
+    return element(
+        "div",
+        *(
+            figure(plot, _CAPTIONS[plot.name] + (_BAND if several and "-by-" in plot.name else ""))
+            for plot in page.plots
+        ),
+        class_="plots",
+    )
+
+
+def _options(comparison: Comparison) -> Element:
+    rows = [
+        row(
+            [
+                one.label,
+                element("td", str(one.method["name"]), class_="text"),
+                element("td", one.options or "its defaults", class_="prose"),
+            ]
+        )
+        for one in comparison.contenders
+    ]
+    return table(["in the tables", "method", "settings"], rows, left=["method", "settings"])

@@ -1,0 +1,1 @@
+"""Cells of the papers' tables as TOML files, and our runs beside them."""

@@ -1,0 +1,70 @@
+"""What users mark as test or validation in their own data keeps that role on whatever device it comes to."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.device_data import Dataset
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import Partition
+from fleetune.tools.simulator.partition import Rows, Split, deal, parted, partition
+
+Mask = NDArray[np.bool_]
+
+
+def splits_of(dataset: Dataset, settings: Partition, num_devices: int, key: Key) -> list[Split]:
+    """Each device's training rows, marked validation rows among them, and its test rows.
+
+    A device that was dealt nothing to train on, or nothing to test on, gets a sample from whoever has the
+    most of them.
+
+    Raises:
+        SettingError: as `partition`; or there are too few marked or unmarked samples, or groups that must
+            stay whole lack them.
+    """
+    if dataset.benchmark or (dataset.test is None and dataset.validation is None):
+        return partition(dataset.y, dataset.group, settings, num_devices, key)
+    dealt = deal(dataset.y, dataset.group, settings, num_devices, key)
+    nobody = np.zeros(len(dataset.y), np.bool_)
+    test, validation = (nobody if mask is None else mask for mask in (dataset.test, dataset.validation))
+    share_out = partial(_shared_out, source=dataset.source, kind=settings.kind, key=key)
+    if dataset.test is not None:
+        dealt = share_out(dealt, test, "as test", 1)
+        dealt = share_out(dealt, ~test & ~validation, "for training", 1)
+        return [(rows[~test[rows]], rows[test[rows]]) for rows in dealt]
+    dealt = share_out(dealt, ~validation, "for training and testing", 2)
+    return [
+        _drawn(rows, validation, partial(parted, y=dataset.y, settings=settings, device=device, key=key))
+        for device, rows in enumerate(dealt)
+    ]
+
+
+def _drawn(rows: Rows, validation: Mask, part: Callable[[Rows], Split]) -> Split:
+    """The test rows are drawn from those that are not marked as validation."""
+    train, test = part(rows[~validation[rows]])
+    return np.sort(np.concatenate([train, rows[validation[rows]]])), test
+
+
+def _shared_out(
+    dealt: list[Rows], mask: Mask, what: str, wanted: int, *, source: str, kind: str, key: Key
+) -> list[Rows]:
+    """Nobody has fewer than `wanted` rows of the mask."""
+    dealt, rng = list(dealt), key.child("marks", what).generator()
+    counts = np.array([mask[rows].sum() for rows in dealt])
+    fixed = kind == "group" or counts.sum() < wanted * len(dealt)
+    while counts.min() < wanted:
+        poor, rich = int(counts.argmin()), int(counts.argmax())
+        if fixed:
+            raise SettingError(
+                f"data.partition: by the marks in {source}, kind `{kind}` leaves device {poor} with"
+                f" {counts[poor]} samples {what}, and it needs {wanted}; lower fleet.devices"
+            )
+        row = rng.choice(np.setdiff1d(dealt[rich][mask[dealt[rich]]], dealt[poor]))
+        dealt[poor] = np.sort(np.append(dealt[poor], row))
+        dealt[rich] = dealt[rich][dealt[rich] != row]
+        counts[poor] += 1
+        counts[rich] -= 1
+    return dealt

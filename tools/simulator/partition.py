@@ -1,0 +1,257 @@
+"""Dealing one data set to simulated devices, the ways the papers do.
+
+Common to all kinds: each share is split by class into training and test rows; no device has fewer than
+two samples (rows move over from the largest share; groups stay whole, so there it is an error). The test
+samples of a published benchmark are dealt and split like all others, since a personalised model is tested on
+its device's own mix; what users mark in their own data keeps its role (see `tools.simulator.marked_samples`).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.device_data import apportion, stratified
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.sections import Partition
+
+Rows = NDArray[np.intp]
+Split = tuple[Rows, Rows]  # training rows, test rows, each ascending
+
+_MIN_SAMPLES = 2
+_DISJOINT_KINDS = ("iid", "dirichlet", "alpha-rho")
+
+
+def partition(
+    y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
+) -> list[Split]:
+    """Each device's training and test rows, where nothing is marked: see `deal` and `parted`."""
+    dealt = deal(y, group, settings, num_devices, key)
+    return [parted(rows, y, settings, device, key) for device, rows in enumerate(dealt)]
+
+
+def deal(
+    y: NDArray[np.int64], group: NDArray[np.generic] | None, settings: Partition, num_devices: int, key: Key
+) -> list[Rows]:
+    """Each device's rows.
+
+    Shares are disjoint, but for `mix` and `primary`, whose devices share samples of a class that has run
+    out. Within a device no row stands twice. `samples` is the size of every share of `iid`, `mix` and
+    `primary`, and the largest size of the others (cut by class).
+
+    Args:
+        y: labels, shape (n,).
+        group: who each sample is from, shape (n,); only kind `group` needs it.
+        settings: [data] partition.
+        num_devices: at least 1.
+        key: the same key deals the same.
+
+    Raises:
+        SettingError: the kind is unknown, or there are not enough samples, classes or groups for it.
+    """
+    pool = _pool(y.size, settings.pool, key)
+    if settings.samples is not None and settings.samples > pool.size:
+        raise SettingError(
+            f"data.partition.samples = {settings.samples} for each device; the source has {pool.size} to deal"
+        )
+    classes = np.unique(y[pool], return_inverse=True)[1]
+    groups = None if group is None else group[pool]
+    shares = _shares(classes, groups, settings, num_devices, key.child("shares").generator())
+    dealt = []
+    for device, share in enumerate(shares):
+        rows = np.sort(pool[share])
+        if settings.samples and rows.size > settings.samples:
+            rows = rows[stratified(y[rows], settings.samples / rows.size, key.child("cap", device))]
+        dealt.append(rows)
+    return dealt
+
+
+def parted(rows: Rows, y: NDArray[np.int64], settings: Partition, device: int, key: Key) -> Split:
+    """A device's rows as training and test rows, by class."""
+    test = stratified(y[rows], settings.test_fraction, key.child("test", device))
+    return rows[~test], rows[test]
+
+
+def _pool(num_samples: int, fraction: float, key: Key) -> Rows:
+    """The rows that are dealt, ascending; at least one."""
+    if fraction == 1:
+        return np.arange(num_samples)
+    size = max(1, round(fraction * num_samples))
+    return np.sort(key.child("pool").permutation(num_samples)[:size])
+
+
+def _shares(
+    classes: Rows,
+    group: NDArray[np.generic] | None,
+    settings: Partition,
+    num_devices: int,
+    rng: np.random.Generator,
+) -> list[Rows]:
+    if settings.kind == "group":
+        return _by_group(group, num_devices, rng)
+    if settings.kind in ("mix", "primary"):
+        return _by_mix(classes, settings, num_devices, rng)
+    if settings.kind not in _DISJOINT_KINDS:
+        known = ", ".join((*_DISJOINT_KINDS, "mix", "primary", "group"))
+        raise SettingError(f"data.partition.kind: {settings.kind!r} is unknown; known: {known}")
+    _check_enough(classes.size, _MIN_SAMPLES, num_devices)
+    if settings.kind == "iid":
+        return _iid(classes, settings, num_devices, rng)
+    deal = _dirichlet if settings.kind == "dirichlet" else _alpha_rho
+    owner = deal(classes, settings, num_devices, rng)
+    return _topped_up([np.flatnonzero(owner == device) for device in range(num_devices)], rng)
+
+
+def _check_enough(num_samples: int, wanted: int, num_devices: int) -> None:
+    if wanted * num_devices > num_samples:
+        raise SettingError(
+            f"data.partition: {num_devices} devices with {wanted} samples each need {wanted * num_devices},"
+            f" the source has {num_samples}; lower fleet.devices or data.partition.samples"
+        )
+
+
+def _iid(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> list[Rows]:
+    """Equal shares of all rows in random order."""
+    size = settings.samples or classes.size // num_devices
+    _check_enough(classes.size, size, num_devices)
+    order = rng.permutation(classes.size)
+    return np.array_split(order[: size * num_devices] if settings.samples else order, num_devices)
+
+
+def _dirichlet(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
+    """Each row's device: every class is dealt over all devices by Dir(alpha) (Hsu et al. 2019; FedSPU
+    section 5, KAPC section 7.1).
+    """
+    owner = np.empty(classes.size, np.intp)
+    for rows in _rows_by_class(classes, rng):
+        cuts = np.cumsum(rng.dirichlet(np.full(num_devices, settings.alpha)))[:-1]
+        owner[rows] = np.searchsorted(cuts, np.arange(rows.size) / rows.size, side="right")
+    return owner
+
+
+def _alpha_rho(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> Rows:
+    """Each row's device: Bernoulli(rho) says which classes a device holds, and each class is dealt over
+    its holders by Dir(alpha) (FedCorr, Xu et al. 2022, section 5.1; SRP-pFed section V-A).
+
+    As in FedCorr's code, a device that would hold nothing draws again; a class nobody holds gets one
+    holder.
+    """
+    rows_by_class = _rows_by_class(classes, rng)
+    holds = rng.random((num_devices, len(rows_by_class))) < settings.rho
+    while (idle := ~holds.any(axis=1)).any():
+        holds[idle] = rng.random((int(idle.sum()), holds.shape[1])) < settings.rho
+    orphans = np.flatnonzero(~holds.any(axis=0))
+    holds[rng.integers(num_devices, size=orphans.size), orphans] = True
+    owner = np.empty(classes.size, np.intp)
+    for rows, held in zip(rows_by_class, holds.T, strict=True):
+        holders = np.flatnonzero(held)
+        owner[rows] = rng.choice(holders, rows.size, p=rng.dirichlet(np.full(holders.size, settings.alpha)))
+    return owner
+
+
+def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random.Generator) -> list[Rows]:
+    """Shares of one size, each with its device's own class mix: see `_mixes`."""
+    size = settings.samples or max(_MIN_SAMPLES, classes.size // num_devices)
+    _check_enough(classes.size, size, 1 if settings.samples else num_devices)
+    pools = _rows_by_class(classes, rng)
+    available = np.array([rows.size for rows in pools])
+    shares = []
+    for mix in _mixes(settings, num_devices, available.size, rng):
+        counts = apportion(mix, size)
+        excess = int(np.maximum(counts - available, 0).sum())
+        counts = np.minimum(counts, available)
+        if excess:  # a class smaller than its share: the others fill up, as far as they have room
+            counts += apportion(available - counts, excess)
+        taken = []
+        for label, count in enumerate(counts):
+            rows, pools[label] = _take(pools[label], count, np.flatnonzero(classes == label), rng)
+            taken.append(rows)
+        shares.append(np.concatenate(taken))
+    return shares
+
+
+def _mixes(
+    settings: Partition, num_devices: int, num_classes: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Class fractions, shape (num_devices, num_classes).
+
+    `mix`: q ~ Dir(alpha) for each device (FedPURIN section 4.1, the split of FedCAC's code). `primary`: a
+    primary class 40-60 %, a secondary one 20-40 %, the other classes alike (DC-PFL section V-A).
+    """
+    if settings.kind == "mix":
+        return rng.dirichlet(np.full(num_classes, settings.alpha), num_devices)
+    if num_classes < 3:
+        raise SettingError(
+            f"data.partition.kind: `primary` needs 3 classes or more, the source has {num_classes}"
+        )
+    mixes = np.empty((num_devices, num_classes))
+    for mix in mixes:
+        primary, secondary = rng.choice(num_classes, 2, replace=False)
+        fractions = rng.uniform((0.4, 0.2), (0.6, 0.4))
+        mix[:] = (1 - fractions.sum()) / (num_classes - 2)
+        mix[[primary, secondary]] = fractions
+    return mixes
+
+
+def _take(pool: Rows, count: int, everything: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    """`count` rows from the front of `pool` and what is left of it. An empty pool is filled again with
+    all rows of the class but those just taken: from there on devices share samples.
+    """
+    taken, left = pool[:count], pool[count:]
+    missing = count - taken.size
+    if missing:
+        again = rng.permutation(np.setdiff1d(everything, taken, assume_unique=True))
+        taken, left = np.concatenate([taken, again[:missing]]), again[missing:]
+    return taken, left
+
+
+def _by_group(group: NDArray[np.generic] | None, num_devices: int, rng: np.random.Generator) -> list[Rows]:
+    """Device i is the i-th group where there are as many; otherwise whole groups are dealt in turn, in
+    random order.
+    """
+    if group is None:
+        raise SettingError("data.partition.kind: `group` needs a source with a `group` column")
+    names, of = np.unique(group, return_inverse=True)
+    if names.size < num_devices:
+        raise SettingError(
+            f"fleet.devices: {num_devices} devices, but the source has only {names.size} groups"
+        )
+    turn = np.arange(names.size) if names.size == num_devices else rng.permutation(names.size)
+    owner = turn[of] % num_devices
+    shares = [np.flatnonzero(owner == device) for device in range(num_devices)]
+    smallest = min(shares, key=len)
+    if smallest.size < _MIN_SAMPLES:
+        raise SettingError(
+            f"data.partition.kind: group {group[smallest[0]]} has 1 sample, a device needs {_MIN_SAMPLES};"
+            " lower fleet.devices so that groups are joined"
+        )
+    return shares
+
+
+def _rows_by_class(classes: Rows, rng: np.random.Generator) -> list[Rows]:
+    """Each class's rows in random order."""
+    return [rng.permutation(np.flatnonzero(classes == label)) for label in range(classes.max() + 1)]
+
+
+def _topped_up(shares: list[Rows], rng: np.random.Generator) -> list[Rows]:
+    """Rows drawn from whatever share is the largest go to devices with fewer than two."""
+    for device in range(len(shares)):
+        while shares[device].size < _MIN_SAMPLES:
+            rich = max(range(len(shares)), key=lambda other: shares[other].size)
+            place = rng.integers(shares[rich].size)
+            shares[device] = np.append(shares[device], shares[rich][place])
+            shares[rich] = np.delete(shares[rich], place)
+    return shares
+
+
+def class_counts(y: NDArray[np.int64], splits: list[Split]) -> NDArray[np.intp]:
+    """Samples (training and test) of each device and class, shape (devices, classes)."""
+    num_classes = int(y.max()) + 1
+    return np.array([np.bincount(y[np.concatenate(split)], minlength=num_classes) for split in splits])
+
+
+def class_table(counts: NDArray[np.intp]) -> str:
+    """`class_counts` as a Markdown table, a row a device."""
+    header = ["device", *(f"class {label}" for label in range(counts.shape[1])), "all"]
+    rows = [[device, *row, row.sum()] for device, row in enumerate(counts)]
+    lines = [header, ["--:"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

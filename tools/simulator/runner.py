@@ -1,0 +1,145 @@
+"""A whole simulated run: from a run.toml to the folder it leaves."""
+
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from fleetune.coordinator.reports.summary import summary_of
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.rounds.semi_asynchronous import check_method
+from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.stored_run import Run, method_of
+from fleetune.coordinator.store.run_folder import DEVICES
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator import worker
+from fleetune.tools.simulator.simulated_device import Player
+from fleetune.tools.simulator.simulated_fleet import Shares, allowance_of, check_counts, simulated_devices
+from fleetune.tools.simulator.simulation import Simulation
+from fleetune.tools.simulator.starting_models import carry_over
+
+log = logging.getLogger(__name__)
+
+
+class Inline(Executor):
+    """Does the work at once, in this process: for runs too small to be worth a pool of workers."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+def with_model_shape(settings: RunSettings, shares: Shares) -> RunSettings:
+    """Fill in the model's input shape and number of classes from the data where run.toml is silent."""
+    x, y = shares.dataset.x, shares.dataset.y
+    shape = x.shape[1:] if x.ndim > 3 or x.dtype != "uint8" else (1, *x.shape[1:])
+    model = settings.model
+    filled = replace(
+        model,
+        input_shape=model.input_shape or tuple(int(n) for n in shape),
+        num_classes=model.num_classes or int(y.max()) + 1,
+    )
+    return replace(settings, model=filled)
+
+
+def simulate(
+    settings: RunSettings,
+    folder: Path,
+    *,
+    workers: int,
+    fresh: bool,
+    on_closed: Callable[[RoundRecord], None] = lambda _: None,
+    runs: Path | None = None,
+    say: Callable[[str], None] = log.info,
+) -> tuple[Run, dict[str, Any]]:
+    """Simulate a run; the open run and its summary.
+
+    Args:
+        settings: of the run.
+        folder: of the run.
+        workers: processes that train devices, one torch thread each; 0: none but this one.
+        fresh: replace what an earlier run left in the folder.
+        on_closed: told of every closed round.
+        runs: the folder of runs that this one may start from; None: the one that `folder` is in.
+        say: told in one line what the devices begin with, where the run goes on from another.
+
+    Raises:
+        FleetuneError: settings, data or model are wrong; StoreError when the disk is full.
+    """
+    runs = runs or folder.parent
+    check_counts(settings)
+    shares = Shares(settings)
+    settings = with_model_shape(settings, shares)
+    enrolment = prepare(settings, runs)
+    check_method(settings, method_of(enrolment))
+    players = _players(settings, enrolment, shares)
+    settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
+    run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, goes_on=False)
+    try:
+        names = [player.name for player in players]
+        if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
+            say(begins)
+        _play(run, players, workers, on_closed)
+    except BaseException:
+        run.store.close()
+        raise
+    return run, summary_of(run, simulated=True)
+
+
+def _play(run: Run, players: list[Player], workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
+    with _executor(run, workers) as executor:
+        Simulation(
+            run.conductor,
+            run.enrolment,
+            len(run.payload),
+            players,
+            executor,
+            max_in_flight=max(2, 2 * workers),
+            availability=run.settings.fleet.availability,
+            on_closed=on_closed,
+        ).run()
+
+
+def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> list[Player]:
+    method, policy = method_of(enrolment), convert(settings.fleet.policy, Policy, "fleet.policy")
+    players = []
+    for device in simulated_devices(settings):
+        data = shares.of(device.index, enrolment.spec)
+        allowance = allowance_of(device, enrolment, method, data, policy)
+        players.append(Player.of(device, allowance, policy, enrolment.flops_per_sample))
+    return players
+
+
+def _start_with(settings: RunSettings, players: list[Player]) -> int:
+    """Everybody has said whether it takes part before the first round, unless devices come and go."""
+    refusals = [player.refusal for player in players]
+    if None not in refusals:
+        raise SettingError(f"no device can take part: {refusals[0]}")
+    return settings.round.start_with if settings.fleet.availability < 1 else len(players)
+
+
+@contextmanager
+def _executor(run: Run, workers: int) -> Iterator[Executor]:
+    arguments = run.settings, run.payload, run.folder / DEVICES
+    if not workers:
+        worker.start(*arguments)
+        yield Inline()
+        return
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(workers, context, worker.start, arguments) as pool:
+            yield pool
+    except BrokenProcessPool:
+        raise FleetuneError(worker.WORKER_DIED) from None

@@ -1,0 +1,148 @@
+"""The fleet of a run.toml as a simulation has it: names, boards, links, and each device's samples."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fleetune import firmware_profiles
+from fleetune.edge_agent.budget.cost_forecast import capability_of
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.probes.board_profile import board_named, report_of
+from fleetune.edge_agent.training.device_data import Dataset, DeviceData, check_fits, load, scaled, take
+from fleetune.edge_agent.training.trainers import Kind
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.sections import FleetSection, RunSettings
+from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.wire.payloads import Enrolment, run_key
+from fleetune.tools.links.deal import links_of
+from fleetune.tools.links.link import Constant, Link
+from fleetune.tools.simulator.marked_samples import splits_of
+from fleetune.tools.simulator.partition import Split
+
+# What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
+# (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and
+# there `--trainer auto` prefers ONNX Runtime.
+AGENT_TRAINER: Kind = "onnx"
+AGENT_BYTES = 71_000_000
+
+
+@dataclass(frozen=True)
+class SimulatedDevice:
+    """One device of the fleet.
+
+    Attributes:
+        name: in the fleet.
+        index: from 0; also of its share of the data.
+        board: its profile.
+        link: its link.
+        ratio: what it runs at whatever that takes; None: what it chooses.
+        speed: of its board, relative to the profile.
+        charge: of its battery when the run begins; None: it is on the mains.
+    """
+
+    name: str
+    index: int
+    board: firmware_profiles.Board
+    link: Link
+    ratio: float | None = None
+    speed: float = 1.0
+    charge: float | None = None
+
+
+def simulated_devices(settings: RunSettings) -> list[SimulatedDevice]:
+    """The devices of [fleet], boards in the order they are listed.
+
+    Raises:
+        SettingError: an unknown board or link, or more boards or links than devices.
+    """
+    fleet, seed = settings.fleet, settings.run.seed
+    if (listed := sum(fleet.boards.values())) > fleet.devices:
+        raise SettingError(f"fleet.boards lists {listed} boards for fleet.devices = {fleet.devices}")
+    names = [name for name, count in fleet.boards.items() for _ in range(count)]
+    names += [firmware_profiles.UNKNOWN] * (fleet.devices - len(names))
+    width = len(str(fleet.devices - 1))
+    return [
+        _device(f"device-{index:0{width}d}", index, board_named(name), link, fleet, seed)
+        for index, (name, link) in enumerate(zip(names, links_of(fleet, seed), strict=True))
+    ]
+
+
+def check_counts(settings: RunSettings) -> None:
+    """Raises SettingError: a simulated round waits for more devices than there are."""
+    for key in ("start_with", "quorum"):
+        wanted, there = getattr(settings.round, key), settings.fleet.devices
+        if wanted > there:
+            raise SettingError(f"round.{key} = {wanted} is more than fleet.devices = {there}")
+
+
+def _device(
+    name: str, index: int, board: firmware_profiles.Board, link: Link | None, fleet: FleetSection, seed: int
+) -> SimulatedDevice:
+    draws, charge = run_key(seed).child("board", index).generator(), None
+    speed = math.exp(fleet.spread * draws.standard_normal())
+    if fleet.batteries is not None and board.battery_wh is not None:
+        charge = float(draws.uniform(*fleet.batteries))
+    up, down = fleet.uplink_mbps, fleet.downlink_mbps
+    own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
+    return SimulatedDevice(name, index, board, link or own, fleet.dealt(name), speed, charge)
+
+
+class Shares:
+    """Each device's part of the run's data set, dealt by [data] partition."""
+
+    def __init__(self, settings: RunSettings, dataset: Dataset | None = None) -> None:
+        self.dataset = dataset or load(settings.data.source, None)
+        self._settings = settings
+
+    @cached_property
+    def _rows(self) -> list[Split]:
+        settings, key = self._settings, run_key(self._settings.run.seed).child("partition")
+        return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key)
+
+    def of(self, index: int, spec: ModelSpec) -> DeviceData:
+        """The samples of device `index`, in the model's shape."""
+        train, test = self._rows[index]
+        settings = self._settings
+        key = run_key(settings.run.seed).child("validation", index)
+        data = take(self.dataset, train, test, settings.data.validation_fraction, key)
+        return scaled(check_fits(data, spec), settings.data.mean, settings.data.std, spec)
+
+
+def allowance_of(
+    device: SimulatedDevice,
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    data: DeviceData,
+    policy: Policy,
+) -> Allowance:
+    """What the device can afford by its board and its link as they are at the start; nothing is chosen."""
+    link, board = device.link, device.board
+    report = report_of(
+        device.name,
+        board,
+        num_samples=data.size("train"),
+        flops_per_sample=enrolment.flops_per_sample,
+        uplink_bps=link.rate_bps(0, "up") or board.uplink_bps,
+        downlink_bps=link.rate_bps(0, "down") or board.downlink_bps,
+    )
+    capability = capability_of(
+        report,
+        board,
+        enrolment,
+        trainer=AGENT_TRAINER,
+        num_test=data.size("test"),
+        latency_s=link.delay_s,
+        base_bytes=AGENT_BYTES,
+    )
+    fixed = device.ratio is not None
+    return Allowance(
+        method.choices(report),
+        capability,
+        board,
+        Policy(ratio=device.ratio) if fixed else policy,
+        None if fixed else enrolment.deadline_s,
+        report,
+    )

@@ -1,0 +1,248 @@
+"""The simulator: the fleet's own round engine, methods, codec and sessions on a virtual clock.
+
+Only time is imagined. Every payload is made by the real codec and its real length decides how long the
+device's link is busy; every device really trains, and chooses its ratio by the agent's own rule. What is
+simulated is how long that takes on its board and what it draws, how long the bytes take on its link, and
+when it is there.
+"""
+
+import heapq
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import count
+from typing import Any
+
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
+from fleetune.coordinator.rounds.orders import Closed, Finished, Order, Send
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.protocols.errors import PacketError, PacketNotFinite, SettingError
+from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.payloads import Enrolment, run_key
+from fleetune.tools.simulator.simulated_device import Answer, Player
+from fleetune.tools.simulator.worker import answer
+
+MOST_ATTEMPTS = 300  # at one round
+MOST_STRETCHES = 10_000  # between two rounds
+
+
+class Simulation:
+    """A fleet at work on a virtual clock.
+
+    Args:
+        conductor: of the run.
+        enrolment: of the run.
+        num_enrolment_bytes: what each device downloads before its first round.
+        players: the devices, each with its first ratio chosen.
+        executor: runs `tools.simulator.worker.answer`.
+        max_in_flight: payloads handed to the executor at a time.
+        availability: chance that a device is there, drawn anew for every stretch of `deadline_s`.
+        on_closed: told of every closed round.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        enrolment: Enrolment,
+        num_enrolment_bytes: int,
+        players: list[Player],
+        executor: Executor,
+        *,
+        max_in_flight: int,
+        availability: float = 1.0,
+        on_closed: Callable[[RoundRecord], None] = lambda _: None,
+    ) -> None:
+        self._conductor = conductor
+        conductor.keeps_steps = False
+        self._enrolment = enrolment
+        self._num_enrolment_bytes = num_enrolment_bytes
+        self._fleet = {player.name: player for player in players}
+        self._executor = executor
+        self._max_in_flight = max_in_flight
+        self._availability = availability
+        self._on_closed = on_closed
+        self._in_flight: list[Future[bytes]] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._next_tick: float | None = None
+        self._finished = False
+        self._idle_stretches = 0
+        self.now = 0.0
+
+    def run(self) -> None:
+        """Play until the run is finished.
+
+        Raises:
+            SettingError: it cannot be, because devices that are needed decline or stay away, or a round
+                never has enough updates: a virtual clock would go on for ever.
+        """
+        self._enrol()
+        while self._agenda and not self._finished:
+            self.now, _, happen = heapq.heappop(self._agenda)
+            happen()
+        if not self._finished:
+            raise SettingError("too few devices take part to reach round.quorum; lower it, or add devices")
+
+    def _enrol(self) -> None:
+        """Everybody enrols before the clock starts; who is away then comes later."""
+        for name in self._fleet:
+            errand = Errand("enrolment", self._enrolment.run)
+            self._conductor.note_delivered(name, errand, self._num_enrolment_bytes)
+        self._draw_presence(0)
+        for player in self._fleet.values():
+            if player.there:
+                self._report(player)
+
+    def _report(self, player: Player) -> None:
+        """It says that it is ready, or why it takes no part for the time being."""
+        refusal = player.refusal
+        if refusal is None:
+            player.told = player.report
+            self._tell(DeviceReady(player.report))
+            return
+        self._tell(Declined(player.name, 0, 0, refusal))
+        if not player.allowance.fits and player.allowance.experience.lessons:
+            self._at(self.now + self._enrolment.deadline_s, lambda: self._try_again(player))
+
+    def _try_again(self, player: Player) -> None:
+        if player.there and not player.allowance.fits:
+            player.try_again()
+            self._report(player)
+
+    def _draw_presence(self, stretch: int) -> None:
+        if self._availability == 1:
+            return
+        self._idle_stretches += 1
+        if self._idle_stretches > MOST_STRETCHES:
+            raise SettingError(
+                f"fleet.availability = {self._availability:g}: no round was closed in {MOST_STRETCHES} times"
+                " round.deadline_s; raise it, or lower round.quorum"
+            )
+        key = run_key(self._enrolment.seed).child("availability", stretch)
+        chances = key.uniform(len(self._fleet))
+        for chance, player in zip(chances, self._fleet.values(), strict=True):
+            there = bool(chance < self._availability)
+            if stretch == 0:
+                player.there = there
+            elif there != player.there and not player.is_flat:
+                player.there = there
+                if there:
+                    self._report(player)
+                else:
+                    self._tell(DeviceGone(player.name))
+        self._at(self._enrolment.deadline_s * (stretch + 1), lambda: self._draw_presence(stretch + 1))
+
+    def _at(self, time_s: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (time_s, next(self._order), happen))
+
+    def _tell(self, event: Any) -> None:
+        self._follow(self._conductor.handle(event, self.now))
+
+    def _follow(self, orders: list[Order]) -> None:
+        unsent = []
+        for order in orders:
+            match order:
+                case Send():
+                    try:
+                        self._send(order)
+                    except PacketNotFinite as problem:
+                        unsent.append(order.declined(problem))
+                case Closed(record):
+                    self._idle_stretches = 0
+                    self._on_closed(record)
+                    self._forget_answers()
+                case Finished():
+                    self._finished = True
+        for declined in unsent:
+            self._tell(declined)
+        turn = self._conductor.engine.state.turn
+        if turn.attempt > MOST_ATTEMPTS:
+            raise SettingError(
+                f"round {turn.number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
+                " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
+            )
+        wake_at = self._conductor.engine.wake_at
+        if wake_at is not None and wake_at != self._next_tick:
+            self._next_tick = wake_at
+            self._at(max(wake_at, self.now), lambda: self._tick(wake_at))
+
+    def _forget_answers(self) -> None:
+        """Of tasks that nobody waits for any more."""
+        state = self._conductor.engine.state
+        for name, player in self._fleet.items():
+            open_turn = state.members[name].asked if state.awaits(name) else None
+            player.answered = {turn: kept for turn, kept in player.answered.items() if turn == open_turn}
+
+    def _tick(self, due: float) -> None:
+        if due == self._conductor.engine.wake_at:
+            self._next_tick = None
+            self._tell(Tick())
+
+    def _send(self, send: Send) -> None:
+        player, errand = self._fleet[send.device], send.errand
+        turn = errand.turn
+        payload = send.make()
+        num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
+        arrives_at = player.device.link.finish_s(self.now, num_bytes, "down")
+        self._at(arrives_at, lambda: self._conductor.note_delivered(send.device, errand, num_bytes))
+        if turn in player.answered:
+            answered = player.answered[turn]
+            self._at(arrives_at, lambda: self._upload(player, errand, answered))
+            return
+        if turn == player.working:
+            return  # it came back in the midst of this very task
+        player.working = turn
+        reply, train_s = self._submit(player, payload), player.train_s
+        taken = Footprint(bytes_down=num_bytes, download_s=arrives_at - self.now, train_s=train_s)
+        answering = partial(
+            Answer, ratio=player.report.ratio, predicted=player.allowance.predicted, taken=taken
+        )
+        self._at(arrives_at + train_s, lambda: self._trained(player, errand, answering(reply.result())))
+
+    def _submit(self, player: Player, payload: bytes) -> Future[bytes]:
+        device = player.device
+        if player.job is not None:
+            player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
+        while len(self._in_flight) >= self._max_in_flight:
+            self._in_flight.pop(0).exception()
+        reply = self._executor.submit(answer, device.name, device.index, player.report.ratio, payload)
+        player.job = reply
+        self._in_flight = [*(one for one in self._in_flight if not one.done()), reply]
+        return reply
+
+    def _trained(self, player: Player, errand: Errand, answered: Answer) -> None:
+        turn = errand.turn
+        player.working = None if player.working == turn else player.working
+        player.answered[turn] = answered
+        self._upload(player, errand, answered)
+
+    def _upload(self, player: Player, errand: Errand, answered: Answer) -> None:
+        arrives_at = player.device.link.finish_s(self.now, len(answered.data), "up")
+        taken = player.sent(answered, arrives_at - self.now)
+        self._at(arrives_at, lambda: self._arrive(player, errand, answered, taken))
+
+    def _arrive(self, player: Player, errand: Errand, answered: Answer, taken: Footprint) -> None:
+        if not player.there:
+            return  # it offers again when it is back, because it is sent its task again
+        player.spend(taken, self.now)
+        if not errand.rehearsal:
+            player.learn(answered.ratio, taken)
+        try:
+            orders = self._conductor.receive(
+                player.name, answered.data, taken, self.now, predicted=answered.predicted
+            )
+        except PacketError as problem:
+            turn = Turn(errand.round, errand.attempt)
+            orders = self._conductor.turn_away(player.name, turn, problem, self.now)
+        self._follow(orders)
+        self._after_round(player)
+
+    def _after_round(self, player: Player) -> None:
+        if player.is_flat:
+            player.there = False
+            self._tell(DeviceGone(player.name))
+        elif player.is_news or player.refusal:
+            self._report(player)

@@ -1,0 +1,26 @@
+"""A simulated fleet's data as files, one a device, for real agents to train on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleetune.coordinator.run.models import find_model
+from fleetune.edge_agent.training.device_data import save_npz
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.tools.simulator.runner import with_model_shape
+from fleetune.tools.simulator.simulated_fleet import Shares, simulated_devices
+
+
+def write_shares(settings: RunSettings, folder: Path) -> Iterator[Path]:
+    """Write `folder/<device>.npz` for each device of [fleet]; each file as it is written.
+
+    An agent that is given its file holds exactly the samples its double in a simulation holds.
+
+    Raises:
+        DataError, SettingError, StoreError.
+    """
+    shares = Shares(settings)
+    spec = find_model(with_model_shape(settings, shares)).spec
+    for device in simulated_devices(settings):
+        path = folder / f"{device.name}.npz"
+        save_npz(path, shares.of(device.index, spec))
+        yield path

@@ -1,0 +1,104 @@
+"""What simulated devices bring into a run that goes on from another: the models that they serve there.
+
+The rule is a fleet's (`edge_agent.runs.joining`): who took part in that run, and serves a model of this very
+kind, begins with it; everybody goes on serving what it served until there is something better.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fleetune.coordinator.run.starting_weights import run_named
+from fleetune.coordinator.store.run_folder import DEVICES
+from fleetune.edge_agent.personal.adoption import Served, read_served
+from fleetune.edge_agent.state.agent_store import FileMemory
+from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.wire.payloads import Enrolment
+
+
+def state(devices: Path, name: DeviceId) -> FileMemory:
+    """A simulated device's session; it is there once the device has worked."""
+    return _memory(devices, name, "state")
+
+
+def served(devices: Path, name: DeviceId) -> FileMemory:
+    """The model that it serves."""
+    return _memory(devices, name, "served")
+
+
+def own_model(devices: Path, name: DeviceId) -> FlatArray | None:
+    """The model that it begins the run with, shape (spec.size,); None: the common one.
+
+    Raises:
+        StoreError: it cannot be read; PacketError: it is damaged.
+    """
+    found = read_served(_memory(devices, name, "begins").read())
+    return None if found is None else found.weights
+
+
+def carry_over(
+    settings: RunSettings, enrolment: Enrolment, names: Iterable[DeviceId], devices: Path, runs: Path
+) -> str:
+    """Hand on what the devices serve after the run that this one goes on from.
+
+    Args:
+        settings: of this run.
+        enrolment: of this run.
+        names: of its devices.
+        devices: the folder of their states.
+        runs: the folder that the other run is in.
+
+    Returns:
+        What the devices begin with, in one line; "": this run goes on from no other.
+
+    Raises:
+        StoreError: a served model is damaged or cannot be read, or the disk is full.
+    """
+    before = run_named(settings)
+    if before is None:
+        return ""
+    there, names = runs / before / DEVICES, list(names)
+    own = sum(_hand_on(name, enrolment, there, devices) for name in names)
+    if not own:
+        return f"all devices begin with the shared model of run {before}: {there} has no models of their own"
+    others = "" if own == len(names) else ", the others with its shared model"
+    return f"{own} of {len(names)} devices begin with their own models from run {before}{others}"
+
+
+def _hand_on(name: DeviceId, enrolment: Enrolment, there: Path, devices: Path) -> bool:
+    """Whether the device begins with its own model."""
+    kept = served(there, name)
+    found = _read(kept)
+    if found is None or not found.weights.size:  # before this version only figures were kept
+        return False
+    _link(kept, served(devices, name))
+    took_part = found.standing.run == enrolment.continues or state(there, name).path.exists()
+    if found.standing.model != enrolment.spec.hash or not took_part:
+        return False
+    _link(kept, _memory(devices, name, "begins"))
+    return True
+
+
+def _read(memory: FileMemory) -> Served | None:
+    try:
+        return read_served(memory.read())
+    except PacketError as problem:
+        raise StoreError(
+            f"{memory.path}, the model that a device begins with, is damaged ({problem});"
+            " simulate that run anew, or remove the file to begin with the shared model"
+        ) from None
+
+
+def _link(kept: FileMemory, to: FileMemory) -> None:
+    """One file under two names, which costs no disk: both are only ever replaced whole."""
+    try:
+        to.path.parent.mkdir(parents=True, exist_ok=True)
+        to.path.hardlink_to(kept.path)
+    except OSError:  # a file system without links, or full: then writing says so
+        to.write(kept.read() or b"")
+
+
+def _memory(devices: Path, name: DeviceId, kind: str) -> FileMemory:
+    return FileMemory(devices / f"{name}.{kind}", durable=False)
