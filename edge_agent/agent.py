@@ -18,13 +18,13 @@ from fleetune.edge_agent.budget.gauges import Gauges
 from fleetune.edge_agent.budget.policy_guard import Guard
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.link import LinkSpeed
-from fleetune.edge_agent.runs.declining import declined
-from fleetune.edge_agent.runs.enrolling import Enrolling
-from fleetune.edge_agent.runs.freed_memory import give_back
-from fleetune.edge_agent.runs.intake import Intake
-from fleetune.edge_agent.runs.jobs import Jobs, Joined, Progress, Worked
-from fleetune.edge_agent.runs.joining import DeviceSettings
-from fleetune.edge_agent.runs.membership import Participation
+from fleetune.edge_agent.run.declining import declined
+from fleetune.edge_agent.run.enrolling import Enrolling
+from fleetune.edge_agent.run.freed_memory import give_back
+from fleetune.edge_agent.run.intake import Intake
+from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
+from fleetune.edge_agent.run.joining import DeviceSettings
+from fleetune.edge_agent.run.membership import Participation
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TrainingStopped

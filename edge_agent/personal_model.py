@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetune.edge_agent.personal.adoption import Served, Standing, read_served
-from fleetune.edge_agent.runs.joining import check_trust
-from fleetune.edge_agent.runs.session import recall
+from fleetune.edge_agent.run.joining import check_trust
+from fleetune.edge_agent.run.session import recall
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import PacketError, StoreError

@@ -26,8 +26,8 @@ from tests.helpers.power import ForgetfulDisk, PowerCut
 from tests.helpers.talk import SPEC, Coordinating, run_settings
 
 from fleetune.coordinator.serving.event_queue import Ring
-from fleetune.edge_agent.runs.intake import Intake
-from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.run.intake import Intake
+from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.skeletons.method import Budget, DeviceReport

@@ -19,7 +19,7 @@ from tests.conftest import PullToTarget, tiny_spec
 from fleetune.edge_agent.budget.cost_forecast import Capability
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import Allowance
-from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions

@@ -5,7 +5,7 @@ import resource
 import pytest
 from tests.helpers.fleet_processes import Fleet, run_toml, wait_until
 
-from fleetune.edge_agent.runs.intake import AGAIN_S, Intake
+from fleetune.edge_agent.run.intake import AGAIN_S, Intake
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.state_folder import MARKER
 from fleetune.protocols import disk

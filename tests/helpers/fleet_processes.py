@@ -25,7 +25,7 @@ from fleetune.coordinator.store.device_rows import read_ledger
 from fleetune.coordinator.store.method_state import read_state
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.edge_agent.personal.adoption import read_served
-from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import parse_run, read_run

@@ -7,7 +7,7 @@ from tests.conftest import PullToTarget, tiny_spec
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Tick
 from fleetune.coordinator.rounds.orders import Closed, Finished, Send
 from fleetune.coordinator.run.opening import open_run
-from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import PacketError, PacketNotFinite, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.round_cost import Footprint

@@ -1,6 +1,6 @@
 """What simulated devices bring into a run that goes on from another: the models that they serve there.
 
-The rule is a fleet's (`edge_agent.runs.joining`): who took part in that run, and serves a model of this very
+The rule is a fleet's (`edge_agent.run.joining`): who took part in that run, and serves a model of this very
 kind, begins with it; everybody goes on serving what it served until there is something better.
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.edge_agent.personal.adoption import Adoption
-from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import for_vocabulary
 from fleetune.edge_agent.training.local_training import LocalTrainer

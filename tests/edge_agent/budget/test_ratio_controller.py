@@ -15,7 +15,7 @@ from fleetune.edge_agent.budget.gauges import Gauges
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.policy_guard import FRESH_S, Guard
 from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
-from fleetune.edge_agent.runs.membership import Participation
+from fleetune.edge_agent.run.membership import Participation
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped

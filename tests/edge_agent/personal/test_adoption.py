@@ -10,7 +10,7 @@ from msgspec import UNSET
 from tests.conftest import tiny_spec
 
 from fleetune.edge_agent.personal.adoption import Adoption, Standing, is_better, read_served
-from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.methods import create
 from fleetune.protocols.settings.sections import TrainingSection

@@ -14,7 +14,7 @@ from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.personal.adoption import Served, Standing
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
 from fleetune.edge_agent.personal_model import personal_model
-from fleetune.edge_agent.runs.session import Kept
+from fleetune.edge_agent.run.session import Kept
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.protocols.bundle.shipped import shipped_bundle

@@ -14,7 +14,7 @@ from fleetune.edge_agent.budget.cost_forecast import Capability
 from fleetune.edge_agent.budget.cost_history import Demand, Experience, Lesson
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
-from fleetune.edge_agent.runs.session import Kept, Session
+from fleetune.edge_agent.run.session import Kept, Session
 from fleetune.edge_agent.state import layouts
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.edge_agent.state.layouts import Layout

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.conftest import PullToTarget, tiny_spec
 from tests.helpers.every_method import SETTINGS
 
-from fleetune.edge_agent.runs.session import Session
+from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.finite import check_finite, not_finite
 from fleetune.protocols.methods import create

@@ -12,8 +12,8 @@ from tests.helpers.places import ROOT
 
 from fleetune.edge_agent.probes.link import ProbeLine
 from fleetune.edge_agent.probes.memory import own
-from fleetune.edge_agent.runs.intake import Intake
-from fleetune.edge_agent.runs.joining import _read
+from fleetune.edge_agent.run.intake import Intake
+from fleetune.edge_agent.run.joining import _read
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols import errors
 from fleetune.protocols.conditions import Conditions

@@ -11,14 +11,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from fleetune.edge_agent.personal.adoption import Adoption, Standing
-from fleetune.protocols.update import codec
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
-from fleetune.protocols.skeletons.method import Budget, Fit, FitPlan, Method, Part, Rows, Trainer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.method import Budget, Fit, FitPlan, Method, Part, Rows, Trainer
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
 
 D = TypeVar("D")
 

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.edge_agent.runs import joining
-from fleetune.edge_agent.personal.adoption import Served, Standing
 from fleetune.edge_agent.budget.gauges import Gauges
-from fleetune.edge_agent.runs.intake import Intake
-from fleetune.edge_agent.runs.joining import DeviceSettings, join
 from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.personal.adoption import Served, Standing
 from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.run import joining
+from fleetune.edge_agent.run.intake import Intake
+from fleetune.edge_agent.run.joining import DeviceSettings, join
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.protocols.update import codec
+from fleetune.protocols.bundle.shipped import bundle_path
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ack, Errand, Offer
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.bundle.shipped import bundle_path
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 LINK = LinkSpeed(uplink_bps=2e6, downlink_bps=10e6, round_trip_s=0.04)

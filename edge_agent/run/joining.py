@@ -8,8 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleetune.edge_agent.personal.adoption import Adoption, read_served
+from fleetune.edge_agent.budget.cost_forecast import capability_of
+from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
+from fleetune.edge_agent.personal.adoption import Adoption, read_served
+from fleetune.edge_agent.probes.board_profile import board_named, report_of
+from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.probes.memory import own as own_memory
+from fleetune.edge_agent.probes.training import measure_training
+from fleetune.edge_agent.run.membership import Participation
+from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
+from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import (
     DeviceData,
     check_fits,
@@ -18,22 +30,9 @@ from fleetune.edge_agent.training.device_data import (
     scaled,
     split,
 )
-from fleetune.edge_agent.budget.cost_history import Experience
 from fleetune.edge_agent.training.local_training import LocalTrainer
-from fleetune.edge_agent.budget.cost_forecast import capability_of
-from fleetune.edge_agent.budget.gauges import Gauges
-from fleetune.edge_agent.runs.membership import Participation
-from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.probes.link import LinkSpeed
-from fleetune.edge_agent.probes.memory import own as own_memory
-from fleetune.edge_agent.probes.training import measure_training
-from fleetune.edge_agent.probes.board_profile import board_named, report_of
-from fleetune.edge_agent.runs.session import Session
 from fleetune.edge_agent.training.step_guard import StepGuard
-from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
-from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.trainers import AUTO, Kind, check_room, make_backend, needs_bundle
-from fleetune.protocols.update import codec
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import (
@@ -45,9 +44,10 @@ from fleetune.protocols.errors import (
     StoreError,
     StoreVersion,
 )
-from fleetune.protocols.skeletons.method import DeviceReport, Method
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.skeletons.method import DeviceReport, Method
+from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 
 CALIBRATION_S = 0.5

@@ -8,21 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.edge_agent.runs import enrolling
-from fleetune.edge_agent.training import trainers
-from fleetune.edge_agent.runs.enrolling import AGAIN_S, Enrolling
-from fleetune.edge_agent.runs.intake import Intake
-from fleetune.edge_agent.runs.joining import DeviceSettings
+from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.run import enrolling
+from fleetune.edge_agent.run.enrolling import AGAIN_S, Enrolling
+from fleetune.edge_agent.run.intake import Intake
+from fleetune.edge_agent.run.joining import DeviceSettings
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.trainers import Trainers, check_room
-from fleetune.protocols.update import codec
-from fleetune.protocols.errors import ModelError, SettingError
-from fleetune.protocols.wire.messages import Ack, Errand, Fetch, Offer, Refuse, Resume
-from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.bundle.shipped import shipped_bundle
+from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.messages import Ack, Errand, Fetch, Offer, Refuse, Resume
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 ENROLMENT = prepare(

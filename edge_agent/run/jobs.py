@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from fleetune.edge_agent.runs.membership import Participation
+from fleetune.edge_agent.run.membership import Participation
 from fleetune.protocols.wire.messages import Errand
 
 PROGRESS_EVERY_S = 1.0

@@ -8,10 +8,10 @@ from functools import partial
 import fleetune.protocols.wire.messages as wire
 from fleetune.edge_agent.budget.gauges import Gauges
 from fleetune.edge_agent.budget.policy_guard import Guard
-from fleetune.edge_agent.runs.jobs import Jobs, Joined
-from fleetune.edge_agent.runs.joining import DeviceSettings, join
-from fleetune.edge_agent.runs.membership import Participation
 from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.run.jobs import Jobs, Joined
+from fleetune.edge_agent.run.joining import DeviceSettings, join
+from fleetune.edge_agent.run.membership import Participation
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trainers import Trainers, needs_bundle
 from fleetune.protocols.errors import ModelError, TrainingStopped

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.mailbox import Arrived, Inbox
 from fleetune.protocols.wire.messages import Errand, Offer, Refuse, readable
-from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.transfer import Chunk, Reply, digest_of
 
 log = logging.getLogger(__name__)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from fleetune.edge_agent.budget.ratio_controller import Allowance
 from fleetune.edge_agent.budget.gauges import Gauges
-from fleetune.edge_agent.runs.freed_memory import give_back
-from fleetune.edge_agent.runs.session import Memory, Session
+from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.run.freed_memory import give_back
+from fleetune.edge_agent.run.session import Memory, Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import Footprint
-from fleetune.protocols.wire.messages import Errand
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.wire.messages import Errand
 from fleetune.protocols.wire.payloads import Enrolment
 
 log = logging.getLogger(__name__)

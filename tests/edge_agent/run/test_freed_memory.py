@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from fleetune.edge_agent.runs import freed_memory
+from fleetune.edge_agent.run import freed_memory
 
 CODE = """
 import ctypes
-from fleetune.edge_agent.runs.freed_memory import give_back
+from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.probes.memory import own
 lib = ctypes.CDLL(None)
 lib.malloc.restype, lib.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
