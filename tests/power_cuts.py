@@ -1,6 +1,6 @@
 """A fleet whose power fails, whenever it hurts: the run ends as without.
 
-    PYTHONPATH=.:tests python -m tests.power_cuts --count 100 --seed 0
+    python -m tests.power_cuts --count 100 --seed 0
 
 The real server, stores, intakes, mailboxes and sessions, in one process and without a clock. What a device
 writes, and what arrives at the coordinator, goes to a disk that forgets what was not synced

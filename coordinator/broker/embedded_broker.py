@@ -36,7 +36,7 @@ MAX_QUEUED_BYTES = 512 * 2**20
 MAX_LOG_BYTES = 5 * 2**20
 AMQTT_PATIENCE_S = 5  # beyond the keepalive; it has none of its own
 
-_OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+_OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
 
 # Debian keeps mosquitto where an ordinary user's PATH may not reach.
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])

@@ -82,15 +82,15 @@ def call(programs, tmp_path):
 def test_every_file_beside_the_sources_is_in_the_wheel(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
-        str(file.relative_to(ROOT))
+        f"fleetune/{file.relative_to(ROOT)}"
         for package in PACKAGES
         for file in (ROOT / package).rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }
-    needed = {"tools/demo.toml", "tools/papers/kapc-mnist.toml", "protocols/bundles/mlp-1x8x8-10.bundle"}
-    assert needed <= wanted
+    needed = {"tools/demo.toml", "tools/papers/kapc-mnist.toml", "protocols/bundle/files/mlp-1x8x8-10.bundle"}
+    assert {f"fleetune/{name}" for name in needed} <= wanted
     assert wanted <= held, sorted(wanted - held)
-    assert not [name for name in held if name.startswith(("tests/", "examples/", "docs/"))]
+    assert {name.split("/")[0] for name in held} <= {"fleetune", f"fleetune-{VERSION}.dist-info"}
 
 
 @pytest.mark.parametrize(

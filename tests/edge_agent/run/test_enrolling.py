@@ -283,7 +283,7 @@ def test_why_there_is_none_is_told_to_all(desk, monkeypatch):
     def fail(_):
         raise ModelError("block uses aten.sort")
 
-    monkeypatch.setattr(bundles, "make_run_bundle", fail)
+    monkeypatch.setattr(bundle_desk, "make_run_bundle", fail)
     desk.desk.ask("a")
     event = wait_for_the_bundle(desk)
     assert event == BundleMade(None, "block uses aten.sort")
