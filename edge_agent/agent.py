@@ -24,7 +24,7 @@ from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.joining import DeviceSettings
-from fleetune.edge_agent.run.membership import Participation
+from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TrainingStopped
@@ -32,7 +32,7 @@ from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.version import VERSION
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.mailbox import Arrived, Outbox, Sent
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Received, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
@@ -106,14 +106,14 @@ class Agent:
             measure_link=measure_link,
             why_stop=self._why_stop,
             send=self._send,
-            decline=lambda run, what, problem: self._decline(Errand("enrolment", run), what, problem),
+            decline=lambda run, what, problem: self._decline(TransferKey("enrolment", run), what, problem),
             clock=clock,
         )
         self._manager = service_manager()
-        self._joined: Participation | None = None
+        self._joined: Membership | None = None
         self._finished: str | None = None
-        self._working: Errand | None = None
-        self._next: tuple[Errand, str] | None = None
+        self._working: TransferKey | None = None
+        self._next: tuple[TransferKey, str] | None = None
         self._resting: str | None = None  # why it takes no part just now
         self._look_at: float | None = None
 
@@ -200,9 +200,9 @@ class Agent:
                 self._finish(run, reason)
 
     def _consider(self, offer: Offer) -> None:
-        if offer.errand.kind == "task" and self._joined is None:
-            if offer.errand.run == self._finished:
-                self._join(offer.errand.run)  # it was not over; then this again
+        if offer.transfer_key.kind == "task" and self._joined is None:
+            if offer.transfer_key.run == self._finished:
+                self._join(offer.transfer_key.run)  # it was not over; then this again
             return  # else we have only just started: our enrolment comes first, then this again
         answers = self._intake.offer(offer)
         self._send_all(answers)
@@ -210,7 +210,9 @@ class Agent:
             self._go_on(offer)
         for answer in answers:
             if isinstance(answer, Refuse):
-                raise PacketForeign(f"{offer.errand.kind} of run {offer.errand.run!r}: {answer.reason}")
+                raise PacketForeign(
+                    f"{offer.transfer_key.kind} of run {offer.transfer_key.run!r}: {answer.reason}"
+                )
 
     def _is_in(self, run: str) -> bool:
         return self._joined is not None and self._joined.enrolment.run == run
@@ -226,13 +228,13 @@ class Agent:
 
     def _go_on(self, offer: Offer) -> None:
         """What this offer brings is on disk: do what it is for."""
-        errand = offer.errand
-        if errand.kind == "enrolment":
-            self._enrolling.note_dealt(errand.run, offer.ratio)
-        if errand.kind in ("enrolment", "bundle"):
-            self._join(errand.run)
-        elif self._is_in(errand.run):
-            self._work(errand, offer.transfer)
+        transfer_key = offer.transfer_key
+        if transfer_key.kind == "enrolment":
+            self._enrolling.note_dealt(transfer_key.run, offer.ratio)
+        if transfer_key.kind in ("enrolment", "bundle"):
+            self._join(transfer_key.run)
+        elif self._is_in(transfer_key.run):
+            self._work(transfer_key, offer.transfer)
 
     def _join(self, run: str) -> None:
         if self._finished == run:
@@ -250,9 +252,9 @@ class Agent:
         return "the run is finished" if self._finished == run else self._guard.objection()
 
     def _after_join(self, event: Joined) -> None:
-        participation = self._enrolling.joined(event)
-        if participation is not None:
-            self._joined = participation
+        membership = self._enrolling.joined(event)
+        if membership is not None:
+            self._joined = membership
             self._say_ready()
 
     def _say_ready(self) -> None:
@@ -263,7 +265,7 @@ class Agent:
         if self._resting is None:
             self._send(wire.Ready(run, spec.hash, self._joined.told()))
         else:
-            self._decline(Errand("enrolment", run), "resting", TrainingStopped(self._resting))
+            self._decline(TransferKey("enrolment", run), "resting", TrainingStopped(self._resting))
         if self._guard.is_on or self._resting is not None:
             self._look_at = self._clock() + LOOK_EVERY_S
         self._send_all(self._outbox.reconnected(self._clock()))  # the coordinator may be a new process
@@ -285,72 +287,72 @@ class Agent:
         self._look_at = now + LOOK_EVERY_S
         if self._joined.refusal is not None:
             self._joined.try_again()
-        idle = self._working is None and not self._outbox.errands
+        idle = self._working is None and not self._outbox.transfer_keys
         if idle and (self._guard.objection() or self._joined.refusal) != self._resting:
             self._say_ready()
 
-    def _work(self, errand: Errand, transfer: str) -> None:
+    def _work(self, transfer_key: TransferKey, transfer: str) -> None:
         """Work on a task now or, the newest of them, when the one at hand is done."""
         assert self._joined is not None
         overtaken = self._outbox.drop(
-            lambda waiting: waiting.run != errand.run or waiting.turn < errand.turn, self._clock()
+            lambda waiting: waiting.run != transfer_key.run or waiting.turn < transfer_key.turn, self._clock()
         )
         self._send_all(overtaken)
-        if errand.answer in self._outbox.errands or errand == self._working:
+        if transfer_key.answer in self._outbox.transfer_keys or transfer_key == self._working:
             return
         if self._working is not None:
-            self._next = (errand, transfer) if errand.turn > self._working.turn else self._next
+            self._next = (transfer_key, transfer) if transfer_key.turn > self._working.turn else self._next
             return
         try:
-            payload = self._store.task(errand.run, transfer).read()
+            payload = self._store.task(transfer_key.run, transfer).read()
         except StoreError as problem:
-            self._decline(errand, f"round {errand.round}", problem)
+            self._decline(transfer_key, f"round {transfer_key.round}", problem)
             return
         if payload is None:
             return  # a late copy of an offer; a newer task has taken its place
-        log.info("round %d: training", errand.round)
-        self._working, joined = errand, self._joined
-        joined.begin(errand, len(payload), self._intake.download_s(transfer))
-        self._jobs.work(errand, lambda: joined.work(payload))
+        log.info("round %d: training", transfer_key.round)
+        self._working, joined = transfer_key, self._joined
+        joined.begin(transfer_key, len(payload), self._intake.download_s(transfer))
+        self._jobs.work(transfer_key, lambda: joined.work(payload))
 
     def _after_work(self, event: Worked, now: float) -> None:
         newer, self._working, self._next = self._next, None, None
-        if not self._is_in(event.errand.run):
+        if not self._is_in(event.transfer_key.run):
             return
         if newer is not None:
-            log.warning("round %d was over before its work was done", event.errand.round)
+            log.warning("round %d was over before its work was done", event.transfer_key.round)
             self._work(*newer)
             return
         problem = event.outcome.exception()
         if problem is not None:
-            self._decline(event.errand, f"round {event.errand.round}", problem)
+            self._decline(event.transfer_key, f"round {event.transfer_key.round}", problem)
             self._look_at = now if self._guard.is_on else self._look_at
             return
-        self._reply(event.errand, event.outcome, event.seconds, now)
+        self._reply(event.transfer_key, event.outcome, event.seconds, now)
 
-    def _reply(self, errand: Errand, outcome: Future[bytes], seconds: float, now: float) -> None:
+    def _reply(self, transfer_key: TransferKey, outcome: Future[bytes], seconds: float, now: float) -> None:
         reply = outcome.result()
-        log.info("round %d: done in %.1f s; %d bytes to send", errand.round, seconds, len(reply))
-        self._tell_measured(errand)
-        self._send_all(self._outbox.post(errand.answer, reply, now))
+        log.info("round %d: done in %.1f s; %d bytes to send", transfer_key.round, seconds, len(reply))
+        self._tell_measured(transfer_key)
+        self._send_all(self._outbox.post(transfer_key.answer, reply, now))
 
-    def _tell_measured(self, errand: Errand) -> None:
+    def _tell_measured(self, transfer_key: TransferKey) -> None:
         assert self._joined is not None
         taken, expected = self._joined.taken, self._joined.expected
-        self._send(wire.Measured(errand.run, errand.round, errand.attempt, taken, expected))
+        self._send(wire.Measured(transfer_key.run, transfer_key.round, transfer_key.attempt, taken, expected))
 
-    def _delivered(self, errand: Errand, seconds: float) -> None:
+    def _delivered(self, transfer_key: TransferKey, seconds: float) -> None:
         """Our part of the round is over: learn from it."""
-        log.info("round %d: update delivered", errand.round)
-        if self._joined is None or not self._joined.is_at(errand):
+        log.info("round %d: update delivered", transfer_key.round)
+        if self._joined is None or not self._joined.is_at(transfer_key):
             return
         self._joined.delivered(seconds)
-        self._tell_measured(errand)
+        self._tell_measured(transfer_key)
         if self._joined.is_news or self._joined.refusal:
             self._say_ready()
 
-    def _decline(self, errand: Errand, what: str, problem: BaseException) -> None:
-        self._send(declined(errand, what, problem))
+    def _decline(self, transfer_key: TransferKey, what: str, problem: BaseException) -> None:
+        self._send(declined(transfer_key, what, problem))
 
     def _finish(self, run: str, reason: str) -> None:
         self._send(wire.Left(run))
@@ -363,7 +365,7 @@ class Agent:
         self._enrolling.forget(run)
         if self._leave_after_run:
             self.events.put(Stop("the run is finished"))
-        self._send_all(self._outbox.drop(lambda errand: errand.run == run, self._clock()))
+        self._send_all(self._outbox.drop(lambda transfer_key: transfer_key.run == run, self._clock()))
         self._store.forget_tasks(run)
         give_back(cycles=True)
 
@@ -379,10 +381,12 @@ class Agent:
                 case Arrived():
                     if not self._take_in(item):
                         return
-                case Sent(errand, None, seconds=seconds):
-                    self._delivered(errand, seconds)
-                case Sent(errand, refused):
-                    log.warning("round %d: update not taken: %s", errand.round, wire.readable(refused or ""))
+                case Sent(transfer_key, None, seconds=seconds):
+                    self._delivered(transfer_key, seconds)
+                case Sent(transfer_key, refused):
+                    log.warning(
+                        "round %d: update not taken: %s", transfer_key.round, wire.readable(refused or "")
+                    )
                 case _:
                     self._send(item)
 

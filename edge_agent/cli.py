@@ -255,11 +255,11 @@ def explain(
 
     with one_line_errors("edge-agent"):
         store = AgentStore(state / fleet / device)
-        known = (remembered(store.allowance(run).read()) for run in store.runs())
-        allowance = next((one for one in known if one is not None), None)
-        if allowance is None:
+        known = (remembered(store.ratio_controller(run).read()) for run in store.runs())
+        ratio_controller = next((one for one in known if one is not None), None)
+        if ratio_controller is None:
             raise StoreError(f"{store.folder}: this device has joined no run yet; see edge-agent run")
-        Console().print(explanation(allowance, Gauges().conditions()))
+        Console().print(explanation(ratio_controller, Gauges().conditions()))
 
 
 @app.command()

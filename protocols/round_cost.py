@@ -5,7 +5,7 @@ from msgspec import Struct
 from fleetune.protocols.bounds import Amount, NumBytes
 
 
-class Footprint(Struct, frozen=True, omit_defaults=True):
+class RoundCost(Struct, frozen=True, omit_defaults=True):
     """One device's part in one round; None: not known, which is never the same as 0.
 
     Attributes:

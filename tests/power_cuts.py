@@ -34,7 +34,7 @@ from fleetune.protocols.skeletons.method import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.mailbox import Arrived, Outbox, Sent
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.payloads import read_enrolment
 from fleetune.protocols.wire.transfer import Chunk
 
@@ -43,7 +43,7 @@ CHUNK_BYTES = 300  # a few a payload
 METHODS = list(REGISTRY)
 
 
-class Device:
+class ClientState:
     """What an agent does with what it hears, without its threads; one process after another."""
 
     def __init__(self, name, folder, power, world):
@@ -81,7 +81,7 @@ class Device:
             self.world.post.append(("coordinator", self.name, channel, data))
 
     def _consider(self, offer):
-        if offer.errand.kind == "task" and self.session is None:
+        if offer.transfer_key.kind == "task" and self.session is None:
             return
         answers = self.intake.offer(offer)
         self._send(answers)
@@ -97,8 +97,8 @@ class Device:
                 case Arrived():
                     assert self.intake.keep(item) is None
                     arrived.append(item.offer)
-                case Sent(errand, None):
-                    self.world.acknowledged[self.name] = (errand.round, errand.attempt)
+                case Sent(transfer_key, None):
+                    self.world.acknowledged[self.name] = (transfer_key.round, transfer_key.attempt)
                 case Sent():
                     pass  # the coordinator had it already, and the power went before its word was here
                 case _:
@@ -107,10 +107,10 @@ class Device:
             self._go_on(offer)
 
     def _go_on(self, offer):
-        if offer.errand.kind == "enrolment":
-            self._join(offer.errand.run)
+        if offer.transfer_key.kind == "enrolment":
+            self._join(offer.transfer_key.run)
         else:
-            self._work(offer.errand, offer.transfer)
+            self._work(offer.transfer_key, offer.transfer)
 
     def _join(self, run):
         enrolment = read_enrolment(self.store.enrolment(run).read())
@@ -127,10 +127,16 @@ class Device:
         self._send([wire.Ready(run, SPEC.hash, self.report)])
         self._send(self.outbox.reconnected(0.0))
 
-    def _work(self, errand, transfer):
-        update = Errand("update", errand.run, errand.round, errand.attempt, errand.rehearsal)
-        payload = self.store.task(errand.run, transfer).read()
-        if update in self.outbox.errands or payload is None:
+    def _work(self, transfer_key, transfer):
+        update = TransferKey(
+            "update",
+            transfer_key.run,
+            transfer_key.round,
+            transfer_key.attempt,
+            transfer_key.final_evaluation,
+        )
+        payload = self.store.task(transfer_key.run, transfer).read()
+        if update in self.outbox.transfer_keys or payload is None:
             return
         self._send(self.outbox.post(update, self.session.answer(payload, Budget(self.report.ratio)), 0.0))
 
@@ -233,7 +239,7 @@ class World:
 
     def _start_device(self, name):
         self.starts += 1
-        self.devices[name] = Device(name, self.folder / name / "state", self.powers[name], self)
+        self.devices[name] = ClientState(name, self.folder / name / "state", self.powers[name], self)
         self._greet(name)
 
     def _greet(self, name):
@@ -282,9 +288,9 @@ class World:
 
     def _outcome(self):
         run = self.coordinator.run
-        traffic = run.conductor.ledger.traffic
+        traffic = run.controller.ledger.traffic
         return {
-            "shared": run.method.shared_model(run.conductor.state).tobytes(),
+            "shared": run.method.shared_model(run.controller.state).tobytes(),
             "personal": {name: one.session.personal_model.tobytes() for name, one in self.devices.items()},
             "traffic": {name: replace(traffic[name], enrolment=0) for name in DEVICES},
             "rounds": [(one.number, one.attempt, sorted(one.devices)) for one in run.store.records()],
@@ -296,7 +302,7 @@ def settings_of(method):
     without it, by design.
     """
     settings = run_settings(method, rounds=4, start_with=len(DEVICES), quorum=len(DEVICES))
-    return replace(settings, run=replace(settings.run, rehearsal=False))
+    return replace(settings, run=replace(settings.run, final_evaluation=False))
 
 
 def undisturbed(folder, method):

@@ -59,7 +59,7 @@ class LiveView:
 
 def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     """A closed round in one line of ASCII, for logs and what is no terminal."""
-    what = "rehearsal" if record.rehearsal else f"round {record.number}/{settings.run.rounds}"
+    what = "rehearsal" if record.final_evaluation else f"round {record.number}/{settings.run.rounds}"
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
     replies = record.devices.values()

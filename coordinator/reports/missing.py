@@ -36,7 +36,7 @@ def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection
         settings: of the run.
     """
     wanted = min(settings.participants or len(record.participants), len(record.participants))
-    if settings.mode != "synchronous" or (len(record.devices) >= wanted and not record.rehearsal):
+    if settings.mode != "synchronous" or (len(record.devices) >= wanted and not record.final_evaluation):
         return ""
     absent = (device for device in record.participants if device not in record.devices)
     return _listed((device, _why(state.members.get(device), record.number)) for device in absent)
@@ -71,11 +71,11 @@ def _needs(state: EngineState, settings: RoundSection) -> str:
 
 
 def _awaits(state: EngineState, settings: RoundSection) -> str:
-    rehearsing, number = state.stage == "rehearsing", state.turn.number
+    evaluating, number = state.stage == "rehearsing", state.turn.number
     awaited = _listed((device, _why(state.members[device], number)) for device in state.awaited)
     asked, replied = len(state.participants), len(state.replied)
-    enough = asked if rehearsing else target(state, settings)
-    words = f"{'the rehearsal' if rehearsing else f'round {number}'} waits for {awaited or 'its time'}"
+    enough = asked if evaluating else target(state, settings)
+    words = f"{'the final evaluation' if evaluating else f'round {number}'} waits for {awaited or 'its time'}"
     return f"{words}; {replied} of {asked} replied" + (f", closes with {enough}" if enough < asked else "")
 
 

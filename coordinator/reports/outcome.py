@@ -38,13 +38,13 @@ _REFUSED = {
 def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, Any]:
     """The summary, its personal accuracies filled in from each device's last reply.
 
-    A run without a rehearsal has none; `after` of the last reply is the same quantity: how the personal
-    model did when it was last trained.
+    A run without a final evaluation has none; `after` of the last reply is the same quantity: how the
+    personal model did when it was last trained.
     """
     last = {
         device: reply.measures
         for record in records
-        if not record.rehearsal
+        if not record.final_evaluation
         for device, reply in record.devices.items()
     }
     rows = {device: dict(row) for device, row in summary["by_device"].items()}

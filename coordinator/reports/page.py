@@ -22,7 +22,7 @@ from fleetune.protocols.skeletons.method import DeviceId
 _ONE_MORE = "one more round, before → after"
 _ABOUT_ACCURACY = (
     "Personal accuracy: each device's own model on its own test samples after the last round it took part "
-    "in, mean over devices. One more round: the closing rehearsal, before and after local training."
+    "in, mean over devices. One more round: the final evaluation, before and after local training."
 )
 _CAPTIONS = {
     "accuracy-by-round": "Mean over each round's participants: the model local training starts from "

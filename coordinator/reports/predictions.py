@@ -53,7 +53,7 @@ def pairs_of(records: Sequence[RoundRecord], quantity: str) -> list[Pair]:
     """
     found, replies = [], dict[DeviceId, int]()
     for record in records:
-        for device, reply in record.devices.items() if not record.rehearsal else ():
+        for device, reply in record.devices.items() if not record.final_evaluation else ():
             replies[device] = replies.get(device, 0) + 1
             predicted, actual = both(reply, quantity)
             if predicted is not None and actual:

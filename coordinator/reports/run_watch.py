@@ -46,7 +46,7 @@ class Watch:
     def note(self, record: RoundRecord) -> None:
         """Take in a closed round; after a restart, those from before."""
         self._last.update(record.devices)
-        if not record.rehearsal:
+        if not record.final_evaluation:
             self._curve = (*self._curve, point_of(record))
             self._closed_s.append(record.closed_s)
 
@@ -62,7 +62,7 @@ class Watch:
 
         Args:
             state: of the engine.
-            ledger: of the conductor.
+            ledger: of the run controller.
             now: on the driver's clock, seconds.
             activities: of devices that are busy; what is not there is read off the state.
             problem: e.g. that the broker cannot be reached.
@@ -103,13 +103,15 @@ class Watch:
         return self._settings.round.deadline == "predicted"
 
     def _remaining_s(self, open_round: RoundView, elapsed_s: float) -> float | None:
-        """Rounds still to close, each as long as the latest few took; the rehearsal is one of them."""
+        """Rounds still to close, each as long as the latest few took; the final evaluation is one of them."""
         closed = self._closed_s
         if len(closed) < 2 or open_round.stage == "finished":
             return None
         recent = closed[-_RECENT_ROUNDS - 1 :]
         usual_s = median(after - before for before, after in pairwise(recent))
-        to_close = self._settings.run.rounds - open_round.number + 1 + int(self._settings.run.rehearsal)
+        to_close = (
+            self._settings.run.rounds - open_round.number + 1 + int(self._settings.run.final_evaluation)
+        )
         if open_round.stage == "rehearsing":
             to_close = 1
         spent_s = min(usual_s, max(0.0, elapsed_s - closed[-1]))

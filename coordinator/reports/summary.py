@@ -17,8 +17,8 @@ from fleetune.protocols.wire.payloads import Measures
 
 def summary_of(run: Run, *, simulated: bool) -> dict[str, Any]:
     """The content of summary.json of an open run, see `summarise`."""
-    conductor = run.conductor
-    state, records, ledger = conductor.engine.state, conductor.records(), conductor.ledger
+    controller = run.controller
+    state, records, ledger = controller.engine.state, controller.records(), controller.ledger
     reports = {device: member.report for device, member in state.members.items() if member.report}
     return summarise(
         run.settings,
@@ -45,16 +45,16 @@ def summarise(
 
     Accuracies are fractions on the devices' own test splits. `personal_*`: each device's personal model
     as it stood after the last round; `before_*` and `after_*`: one more round's work on a copy of it,
-    the model local training starts from and the personal model it leads to (the rehearsal). `kept_*`: the
-    model that the device would serve, of all that the run led it to (docs/personal-models.md). Without a
-    rehearsal they are None. `best_round` is the round whose participants' personal models did best.
-    Bytes are payload bytes as counted where they were sent and received; `*_dense` are the bytes of as
-    many whole models in float32. `seconds` of a simulation are simulated. `joules` are of the training
-    rounds' replies that tell them. `predicted_vs_actual`: see there; of a device `reason` is why it took its
-    latest ratio, `predicted_s` and `actual_s` are medians over its training rounds.
+    the model local training starts from and the personal model it leads to (the final evaluation). `kept_*`:
+    the model that the device would serve, of all that the run led it to (docs/personal-models.md). Without a
+    final evaluation they are None. `best_round` is the round whose participants' personal models did best.
+    Bytes are payload bytes as counted where they were sent and received; `*_dense` are the bytes of as many
+    whole models in float32. `seconds` of a simulation are simulated. `joules` are of the training rounds'
+    replies that tell them. `predicted_vs_actual`: see there; of a device `reason` is why it took its latest
+    ratio, `predicted_s` and `actual_s` are medians over its training rounds.
     """
-    training = [record for record in records if not record.rehearsal]
-    rehearsal = next((record for record in records if record.rehearsal), None)
+    training = [record for record in records if not record.final_evaluation]
+    final_evaluation = next((record for record in records if record.final_evaluation), None)
     traffic = ledger.traffic.values()
     tasks, updates = sum(one.tasks for one in traffic), sum(one.updates for one in traffic)
     return {
@@ -65,15 +65,15 @@ def summarise(
         "devices": len(ledger.traffic),
         "seed": settings.run.seed,
         "simulated": simulated,
-        "accuracy": _accuracy(training, rehearsal),
+        "accuracy": _accuracy(training, final_evaluation),
         "bytes": {
             "up": sum(one.up for one in traffic),
             "down": sum(one.down for one in traffic),
             "up_dense": 4 * spec.num_parameters * updates,
             "down_dense": 4 * spec.num_parameters * tasks,
             "enrolment": sum(one.enrolment for one in traffic),
-            "rehearsal_up": sum(one.rehearsal_up for one in traffic),
-            "rehearsal_down": sum(one.rehearsal_down for one in traffic),
+            "rehearsal_up": sum(one.final_evaluation_up for one in traffic),
+            "rehearsal_down": sum(one.final_evaluation_down for one in traffic),
         },
         "seconds": _seconds(training, ledger),
         "ratios": _by_device(training, lambda reply: reply.ratio),
@@ -83,7 +83,7 @@ def summarise(
         "turned_away": {
             device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.turned_away.items())
         },
-        "by_device": _devices(training, rehearsal, ledger, reports or {}),
+        "by_device": _devices(training, final_evaluation, ledger, reports or {}),
     }
 
 
@@ -106,8 +106,10 @@ def weighted_mean(pairs: Iterable[tuple[float | None, int]]) -> float | None:
     return sum(value * weight for value, weight in there) / total if total else None
 
 
-def _accuracy(training: Sequence[RoundRecord], rehearsal: RoundRecord | None) -> dict[str, Any]:
-    final: list[Measures] = [reply.measures for reply in rehearsal.devices.values()] if rehearsal else []
+def _accuracy(training: Sequence[RoundRecord], final_evaluation: RoundRecord | None) -> dict[str, Any]:
+    final: list[Measures] = (
+        [reply.measures for reply in final_evaluation.devices.values()] if final_evaluation else []
+    )
     rounds = [(mean(r.measures.after for r in record.devices.values()), record) for record in training]
     scored = [(value, record.number) for value, record in rounds if value is not None]
     best = max(scored, default=None, key=lambda pair: (pair[0], -pair[1]))
@@ -156,11 +158,11 @@ def _replies(training: Sequence[RoundRecord]) -> list[DeviceRound]:
 
 def _devices(
     training: Sequence[RoundRecord],
-    rehearsal: RoundRecord | None,
+    final_evaluation: RoundRecord | None,
     ledger: Ledger,
     reports: Mapping[DeviceId, DeviceReport],
 ) -> dict[str, dict[str, Any]]:
-    closing = rehearsal.devices if rehearsal else {}
+    closing = final_evaluation.devices if final_evaluation else {}
     rounds = _by_device(training, lambda reply: reply)
     rows = {}
     for device, traffic in sorted(ledger.traffic.items()):

@@ -28,7 +28,7 @@ _NARROW = 9
 def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> Table:
     """The run and its rivals, a row a method, the run last.
 
-    Accuracies are those of the devices' personal models; "one more round" is what the rehearsal did to
+    Accuracies are those of the devices' personal models; "one more round" is what the final evaluation did to
     them: before and after local training.
     """
     columns = "personal\nmean", "personal\nweighted", "worst\ndevice", "one more\nround", "up\nof dense"

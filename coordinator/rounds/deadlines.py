@@ -12,7 +12,7 @@ def proposed_s(state: EngineState, settings: RoundSection) -> float:
 
     With `deadline = "predicted"`: when enough of those asked should have replied, by their own words as far
     as these are trusted (see `learn`), times the slack. A second attempt gets the whole `deadline_s`: the
-    first one's expectations were not worth much. So does the rehearsal, which is to hear everybody.
+    first one's expectations were not worth much. So does the final evaluation, which is to hear everybody.
     """
     if settings.deadline == "fixed" or state.stage != "training" or state.attempt > 1:
         return settings.deadline_s

@@ -14,7 +14,8 @@ answered with `RejectUpdate`. After `FinishRun` nothing follows; what still come
 **What the driver must store.** One record: `engine.state` (of its members those that changed) and the
 method's state, written together after each `handle`:
 
-1. do `Admit`, `StartRound`, `AcceptUpdate`, `CloseRound`, `AbandonRound`, `TakeBack`, `CloseRehearsal`, in
+1. do `Admit`, `StartRound`, `AcceptUpdate`, `CloseRound`, `AbandonRound`, `TakeBack`, `CloseFinalEvaluation`,
+in
    order;
 2. write the record, in one transaction; that of several events may be one;
 3. only then speak to devices: `SendTask`, `RejectUpdate`, `FinishRun`, and acknowledge the update.
@@ -46,7 +47,7 @@ from fleetune.coordinator.rounds.events import (
     AcceptUpdate,
     Action,
     Admit,
-    CloseRehearsal,
+    CloseFinalEvaluation,
     CloseRound,
     Declined,
     DeviceGone,
@@ -60,7 +61,7 @@ from fleetune.coordinator.rounds.events import (
     Tick,
     UpdateArrived,
 )
-from fleetune.coordinator.rounds.participants import draw, needed, pool, rehearsers, target
+from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
     Judge,
@@ -77,7 +78,7 @@ GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the 
 
 
 class RoundEngine:
-    """Runs `run.rounds` rounds and the rehearsal, under the rules of `round_`.
+    """Runs `run.rounds` rounds and the final evaluation, under the rules of `round_`.
 
     Attributes:
         judge: told the turn and the devices whose updates a round would close with.
@@ -116,9 +117,10 @@ class RoundEngine:
         return engine, restart + engine._advance(now)
 
     def reopen(self) -> None:
-        """Go back from the rehearsal, or the end, to waiting for the next round: it may come after all.
+        """Go back from the final evaluation, or the end, to waiting for the next round: it may come after
+        all.
 
-        The rehearsal asked for this round already, so what comes is another attempt.
+        The final evaluation asked for this round already, so what comes is another attempt.
         """
         asked = any(member.asked >= self.state.turn for member in self.state.members.values())
         attempt = self.state.attempt + int(asked)
@@ -238,7 +240,7 @@ class RoundEngine:
         overdue = state.until is not None and now >= state.until
         settled = not state.groups.awaited
         if state.stage == "rehearsing":
-            return self._close_rehearsal() if overdue or settled else []
+            return self._close_final_evaluation() if overdue or settled else []
         enough, replies = target(state, self._round), len(state.groups.replied)
         if replies >= enough or ((overdue or settled) and replies >= self._round.quorum):
             return self._close()
@@ -342,9 +344,9 @@ class RoundEngine:
         return []
 
     def _end(self, reason: str, now: float) -> list[Action]:
-        participants = rehearsers(self.state)
+        participants = final_evaluators(self.state)
         self.state.change(reason=reason, participants=participants)
-        if not (self._run.rehearsal and participants):
+        if not (self._run.final_evaluation and participants):
             return self._finish()
         self.state.change(stage="rehearsing")
         return self._open(participants, now)
@@ -367,8 +369,8 @@ class RoundEngine:
         return self._start_action(resumed=True)
 
     def _start_action(self, *, resumed: bool) -> StartRound:
-        rehearsal = self.state.stage == "rehearsing"
-        round_ = Round(self.state.turn.number, self.state.participants, rehearsal)
+        final_evaluation = self.state.stage == "rehearsing"
+        round_ = Round(self.state.turn.number, self.state.participants, final_evaluation)
         return StartRound(round_, self.state.attempt, resumed)
 
     def _admit_all(self) -> list[Admit]:
@@ -381,8 +383,8 @@ class RoundEngine:
             self.state.put(device, admitted=True)
         return admits
 
-    def _close_rehearsal(self) -> list[Action]:
-        return [CloseRehearsal(*self.state.turn, self.state.replied), *self._finish()]
+    def _close_final_evaluation(self) -> list[Action]:
+        return [CloseFinalEvaluation(*self.state.turn, self.state.replied), *self._finish()]
 
     def _finish(self) -> list[Action]:
         self.state.change(stage="finished", participants=(), until=None)

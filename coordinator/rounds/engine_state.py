@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 from fleetune.coordinator.rounds.events import Reason
 from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 
 Stage = Literal["waiting", "training", "rehearsing", "finished"]
 Answer = Literal["update", "declined", "expired"]
@@ -21,9 +21,9 @@ class Turn(NamedTuple):
     attempt: int
 
     @classmethod
-    def of(cls, errand: Errand) -> Self:
+    def of(cls, transfer_key: TransferKey) -> Self:
         """What a payload is for."""
-        return cls(errand.round, errand.attempt)
+        return cls(transfer_key.round, transfer_key.attempt)
 
 
 NEVER = Turn(0, 0)
@@ -37,7 +37,7 @@ class Member:
         report: its latest; None when it refused before it ever gave one.
         admitted: whether the method has seen this report.
         ready: whether it is there.
-        left: it stopped early; it is asked for the rehearsal only.
+        left: it stopped early; it is asked for the final evaluation only.
         refusal: why it will not join the run.
         asked: the turn of its latest task; NEVER before the first.
         answer: what it said to that task; "expired": it took too long (see
@@ -141,7 +141,7 @@ class EngineState:
 
     @property
     def running(self) -> bool:
-        """Whether a round, or the rehearsal, is open."""
+        """Whether a round, or the final evaluation, is open."""
         return self.stage in ("training", "rehearsing")
 
     @property

@@ -1,7 +1,7 @@
 """What the round engine is told (events) and what it wants done (actions).
 
 A round and an attempt name one asking: a round that missed its quorum is asked again under the same
-number with the next attempt. The rehearsal is asked and answered like any other round.
+number with the next attempt. The final evaluation is asked and answered like any other round.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class DeviceGone:
 
 @dataclass(frozen=True)
 class UpdateArrived:
-    """A device's whole update, or its rehearsal's, is verified and on disk.
+    """A device's whole update, or its final evaluation's, is verified and on disk.
 
     `leaving`: the device has nothing more to gain and leaves the run (early stopping).
     """
@@ -148,8 +148,10 @@ class TakeBack:
 
 
 @dataclass(frozen=True)
-class CloseRehearsal:
-    """The rehearsal is over; these devices (ascending, perhaps none) took part. Nothing is aggregated."""
+class CloseFinalEvaluation:
+    """The final evaluation is over; these devices (ascending, perhaps none) took part. Nothing is
+    aggregated.
+    """
 
     number: int
     attempt: int
@@ -172,6 +174,6 @@ Action = (
     | CloseRound
     | AbandonRound
     | TakeBack
-    | CloseRehearsal
+    | CloseFinalEvaluation
     | FinishRun
 )

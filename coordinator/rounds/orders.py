@@ -1,4 +1,4 @@
-"""What the conductor leaves to whoever carries payloads: simulation or fleet."""
+"""What the run controller leaves to whoever carries payloads: simulation or fleet."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,23 +7,26 @@ from fleetune.coordinator.rounds.events import Declined, Miss
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.skeletons.method import DeviceId
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 
 
 @dataclass(frozen=True)
 class Send:
     """Give the device the payload that `make` returns (made when it is sent, not before).
 
-    `make` raises PacketNotFinite when the task is not fit to be sent; then tell the conductor `declined`.
+    `make` raises PacketNotFinite when the task is not fit to be sent; then tell the run controller
+    `declined`.
     """
 
     device: DeviceId
-    errand: Errand
+    transfer_key: TransferKey
     make: Callable[[], bytes]
 
     def declined(self, problem: PacketNotFinite) -> Declined:
         """As if the device had tried it."""
-        return Declined(self.device, self.errand.round, self.errand.attempt, str(problem), diverged=True)
+        return Declined(
+            self.device, self.transfer_key.round, self.transfer_key.attempt, str(problem), diverged=True
+        )
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ def eligible(state: EngineState) -> tuple[DeviceId, ...]:
     return tuple(sorted(state.groups.eligible))
 
 
-def rehearsers(state: EngineState) -> tuple[DeviceId, ...]:
-    """Devices for the rehearsal: all that are there, those that left too; ascending."""
+def final_evaluators(state: EngineState) -> tuple[DeviceId, ...]:
+    """Devices for the final evaluation: all that are there, those that left too; ascending."""
     members = state.members.items()
     return tuple(sorted(name for name, member in members if member.ready and member.refusal is None))
 

@@ -5,7 +5,7 @@ from typing import Self
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.payloads import Measures
 
 
@@ -25,11 +25,11 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     bytes_down: int
     bytes_up: int
     measures: Measures
-    actual: Footprint
+    actual: RoundCost
     staleness: int = 0
-    predicted: Footprint = Footprint()
+    predicted: RoundCost = RoundCost()
 
-    def told_late(self, told: Footprint) -> Self:
+    def told_late(self, told: RoundCost) -> Self:
         """With what the device could tell only when its reply had arrived."""
         upload_s = self.actual.upload_s if told.upload_s is None else told.upload_s
         return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=told.joules))
@@ -40,7 +40,7 @@ class RoundRecord(Struct, frozen=True):
 
     Attributes:
         number, attempt: which.
-        rehearsal: the closing evaluation.
+        final_evaluation: the closing evaluation.
         opened_s, closed_s: since the run began; simulated seconds in a simulation.
         participants: the devices that were asked; semi-asynchronously, that were at work or had replied.
         devices: the replies that count.
@@ -48,7 +48,7 @@ class RoundRecord(Struct, frozen=True):
 
     number: int
     attempt: int
-    rehearsal: bool
+    final_evaluation: bool = field(name="rehearsal")
     opened_s: float
     closed_s: float
     participants: tuple[str, ...]
@@ -65,8 +65,8 @@ class Traffic(Struct):
     enrolment: int = 0
     down: int = 0
     up: int = 0
-    rehearsal_down: int = 0
-    rehearsal_up: int = 0
+    final_evaluation_down: int = field(default=0, name="rehearsal_down")
+    final_evaluation_up: int = field(default=0, name="rehearsal_up")
     tasks: int = 0
     updates: int = 0
     delivered: tuple[int, int] = (0, 0)

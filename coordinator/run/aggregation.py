@@ -11,7 +11,7 @@ from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.rollback import Verdict
 from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, sizes_of, telling
 from fleetune.protocols.errors import PacketNotFinite
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.skeletons.staleness import staleness_factor
 from fleetune.protocols.update import codec
@@ -26,8 +26,8 @@ class Arriving:
 
     reply: Reply[Any]
     data: bytes
-    actual: Footprint
-    predicted: Footprint
+    actual: RoundCost
+    predicted: RoundCost
     staleness: int
 
 

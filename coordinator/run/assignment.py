@@ -13,7 +13,7 @@ from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
 
 
@@ -33,27 +33,31 @@ class Tasks:
     outlive: bool
     planned: Mapping[DeviceId, Any] = field(default_factory=dict)
 
-    def keeps(self, errand: Errand) -> bool:
+    def keeps(self, transfer_key: TransferKey) -> bool:
         """Whether a task is kept until it is answered, or replaced by the next one."""
-        return self.outlive and not errand.rehearsal
+        return self.outlive and not transfer_key.final_evaluation
 
-    def ready(self, device: DeviceId, errand: Errand) -> Callable[[], bytes]:
+    def ready(self, device: DeviceId, transfer_key: TransferKey) -> Callable[[], bytes]:
         """What makes the encoded task; it raises PacketNotFinite (see `assigned`). Inside `store.step()`."""
-        if not self.keeps(errand):
+        if not self.keeps(transfer_key):
             tasks = self.planned
-            return lambda: assigned(tasks, device, errand, self.spec)
+            return lambda: assigned(tasks, device, transfer_key, self.spec)
         if (
-            self.store.task(device, errand.round, errand.attempt) is None
+            self.store.task(device, transfer_key.round, transfer_key.attempt) is None
         ):  # else it came back to the task it had
             with suppress(PacketNotFinite):  # it is made again, and found again, when it is to be sent
-                data = assigned(self.planned, device, errand, self.spec)
-                self.store.add_task(device, errand.round, errand.attempt, data)
-        return lambda: self.payload(device, errand)
+                data = assigned(self.planned, device, transfer_key, self.spec)
+                self.store.add_task(device, transfer_key.round, transfer_key.attempt, data)
+        return lambda: self.payload(device, transfer_key)
 
-    def payload(self, device: DeviceId, errand: Errand) -> bytes:
+    def payload(self, device: DeviceId, transfer_key: TransferKey) -> bytes:
         """The task as it is sent, or was."""
-        kept = self.store.task(device, errand.round, errand.attempt) if self.keeps(errand) else None
-        return assigned(self.planned, device, errand, self.spec) if kept is None else kept
+        kept = (
+            self.store.task(device, transfer_key.round, transfer_key.attempt)
+            if self.keeps(transfer_key)
+            else None
+        )
+        return assigned(self.planned, device, transfer_key, self.spec) if kept is None else kept
 
     def answered(self, device: DeviceId) -> None:
         """Its task has done its part."""
@@ -61,7 +65,9 @@ class Tasks:
             self.store.drop_task(device)
 
 
-def assigned(tasks: Mapping[DeviceId, Any], device: DeviceId, errand: Errand, spec: ModelSpec) -> bytes:
+def assigned(
+    tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey, spec: ModelSpec
+) -> bytes:
     """The encoded `Assignment` of a device; its task may only be made now.
 
     Raises:
@@ -71,4 +77,7 @@ def assigned(tasks: Mapping[DeviceId, Any], device: DeviceId, errand: Errand, sp
         task = tasks[device]
     if (where := not_finite(task, "task")) is not None:
         raise PacketNotFinite(f"{where} for {device} is not finite: it is not sent")
-    return codec.encode(Assignment(device, errand.round, errand.attempt, errand.rehearsal, task), spec)
+    return codec.encode(
+        Assignment(device, transfer_key.round, transfer_key.attempt, transfer_key.final_evaluation, task),
+        spec,
+    )

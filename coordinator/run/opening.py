@@ -22,7 +22,7 @@ from fleetune.coordinator.run.changed_settings import (
 )
 from fleetune.coordinator.run.enrolment import enrolment_of
 from fleetune.coordinator.run.models import find_model
-from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.stored_run import BUNDLE, FINISHED, Run, method_of, read_enrolment
 from fleetune.coordinator.store.run_folder import STATE, clear
 from fleetune.coordinator.store.run_store import RunStore
@@ -145,19 +145,19 @@ def _refuse(settings: RunSettings, folder: Path, store: RunStore, payload: bytes
 
 def _change(run: Run, found: Differences, *, raised: bool) -> None:
     """Go on with other settings than before. Raises SettingError when these must not change."""
-    run.conductor.recall()
-    check_changes(found, run.conductor.engine.state.rounds_done, run.folder)
+    run.controller.recall()
+    check_changes(found, run.controller.engine.state.rounds_done, run.folder)
     with run.store.step():
         run.store.put("settings", msgspec.json.encode(run.settings))
         if raised:
             run.store.drop(FINISHED)
-            if run.conductor.engine.state.stage in ("rehearsing", "finished"):
-                run.conductor.reopen()
+            if run.controller.engine.state.stage in ("rehearsing", "finished"):
+                run.controller.reopen()
     log.warning("%s: %s", run.folder, difference_words(found))
 
 
 def _run(settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *, resumed: bool) -> Run:
     enrolment = read_enrolment(payload, folder)
     method = method_of(enrolment)
-    conductor = Conductor(settings, enrolment, method, store)
-    return Run(folder, settings, enrolment, payload, method, store, conductor, resumed=resumed)
+    controller = RunController(settings, enrolment, method, store)
+    return Run(folder, settings, enrolment, payload, method, store, controller, resumed=resumed)

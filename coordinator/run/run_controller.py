@@ -18,7 +18,7 @@ from fleetune.coordinator.rounds.events import (
     AcceptUpdate,
     Action,
     Admit,
-    CloseRehearsal,
+    CloseFinalEvaluation,
     CloseRound,
     Declined,
     Event,
@@ -40,17 +40,17 @@ from fleetune.coordinator.store.device_rows import DeviceRows, read_engine, read
 from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.sections import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.messages import Errand, readable
+from fleetune.protocols.wire.messages import TransferKey, readable
 from fleetune.protocols.wire.payloads import Enrolment, Reply, run_key
 
 log = logging.getLogger(__name__)
 
 
-class Conductor:
+class RunController:
     """A run at work: engine, method and store together.
 
     Args:
@@ -120,7 +120,7 @@ class Conductor:
         return True
 
     def reopen(self) -> None:
-        """Take a run up again that had come to its rehearsal or its end; to be resumed then."""
+        """Take a run up again that had come to its final evaluation or its end; to be resumed then."""
         with self._store.step():
             self._store.drop_record(self.engine.state.turn.number)
             self._store.drop_tasks()
@@ -148,11 +148,11 @@ class Conductor:
         self,
         device: DeviceId,
         data: bytes,
-        actual: Footprint,
+        actual: RoundCost,
         now: float,
         *,
         turn: Turn | None = None,
-        predicted: Footprint = Footprint(),  # noqa: B008 - frozen
+        predicted: RoundCost = RoundCost(),  # noqa: B008 - frozen
     ) -> list[Order]:
         """Take a device's reply in: check it, keep it, tell the engine.
 
@@ -177,7 +177,7 @@ class Conductor:
             raise PacketForeign(
                 f"reply to round {said.number}.{said.attempt} offered as one to {turn[0]}.{turn[1]}"
             )
-        if not self.engine.state.objection(device, said) and (reply.update is None) != self._rehearsing:
+        if not self.engine.state.objection(device, said) and (reply.update is None) != self._evaluating:
             raise PacketForeign(
                 f"reply {'without' if reply.update is None else 'with'} an update to round {said.number}"
             )
@@ -197,7 +197,7 @@ class Conductor:
         self.ledger.turn_away(device, type(problem).__name__)
         return self.handle(Declined(device, *turn, readable(f"{type(problem).__name__}: {problem}")), now)
 
-    def note_measured(self, device: DeviceId, turn: Turn, actual: Footprint) -> None:
+    def note_measured(self, device: DeviceId, turn: Turn, actual: RoundCost) -> None:
         """What a device can tell only when its reply has arrived: how long that took, and its joules."""
         if device in self._arrived and turn == self.engine.state.turn:
             self._arrived[device] = self._arrived[device].told_late(actual)
@@ -213,7 +213,7 @@ class Conductor:
         return self._store.records()
 
     @property
-    def _rehearsing(self) -> bool:
+    def _evaluating(self) -> bool:
         return self.engine.state.stage == "rehearsing"
 
     def _carry_out(self, decide: Callable[[], list[Action]], now: float) -> list[Order]:
@@ -253,7 +253,7 @@ class Conductor:
                 self._arriving = None
                 self.ledger.refuse(reason)
                 yield Reject(device, reason)
-            case CloseRound() | CloseRehearsal():
+            case CloseRound() | CloseFinalEvaluation():
                 yield self._close(action, now)
             case TakeBack(number, attempt):
                 self._take_back(Turn(number, attempt))
@@ -278,18 +278,21 @@ class Conductor:
         self._aggregating.scrutiny.open()
         if not action.resumed:
             self._opened_at = now
-        if action.round.rehearsal:
+        if action.round.final_evaluation:
             self._store.drop_tasks()
 
     def _send(self, device: DeviceId, number: int, attempt: int) -> Iterator[Send]:
-        errand = Errand("task", self._enrolment.run, number, attempt, self._rehearsing)
+        transfer_key = TransferKey("task", self._enrolment.run, number, attempt, self._evaluating)
         # else a newer one follows
-        if not self._tasks.keeps(errand) or self.engine.state.members[device].asked == (number, attempt):
-            yield Send(device, errand, self._tasks.ready(device, errand))
+        if not self._tasks.keeps(transfer_key) or self.engine.state.members[device].asked == (
+            number,
+            attempt,
+        ):
+            yield Send(device, transfer_key, self._tasks.ready(device, transfer_key))
 
-    def note_delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
+    def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """Count a payload that reached its device, once and for good. Raises StoreError."""
-        self._accounts.delivered(device, errand, num_bytes)
+        self._accounts.delivered(device, transfer_key, num_bytes)
         if self.keeps_steps:
             with self._store.step():
                 self._rows.write_traffic(self.ledger, self._accounts.take_touched())
@@ -300,9 +303,9 @@ class Conductor:
         reply, data = arriving.reply, arriving.data
         if device not in self._accounts.sent_bytes:
             self._count_task_of(device, reply)
-        rehearsal = reply.update is None
-        self._accounts.replied(device, len(data), rehearsal=rehearsal)
-        if not rehearsal:
+        final_evaluation = reply.update is None
+        self._accounts.replied(device, len(data), final_evaluation=final_evaluation)
+        if not final_evaluation:
             self._store.add_reply(device, data)
         report = self.engine.state.report(device)
         self._arrived[device] = DeviceRound(
@@ -319,8 +322,10 @@ class Conductor:
 
     def _count_task_of(self, device: DeviceId, reply: Reply[Any]) -> None:
         """Whoever replies has had its task, even if a restart lost the word of that."""
-        errand = Errand("task", self._enrolment.run, reply.round, reply.attempt, reply.update is None)
-        self._accounts.delivered(device, errand, len(self._tasks.payload(device, errand)))
+        transfer_key = TransferKey(
+            "task", self._enrolment.run, reply.round, reply.attempt, reply.update is None
+        )
+        self._accounts.delivered(device, transfer_key, len(self._tasks.payload(device, transfer_key)))
 
     def _take_back(self, closed: Turn) -> None:
         """The last closed round never was: its tasks may be answered again under later attempts."""
@@ -346,15 +351,15 @@ class Conductor:
             return arriving.data
         return self._store.reply(device)
 
-    def _close(self, action: CloseRound | CloseRehearsal, now: float) -> Closed:
-        rehearsal = isinstance(action, CloseRehearsal)
-        if not rehearsal:
+    def _close(self, action: CloseRound | CloseFinalEvaluation, now: float) -> Closed:
+        final_evaluation = isinstance(action, CloseFinalEvaluation)
+        if not final_evaluation:
             self._before, self.state, self._closes = self.state, self._aggregating.merged, True
         began = self.ledger.began_at or 0.0
         record = RoundRecord(
             number=action.number,
             attempt=action.attempt,
-            rehearsal=rehearsal,
+            final_evaluation=final_evaluation,
             opened_s=self._opened_at - began,
             closed_s=now - began,
             participants=tuple(self._tasks.planned),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.coordinator.run.changed_settings import stored_settings
-from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.store.run_folder import SHARED, STATE
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
@@ -32,7 +32,7 @@ class Run:
         payload: the enrolment as it is sent.
         method: made for its model.
         store: its durable state.
-        conductor: its engine and method at work.
+        controller: its engine and method at work.
         resumed: it was stopped before and goes on.
     """
 
@@ -42,7 +42,7 @@ class Run:
     payload: bytes
     method: Method[Any, Any, Any, Any]
     store: RunStore
-    conductor: Conductor
+    controller: RunController
     resumed: bool
 
 
@@ -87,10 +87,10 @@ def look_at(folder: Path) -> Iterator[Run]:
     """
     with stored_run(folder) as kept:
         method = method_of(kept.enrolment)
-        conductor = Conductor(kept.settings, kept.enrolment, method, kept.store)
-        conductor.recall()
+        controller = RunController(kept.settings, kept.enrolment, method, kept.store)
+        controller.recall()
         yield Run(
-            folder, kept.settings, kept.enrolment, kept.payload, method, kept.store, conductor, resumed=True
+            folder, kept.settings, kept.enrolment, kept.payload, method, kept.store, controller, resumed=True
         )
 
 
@@ -111,7 +111,7 @@ def save_shared_model(run: Run, path: Path | None = None) -> Path:
     """
     from safetensors.numpy import save
 
-    weights = run.method.shared_model(run.conductor.state)
+    weights = run.method.shared_model(run.controller.state)
     tensors = {tensor.name: view.copy() for tensor, view in run.enrolment.spec.views(weights)}
     path = path or run.folder / SHARED
     write_atomically(path, save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run}))

@@ -2,7 +2,7 @@
 
 from fleetune.coordinator.rounds.records import Ledger, Traffic
 from fleetune.protocols.skeletons.method import DeviceId
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 
 
 class Accounts:
@@ -18,27 +18,27 @@ class Accounts:
         self.sent_bytes: dict[DeviceId, int] = {}
         self._touched: set[DeviceId] = set()
 
-    def delivered(self, device: DeviceId, errand: Errand, num_bytes: int) -> None:
+    def delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """A payload reached its device."""
-        traffic, turn = self._of(device), errand.turn
-        if errand.kind in ("enrolment", "bundle"):
+        traffic, turn = self._of(device), transfer_key.turn
+        if transfer_key.kind in ("enrolment", "bundle"):
             traffic.enrolment += num_bytes
             return
         if turn >= traffic.delivered:
             self.sent_bytes[device] = num_bytes
         if turn > traffic.delivered:
             traffic.delivered = turn
-            if errand.rehearsal:
-                traffic.rehearsal_down += num_bytes
+            if transfer_key.final_evaluation:
+                traffic.final_evaluation_down += num_bytes
             else:
                 traffic.down += num_bytes
                 traffic.tasks += 1
 
-    def replied(self, device: DeviceId, num_bytes: int, *, rehearsal: bool) -> None:
+    def replied(self, device: DeviceId, num_bytes: int, *, final_evaluation: bool) -> None:
         """A reply counts."""
         traffic = self._of(device)
-        if rehearsal:
-            traffic.rehearsal_up += num_bytes
+        if final_evaluation:
+            traffic.final_evaluation_up += num_bytes
         else:
             traffic.up += num_bytes
             traffic.updates += 1

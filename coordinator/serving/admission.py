@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.serving.peers import Peers
 from fleetune.coordinator.serving.quotas import Bucket, Buckets
 from fleetune.protocols.wire.messages import readable
@@ -36,14 +36,14 @@ class Gate:
     """Of one coordinator's life.
 
     Attributes:
-        conductor: of the run; its members are no strangers, its ledger counts.
+        controller: of the run; its members are no strangers, its ledger counts.
         peers: devices heard of.
         timer: seconds that never jump.
         on_muted: told a device's name, and whether it is muted from now on or heard again.
         forget: told the name of a stranger that is forgotten.
     """
 
-    conductor: Conductor
+    controller: RunController
     peers: Peers
     timer: Callable[[], float]
     on_muted: Callable[[str, bool], None]
@@ -73,7 +73,7 @@ class Gate:
         """Whoever is heard again; `dropped`: messages that had no place in the line since the last look."""
         self._free(now)
         if dropped:
-            self.conductor.ledger.refuse("overflow", dropped)
+            self.controller.ledger.refuse("overflow", dropped)
             if self._overflow.take(now):
                 log.warning("more comes in than can be handled: %d messages dropped", dropped)
 
@@ -94,7 +94,7 @@ class Gate:
         return asked_for or self._words.of(device).take(now)
 
     def _count_surplus(self, device: str, now: float) -> None:
-        ledger = self.conductor.ledger
+        ledger = self.controller.ledger
         if device in self._members:
             ledger.turn_away(device, "surplus")
         else:
@@ -108,7 +108,7 @@ class Gate:
         if device in self._members:
             return True
         if device not in self._strangers and not self._make_room(now):
-            self.conductor.ledger.refuse("stranger")
+            self.controller.ledger.refuse("stranger")
             if self._crowd.take(now):
                 log.warning("%d names that were never enrolled: new ones are not heard", STRANGERS)
             return False
@@ -130,4 +130,4 @@ class Gate:
 
     @property
     def _members(self) -> Container[str]:
-        return self.conductor.engine.state.members
+        return self.controller.engine.state.members

@@ -8,10 +8,10 @@ from typing import Self
 from msgspec.structs import replace
 
 from fleetune.coordinator.serving.small_parts import Room, small_parts
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.mailbox import Inbox, Outbox
-from fleetune.protocols.wire.messages import Errand, Measured, Offer
+from fleetune.protocols.wire.messages import Measured, Offer, TransferKey
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Peer:
         device: str,
         folder: Path,
         max_bytes: int,
-        objects: Callable[[Errand], str | None],
+        objects: Callable[[TransferKey], str | None],
         room: Room,
         lacks: Callable[[Offer], str | None],
     ) -> Self:
@@ -58,7 +58,7 @@ class Peer:
             device: its name.
             folder: for what arrives from it.
             max_bytes: the longest payload it may send.
-            objects: why an errand is not wanted; None if it is.
+            objects: why a transfer key is not wanted; None if it is.
             room: for what is small, of all devices.
             lacks: why there is no room for an offer; None if there is.
         """
@@ -75,17 +75,17 @@ class Peer:
         """A new task is on its way: what was measured belongs to the one before."""
         self.measured = self.offered_at = self.download_s = None
 
-    def actual(self, now: float) -> Footprint:
+    def actual(self, now: float) -> RoundCost:
         """Of its part in the round, its update having arrived `now`; where it says nothing, by our clock."""
         upload_s = None if self.offered_at is None else max(0.0, now - self.offered_at)
-        said = self.measured.actual if self.measured else Footprint()
+        said = self.measured.actual if self.measured else RoundCost()
         download_s = self.download_s if said.download_s is None else said.download_s
         return replace(said, download_s=download_s, upload_s=upload_s)
 
     @property
-    def predicted(self) -> Footprint:
+    def predicted(self) -> RoundCost:
         """What it expected its part in the round to take."""
-        return self.measured.predicted if self.measured else Footprint()
+        return self.measured.predicted if self.measured else RoundCost()
 
 
 class Peers(dict[str, Peer]):

@@ -41,9 +41,9 @@ class Presenter:
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._watch = Watch(run.settings, run.enrolment.spec.num_parameters)
-        for record in run.conductor.records():
+        for record in run.controller.records():
             self._watch.note(record)
-        self._journal = RoundJournal(run.folder, run.conductor.records)
+        self._journal = RoundJournal(run.folder, run.controller.records)
         self._impatience = Impatience()
         again = "goes on" if run.resumed else "begins"
         self.say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}")
@@ -63,16 +63,16 @@ class Presenter:
 
     def look(self, server: Server) -> None:
         """Draw the live view; in a log, say whom a round waits for."""
-        conductor = self._run.conductor
+        controller = self._run.controller
         if self._live is None:
-            state, settings = conductor.engine.state, self._run.settings.round
+            state, settings = controller.engine.state, self._run.settings.round
             if word := self._impatience.word(state, settings, self._clock()):
                 self.say(word)
             return
         busy = {device: _activity(peer) for device, peer in server.peers.items()}
         activities = {device: activity for device, activity in busy.items() if activity is not None}
         shot = self._watch.snapshot(
-            conductor.engine.state, conductor.ledger, self._clock(), activities, server.problem
+            controller.engine.state, controller.ledger, self._clock(), activities, server.problem
         )
         self._live.update(LiveView(shot), refresh=True)
 
@@ -81,7 +81,7 @@ class Presenter:
         self._watch.note(record)
         self._journal.add(record)
         if self._live is None:
-            state, settings = self._run.conductor.engine.state, self._run.settings
+            state, settings = self._run.controller.engine.state, self._run.settings
             absent = missing_from(record, state, settings.round)
             self.say(plain_line(record, settings) + (f"  missing: {absent}" if absent else ""))
 
@@ -111,8 +111,8 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
         live: another process is at the run, and writes rounds.jsonl itself.
     """
     console = console or Console()
-    summary, records = summary_of(run, simulated=False), run.conductor.records()
-    members = run.conductor.engine.state.members
+    summary, records = summary_of(run, simulated=False), run.controller.records()
+    members = run.controller.engine.state.members
     boards = {device: one.report.board for device, one in members.items() if one.report}
     left_out = (ROUNDS,) if live else ()
     files = write_report(run.folder, run.settings, summary, records, boards=boards, left_out=left_out)
@@ -129,7 +129,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 
 def list_devices(run: Run) -> None:
     """Show the devices that the run knows."""
-    Console().print(fleet_table(run.conductor.engine.state))
+    Console().print(fleet_table(run.controller.engine.state))
 
 
 def _activity(peer: Peer) -> Activity | None:

@@ -9,7 +9,7 @@ from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.store.run_folder import INCOMING
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.messages import Errand, Ready
+from fleetune.protocols.wire.messages import Ready, TransferKey
 
 
 def meet(run: Run, device: str, peers: Peers) -> Peer:
@@ -51,16 +51,16 @@ def check_refusal(number: int, peer: Peer, run: Run) -> None:
     Raises:
         PacketForeign: it was not.
     """
-    known = peer.device in run.conductor.engine.state.members
+    known = peer.device in run.controller.engine.state.members
     if number == 0 and not known and not (peer.online and peer.enrolled):
         raise PacketForeign("declines a run before it was enrolled")
 
 
-def why_unwanted(run: Run, device: str, errand: Errand) -> str | None:
+def why_unwanted(run: Run, device: str, transfer_key: TransferKey) -> str | None:
     """Why an update is not wanted: asked when it is offered, before any of it is sent."""
-    if errand.kind != "update":
-        return f"a coordinator takes no {errand.kind}"
-    if errand.run != run.enrolment.run:
-        return f"run {errand.run!r} is not the one that runs here"
-    reason = run.conductor.engine.state.objection(device, Turn.of(errand))
-    return None if reason is None else f"{reason}: round {errand.round} does not wait for it"
+    if transfer_key.kind != "update":
+        return f"a coordinator takes no {transfer_key.kind}"
+    if transfer_key.run != run.enrolment.run:
+        return f"run {transfer_key.run!r} is not the one that runs here"
+    reason = run.controller.engine.state.objection(device, Turn.of(transfer_key))
+    return None if reason is None else f"{reason}: round {transfer_key.round} does not wait for it"

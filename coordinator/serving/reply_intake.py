@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.rounds.orders import Order
-from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.serving.peers import Peer
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.protocols.errors import PacketError, StoreError
@@ -17,18 +17,18 @@ from fleetune.protocols.wire.messages import Ack, Refuse, readable
 def take_in(
     peer: Peer,
     arrived: Arrived,
-    conductor: Conductor,
+    controller: RunController,
     refusals: Refusals,
     *,
     timer: Callable[[], float],
     clock: Callable[[], float],
 ) -> tuple[Ack | Refuse, list[Order]]:
-    """Give a reply to the conductor; the answer to its device, and what is left to do.
+    """Give a reply to the run controller; the answer to its device, and what is left to do.
 
     Args:
         peer: that it came from.
         arrived: the reply.
-        conductor: of the run.
+        controller: of the run.
         refusals: told of one that is refused.
         timer: seconds that never jump.
         clock: of the run.
@@ -37,19 +37,21 @@ def take_in(
         StoreError: it cannot be kept.
     """
     offer = arrived.offer
-    actual, turn = peer.actual(timer()), Turn.of(offer.errand)
+    actual, turn = peer.actual(timer()), Turn.of(offer.transfer_key)
     try:
-        orders = conductor.receive(
+        orders = controller.receive(
             peer.device, arrived.payload(), actual, clock(), turn=turn, predicted=peer.predicted
         )
     except PacketError as problem:
         line = f"refused: {peer.device}: reply to round {turn.number}: {problem}"
         refusals.say(logging.WARNING, peer.device, line)
         reason = readable(f"{type(problem).__name__}: {problem}")
-        return Refuse(offer.transfer, reason), conductor.turn_away(peer.device, turn, problem, clock())
+        return Refuse(offer.transfer, reason), controller.turn_away(peer.device, turn, problem, clock())
     except StoreError:
         raise
     except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
         reason = refusals.blame(peer.device, fault)  # nothing was kept
-        return Refuse(offer.transfer, reason), conductor.handle(Declined(peer.device, *turn, reason), clock())
+        return Refuse(offer.transfer, reason), controller.handle(
+            Declined(peer.device, *turn, reason), clock()
+        )
     return Ack(offer.transfer, offer.num_bytes), orders

@@ -12,7 +12,7 @@ from fleetune.protocols.wire.transport import Received, Transport
 
 
 @dataclass
-class Goodbye:
+class RunEnd:
     """The last word to every device of a run.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The coordinator's loop: what devices say goes to the conductor, what it orders goes to devices.
+"""The coordinator's loop: what devices say goes to the run controller, what it orders goes to devices.
 
 One thread, one queue. Every payload is on disk before it is acknowledged, every step of the run before
 anybody is told of it. Events that wait together are one transaction, and none costs more in a larger fleet.
@@ -29,11 +29,11 @@ from fleetune.coordinator.serving.readiness import check_ready, check_refusal, m
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.coordinator.serving.reply_intake import take_in
 from fleetune.coordinator.serving.run_clock import RunClock
-from fleetune.coordinator.serving.run_end import Goodbye
+from fleetune.coordinator.serving.run_end import RunEnd
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.mailbox import Arrived, Sent
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Received, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
@@ -41,7 +41,7 @@ from fleetune.protocols.wire.transport.backlog import Backlog
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
-GOODBYE_S = 3.0
+RUN_END_S = 3.0
 MAX_WAITING_BYTES = 256 * 2**20
 
 
@@ -78,9 +78,9 @@ class Server:
 
     def __post_init__(self) -> None:
         self.run_id = self.run.enrolment.run
-        self._refusals = Refusals(self.run.conductor.refuse, self.timer)
+        self._refusals = Refusals(self.run.controller.refuse, self.timer)
         self._queue, self._burst = EventQueue(self.events, self.timer), Burst()
-        self._gate = Gate(self.run.conductor, self.peers, self.timer, self._note_muted, self._forget)
+        self._gate = Gate(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
 
     def serve(self) -> str | None:
         """Serve; why the run is over, None if it was stopped before.
@@ -96,22 +96,22 @@ class Server:
             self._transport.connect()
             self._serve_until_over()
             if self.finished is not None:
-                self._say_goodbye(self.finished)
+                self._announce_end(self.finished)
         finally:
             self._transport.close()
         return self.finished
 
     def _resume(self) -> None:
-        conductor = self.run.conductor
-        self._follow(conductor.resume(self.clock()))
-        if conductor.engine.finished:  # the last process came so far, but perhaps could not say so
-            self.finished = conductor.engine.state.reason
+        controller = self.run.controller
+        self._follow(controller.resume(self.clock()))
+        if controller.engine.finished:  # the last process came so far, but perhaps could not say so
+            self.finished = controller.engine.state.reason
 
-    def _say_goodbye(self, reason: str) -> None:
-        known = self.run.conductor.engine.state.members
+    def _announce_end(self, reason: str) -> None:
+        known = self.run.controller.engine.state.members
         waiting = {device for device in known if device not in self.peers or self.peers[device].online}
-        goodbye = Goodbye(self._transport, self.fleet, wire.Finish(self.run_id, reason), waiting)
-        goodbye.say(self.events, until=self.timer() + GOODBYE_S, timer=self.timer)
+        run_end = RunEnd(self._transport, self.fleet, wire.Finish(self.run_id, reason), waiting)
+        run_end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
 
     def _serve_until_over(self) -> None:
         look_at = float("-inf")
@@ -127,7 +127,7 @@ class Server:
     @property
     def _wait_s(self) -> float:
         """Until the engine or a live view has something to do."""
-        wake_at = self.run.conductor.engine.wake_at
+        wake_at = self.run.controller.engine.wake_at
         return LOOK_EVERY_S if wake_at is None else min(LOOK_EVERY_S, wake_at - self.clock())
 
     def _handle_all(self, events: list[Any]) -> None:
@@ -214,10 +214,10 @@ class Server:
             self._keep_track(peer)
             return
         turn = Turn(message.round, message.attempt)
-        if self.run.conductor.engine.state.is_at(peer.device, turn):
+        if self.run.controller.engine.state.is_at(peer.device, turn):
             peer.measured = message
         else:
-            self.run.conductor.note_measured(peer.device, turn, message.actual)
+            self.run.controller.note_measured(peer.device, turn, message.actual)
 
     def _note_presence(self, peer: Peer, online: bool, instance: str) -> None:
         lost = peer.online and (not online or instance != peer.instance)
@@ -245,8 +245,11 @@ class Server:
         self._queue.timers.set(device, None)
 
     def _enrol(self, peer: Peer) -> None:
-        errand, ratio = Errand("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
-        self._send_all(peer, peer.outbox.post(errand, self.run.payload, self.timer(), ratio=ratio))
+        transfer_key, ratio = (
+            TransferKey("enrolment", self.run_id),
+            self.run.settings.fleet.dealt(peer.device),
+        )
+        self._send_all(peer, peer.outbox.post(transfer_key, self.run.payload, self.timer(), ratio=ratio))
 
     def _ask_back(self, peer: Peer) -> None:
         """It knows the run as over, which somebody else must have told it."""
@@ -260,8 +263,8 @@ class Server:
         if made.payload is None:
             self._send(peer, wire.Lacking(self.run_id, wire.readable(made.problem)))
             return
-        errand = Errand("bundle", self.run_id)
-        self._send_all(peer, peer.outbox.post(errand, made.payload, self.timer()))
+        transfer_key = TransferKey("bundle", self.run_id)
+        self._send_all(peer, peer.outbox.post(transfer_key, made.payload, self.timer()))
 
     def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
         if ready.run != self.run_id:
@@ -280,24 +283,24 @@ class Server:
             if isinstance(answer, Resume):
                 peer.offered_at = peer.offered_at or self.timer()
             elif isinstance(answer, Refuse):
-                self._note_unwanted(peer, offer.errand, answer.reason)
+                self._note_unwanted(peer, offer.transfer_key, answer.reason)
         self._send_all(peer, answers)
 
-    def _note_unwanted(self, peer: Peer, errand: Errand, reason: str) -> None:
-        state, turn = self.run.conductor.engine.state, Turn.of(errand)
-        objection = state.objection(peer.device, turn) if errand.run == self.run_id else "unknown"
+    def _note_unwanted(self, peer: Peer, transfer_key: TransferKey, reason: str) -> None:
+        state, turn = self.run.controller.engine.state, Turn.of(transfer_key)
+        objection = state.objection(peer.device, turn) if transfer_key.run == self.run_id else "unknown"
         level = logging.INFO if objection in ("late", "stale", "duplicate") else logging.WARNING
         self._refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
-        if errand.run == self.run_id and objection:
+        if transfer_key.run == self.run_id and objection:
             self._tell(UpdateArrived(peer.device, *turn))
-        elif errand.run == self.run_id and state.is_at(peer.device, turn):
+        elif transfer_key.run == self.run_id and state.is_at(peer.device, turn):
             problem = PacketForeign(reason)  # it will not offer again
-            self._follow(self.run.conductor.turn_away(peer.device, turn, problem, self.clock()))
+            self._follow(self.run.controller.turn_away(peer.device, turn, problem, self.clock()))
         else:
-            self.run.conductor.ledger.refuse(PacketForeign.__name__)
+            self.run.controller.ledger.refuse(PacketForeign.__name__)
 
     def _tell(self, event: Any) -> None:
-        self._follow(self.run.conductor.handle(event, self.clock()))
+        self._follow(self.run.controller.handle(event, self.clock()))
 
     def _follow(self, orders: Iterable[Order]) -> None:
         unsent = []
@@ -314,7 +317,7 @@ class Server:
                     self._forget_old_turns()
                     self._burst.say(partial(self.on_closed, record))
                 case Abandoned():
-                    self.on_notice(abandoned_line(order, self.run.conductor.engine.state))
+                    self.on_notice(abandoned_line(order, self.run.controller.engine.state))
                 case Finished(reason):
                     self.finished = reason
         for declined in unsent:
@@ -322,24 +325,24 @@ class Server:
             self._tell(declined)
 
     def _send_task(self, send: Send) -> None:
-        peer, turn = self.peers[send.device], Turn.of(send.errand)
+        peer, turn = self.peers[send.device], Turn.of(send.transfer_key)
         peer.forget_times()
-        self._forget_tasks(peer, lambda errand: Turn.of(errand) != turn)
+        self._forget_tasks(peer, lambda transfer_key: Turn.of(transfer_key) != turn)
         payload = spooled(send.make(), self.run.folder)
-        self._send_all(peer, peer.outbox.post(send.errand, payload, self.timer()))
+        self._send_all(peer, peer.outbox.post(send.transfer_key, payload, self.timer()))
 
     def _forget_old_turns(self) -> None:
         """Nobody waits any more for what slower devices are still receiving or sending."""
-        state = self.run.conductor.engine.state
+        state = self.run.controller.engine.state
         for peer in self.peers.busy():
             if not state.awaits(peer.device) or state.members[peer.device].asked == state.turn:
                 peer.stage = ""
-            self._forget_tasks(peer, lambda errand, peer=peer: not state.is_at(peer.device, Turn.of(errand)))  # type: ignore[misc]
+            self._forget_tasks(peer, lambda key, peer=peer: not state.is_at(peer.device, Turn.of(key)))  # type: ignore[misc]
             self._send_all(peer, peer.inbox.refuse_unwanted())
 
-    def _forget_tasks(self, peer: Peer, unwanted: Callable[[Errand], bool]) -> None:
+    def _forget_tasks(self, peer: Peer, unwanted: Callable[[TransferKey], bool]) -> None:
         next_in_line = peer.outbox.drop(
-            lambda errand: errand.kind == "task" and unwanted(errand), self.timer()
+            lambda transfer_key: transfer_key.kind == "task" and unwanted(transfer_key), self.timer()
         )
         self._send_all(peer, next_in_line)
 
@@ -369,7 +372,7 @@ class Server:
     def _take_in(self, peer: Peer, arrived: Arrived) -> None:
         """A reply is here: keep it and tell the engine, then tell the device."""
         answer, orders = take_in(
-            peer, arrived, self.run.conductor, self._refusals, timer=self.timer, clock=self.clock
+            peer, arrived, self.run.controller, self._refusals, timer=self.timer, clock=self.clock
         )
         peer.inbox.settle(arrived.offer.transfer, answer.reason if isinstance(answer, Refuse) else None)
         peer.offered_at = None
@@ -378,14 +381,16 @@ class Server:
 
     def _note_sent(self, peer: Peer, sent: Sent) -> None:
         if sent.refused is not None:
-            log.warning("%s does not take its %s", peer.device, sent.errand.kind)
-            self._note_declined(peer, Turn.of(sent.errand), sent.refused)
+            log.warning("%s does not take its %s", peer.device, sent.transfer_key.kind)
+            self._note_declined(peer, Turn.of(sent.transfer_key), sent.refused)
             return
-        peer.enrolled = peer.enrolled or sent.errand.kind == "enrolment"
-        if sent.errand.kind == "task":
+        peer.enrolled = peer.enrolled or sent.transfer_key.kind == "enrolment"
+        if sent.transfer_key.kind == "task":
             peer.download_s = sent.seconds
-        if sent.errand.kind == "task" or sent.sent_bytes:  # an enrolment or bundle may be there from before
-            self.run.conductor.note_delivered(peer.device, sent.errand, sent.num_bytes)
+        if (
+            sent.transfer_key.kind == "task" or sent.sent_bytes
+        ):  # an enrolment or bundle may be there from before
+            self.run.controller.note_delivered(peer.device, sent.transfer_key, sent.num_bytes)
 
     def _send(self, peer: Peer, message: wire.Message) -> None:
         topic = topics.topic(self.fleet, peer.device, "down")

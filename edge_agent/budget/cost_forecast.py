@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from fleetune.edge_agent.budget.cost_history import Demand, Direction, Experience, LinkTimes
+from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Choice, DeviceReport
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -137,61 +137,61 @@ def demand(choice: Choice, capability: Capability) -> Demand:
     )
 
 
-def predict(choice: Choice, capability: Capability, experience: Experience) -> Footprint:
+def predict(choice: Choice, capability: Capability, cost_history: CostHistory) -> RoundCost:
     """What one round at `choice` would take. What neither the device nor its past rounds tell is None."""
     asked = demand(choice, capability)
-    bytes_down = _bytes("down", asked, experience)
-    bytes_up = _bytes("up", asked, experience)
-    s_per_sample = experience.s_per_sample(choice.ratio)
+    bytes_down = _bytes("down", asked, cost_history)
+    bytes_up = _bytes("up", asked, cost_history)
+    s_per_sample = cost_history.s_per_sample(choice.ratio)
     if s_per_sample is None and capability.samples_per_s:
         s_per_sample = 1 / capability.samples_per_s
-    base_bytes = experience.base_bytes(choice.ratio)
+    base_bytes = cost_history.base_bytes(choice.ratio)
     if base_bytes is None:
         base_bytes = capability.base_bytes
-    expected = Footprint(
+    expected = RoundCost(
         bytes_down=bytes_down,
         bytes_up=bytes_up,
-        download_s=_seconds("down", bytes_down, capability, experience),
+        download_s=_seconds("down", bytes_down, capability, cost_history),
         train_s=None if s_per_sample is None else _bounded(s_per_sample * asked.samples),
-        upload_s=_seconds("up", bytes_up, capability, experience),
+        upload_s=_seconds("up", bytes_up, capability, cost_history),
         memory_bytes=None if base_bytes is None else max(0, base_bytes + asked.working_bytes),
     )
-    joules = _joules(expected, capability, experience)
+    joules = _joules(expected, capability, cost_history)
     return replace(expected, joules=None if joules is None else _bounded(joules))
 
 
 def _bounded(amount: float) -> float:
-    """As a footprint may hold it: a link of one bit a year is as good as none, and is written down too."""
+    """As a round cost may hold it: a link of one bit a year is as good as none, and is written down too."""
     return amount if 0 <= amount <= LARGEST_AMOUNT else LARGEST_AMOUNT
 
 
-def _bytes(direction: Direction, asked: Demand, experience: Experience) -> int:
-    factor = experience.bytes_factor(direction, asked.ratio)
+def _bytes(direction: Direction, asked: Demand, cost_history: CostHistory) -> int:
+    factor = cost_history.bytes_factor(direction, asked.ratio)
     return round(asked.estimate(direction) * (1.0 if factor is None else factor))
 
 
 def _seconds(
-    direction: Direction, num_bytes: int, capability: Capability, experience: Experience
+    direction: Direction, num_bytes: int, capability: Capability, cost_history: CostHistory
 ) -> float | None:
-    link = experience.link(direction, capability.latency_s)
+    link = cost_history.link(direction, capability.latency_s)
     bps = capability.downlink_bps if direction == "down" else capability.uplink_bps
     if link is None and bps:
         link = LinkTimes(capability.latency_s or 0.0, 8 / bps)
     return None if link is None else _bounded(link.seconds(num_bytes))
 
 
-def _joules(expected: Footprint, capability: Capability, experience: Experience) -> float | None:
+def _joules(expected: RoundCost, capability: Capability, cost_history: CostHistory) -> float | None:
     """By the board's watts, corrected; by the mean watts of past rounds where the board's are not known."""
     watts = [w for w in (capability.receive_w, capability.train_w, capability.transmit_w) if w is not None]
     known = len(watts) == 3
     receive_w, train_w, transmit_w = watts if known else (1.0, 1.0, 1.0)
 
-    def nominal(of: Footprint) -> float | None:
+    def nominal(of: RoundCost) -> float | None:
         if of.download_s is None or of.train_s is None or of.upload_s is None:
             return None
         return receive_w * of.download_s + train_w * of.train_s + transmit_w * of.upload_s
 
-    joules, factor = nominal(expected), experience.joules_factor(nominal)
+    joules, factor = nominal(expected), cost_history.joules_factor(nominal)
     if factor is None:
         return joules if known else None
     return None if joules is None else joules * factor

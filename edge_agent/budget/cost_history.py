@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 
 Direction = Literal["down", "up"]
 
@@ -52,7 +52,7 @@ class Lesson(Struct, frozen=True):
     """One round: what was asked, and what it took."""
 
     demand: Demand
-    actual: Footprint
+    actual: RoundCost
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LinkTimes:
         return self.latency_s + num_bytes * self.s_per_byte
 
 
-class Experience(Struct, frozen=True):
+class CostHistory(Struct, frozen=True):
     """The last rounds of one device in one run; at most 4 kB in MessagePack.
 
     Attributes:
@@ -77,16 +77,16 @@ class Experience(Struct, frozen=True):
     lessons: tuple[Lesson, ...] = ()
     declined: int = 0
 
-    def learned(self, demand: Demand, actual: Footprint) -> "Experience":
-        """After a round that the device did to its end (a rehearsal sends nothing back: no lesson)."""
-        return Experience((*self.lessons, Lesson(demand, plausible(actual)))[-ROUNDS:])
+    def learned(self, demand: Demand, actual: RoundCost) -> "CostHistory":
+        """After a round that the device did to its end (a final evaluation sends nothing back: no lesson)."""
+        return CostHistory((*self.lessons, Lesson(demand, plausible(actual)))[-ROUNDS:])
 
-    def declining(self) -> "Experience":
+    def declining(self) -> "CostHistory":
         """After a round that the device declined because nothing fits. After ten in a row everything is
         forgotten: the link may be better by now, and who never tries never learns of it.
         """
         declined = self.declined + 1
-        return Experience() if declined >= ROUNDS else Experience(self.lessons, declined)
+        return CostHistory() if declined >= ROUNDS else CostHistory(self.lessons, declined)
 
     def bytes_factor(self, direction: Direction, ratio: float) -> float | None:
         """Actual bytes relative to the method's estimate; None: no round to tell by."""
@@ -110,7 +110,7 @@ class Experience(Struct, frozen=True):
         figures = self._figures(ratio, base)
         return int(max(figures)) if figures else None
 
-    def joules_factor(self, expected: Callable[[Footprint], float | None]) -> float | None:
+    def joules_factor(self, expected: Callable[[RoundCost], float | None]) -> float | None:
         """Actual joules relative to what is `expected` of the same seconds."""
         found = [_over(one.actual.joules, expected(one.actual)) for one in self.lessons]
         return _middle([factor for factor in found if factor is not None][-RECENT:])
@@ -137,13 +137,13 @@ class Experience(Struct, frozen=True):
         return (own or [value for _, value in found])[-RECENT:]
 
 
-def plausible(actual: Footprint) -> Footprint:
+def plausible(actual: RoundCost) -> RoundCost:
     """Without what cannot be true: no bytes or memory, or more than 8 TB; a part of the round that took no
     time, less than none, or more than a day; a link beyond 100 Gbit/s; a board that draws nothing, or more
     than 10 kW. All of these become unknown.
     """
     down, up = _between(actual.bytes_down, MOST_BYTES), _between(actual.bytes_up, MOST_BYTES)
-    known = Footprint(
+    known = RoundCost(
         bytes_down=down,
         bytes_up=up,
         download_s=_between(actual.download_s, LONGEST_S, (down or 0) / FASTEST_BYTES_PER_S),
@@ -181,9 +181,9 @@ def _over(actual: float | None, expected: float | None) -> float | None:
     return actual / expected if actual is not None and expected else None
 
 
-def _bytes(footprint: Footprint, direction: Direction) -> int | None:
-    return footprint.bytes_down if direction == "down" else footprint.bytes_up
+def _bytes(cost: RoundCost, direction: Direction) -> int | None:
+    return cost.bytes_down if direction == "down" else cost.bytes_up
 
 
-def _seconds(footprint: Footprint, direction: Direction) -> float | None:
-    return footprint.download_s if direction == "down" else footprint.upload_s
+def _seconds(cost: RoundCost, direction: Direction) -> float | None:
+    return cost.download_s if direction == "down" else cost.upload_s

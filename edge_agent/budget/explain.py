@@ -8,21 +8,21 @@ from rich.console import Group
 from rich.table import Table
 
 from fleetune.edge_agent.budget.owner_policy import objection
-from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.protocols.conditions import Conditions
 
 UNKNOWN = "unknown"
 _UNITS = ("B", "kB", "MB", "GB")
 
 
-def explanation(allowance: Allowance, conditions: Conditions) -> Group:
+def explanation(ratio_controller: RatioController, conditions: Conditions) -> Group:
     """Table and verdict, for a terminal.
 
     Args:
-        allowance: as the agent keeps it.
+        ratio_controller: as the agent keeps it.
         conditions: of the board, just now.
     """
-    limits, verdicts = allowance.limits(conditions), allowance.explained(conditions)
+    limits, verdicts = ratio_controller.limits(conditions), ratio_controller.explained(conditions)
     took = [verdict.predicted for verdict in verdicts]
     columns = [
         Column("p", "", [f"{verdict.choice.ratio:g}" for verdict in verdicts]),
@@ -36,13 +36,13 @@ def explanation(allowance: Allowance, conditions: Conditions) -> Group:
         _plain("energy", [one.joules for one in took], "J", _limit(limits.joules, _joules)),
         Column("fits", "", ["yes" if one.share <= 1 else f"no: {one.binds}" for one in verdicts]),
     ]
-    title = f"a round of {allowance.report.device} as {allowance.board.title}"
+    title = f"a round of {ratio_controller.report.device} as {ratio_controller.board.title}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in columns:
         table.add_column(column.heading, justify="right", no_wrap=True)
     for verdict, cells in zip(verdicts, zip(*(column.cells for column in columns), strict=True), strict=True):
-        table.add_row(*cells, style="bold" if verdict.choice.ratio == allowance.report.ratio else None)
-    return Group(table, *_lines(allowance, conditions))
+        table.add_row(*cells, style="bold" if verdict.choice.ratio == ratio_controller.report.ratio else None)
+    return Group(table, *_lines(ratio_controller, conditions))
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def _joules(joules: float) -> str:
     return f"{_number(joules)} J"
 
 
-def _lines(allowance: Allowance, conditions: Conditions) -> Iterator[str]:
-    rounds = len(allowance.experience.lessons)
-    yield allowance.report.reason
+def _lines(ratio_controller: RatioController, conditions: Conditions) -> Iterator[str]:
+    rounds = len(ratio_controller.cost_history.lessons)
+    yield ratio_controller.report.reason
     yield f"corrected by {rounds} past rounds" if rounds else "by the board's profile: no round was done yet"
-    against = objection(allowance.policy, conditions, allowance.board)
+    against = objection(ratio_controller.policy, conditions, ratio_controller.board)
     if against:
         yield f"[bold]it does not train just now[/]: {against}"

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fleetune.edge_agent.budget.owner_policy import Limits
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Choice, DeviceReport
 
 SPARE = 0.95  # share of each limit that a ratio above the present one may need
 
-Forecast = Callable[[Choice], Footprint]
+Forecast = Callable[[Choice], RoundCost]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Verdict:
     """
 
     choice: Choice
-    predicted: Footprint
+    predicted: RoundCost
     shares: dict[str, float]
 
     @property
@@ -57,7 +57,7 @@ class Decision:
 
     choice: Choice | None
     reason: str
-    predicted: Footprint
+    predicted: RoundCost
 
     def told(self, report: DeviceReport) -> DeviceReport:
         """`report` with what was chosen; where nothing fits, with the reason and the ratio of before."""
@@ -100,7 +100,7 @@ def decide(
     return Decision(None, f"nothing fits: {_too_much(verdicts[0], limits)}", verdicts[0].predicted)
 
 
-def _weigh(choice: Choice, predicted: Footprint, limits: Limits) -> Verdict:
+def _weigh(choice: Choice, predicted: RoundCost, limits: Limits) -> Verdict:
     pairs = {
         "time": (predicted.known_s, limits.deadline_s),
         "memory": (predicted.memory_bytes, limits.memory_bytes),
@@ -139,7 +139,7 @@ def _too_much(verdict: Verdict, limits: Limits) -> str:
     return f"{ratio:g} would need {needs}"
 
 
-def _longest(predicted: Footprint) -> str:
+def _longest(predicted: RoundCost) -> str:
     """The part of the round that takes longest, a transfer with its speed."""
     known = {part: seconds for part, seconds in _parts(predicted).items() if seconds is not None}
     part = max(known, key=lambda name: known[name])
@@ -148,7 +148,7 @@ def _longest(predicted: Footprint) -> str:
     return f"{part} {_figure(known[part])} s{speed}"
 
 
-def _parts(predicted: Footprint) -> dict[str, float | None]:
+def _parts(predicted: RoundCost) -> dict[str, float | None]:
     return {
         "download": predicted.download_s,
         "training": predicted.train_s,

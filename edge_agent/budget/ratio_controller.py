@@ -4,25 +4,25 @@ The same for a real agent and for a simulated one: no I/O, no clock.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
+from msgspec import Struct, field, structs
 
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
-from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits, Policy, limits_of
 from fleetune.edge_agent.budget.ratio_choice import Decision, Forecast, Verdict, decide, explain_table
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Choice, DeviceReport
 
 MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report
 
 
-@dataclass(frozen=True)
-class Allowance:
+class RatioController(Struct, frozen=True):
     """The ratio that a device runs at, and all that decides it.
 
     Attributes:
@@ -33,7 +33,7 @@ class Allowance:
         deadline_s: of a round; None: a choice was made elsewhere, nothing limits it.
         report: with the ratio it runs at, or ran at before nothing fitted.
         predicted: what a round is expected to take.
-        experience: of past rounds.
+        cost_history: of past rounds.
         fits: whether there is a ratio that this device can afford.
     """
 
@@ -43,16 +43,16 @@ class Allowance:
     policy: Policy
     deadline_s: float | None
     report: DeviceReport
-    predicted: Footprint = Footprint()  # noqa: RUF009 - frozen
-    experience: Experience = Experience()  # noqa: RUF009
+    predicted: RoundCost = RoundCost()
+    cost_history: CostHistory = field(default=CostHistory(), name="experience")
     fits: bool = True
 
-    def chosen(self, conditions: Conditions) -> "Allowance":
+    def chosen(self, conditions: Conditions) -> "RatioController":
         """Choose by what is known now. `first` of a run, or again after a round."""
         decision = self.decision(conditions)
         report = decision.told(replace(self.report, conditions=conditions))
         fits = decision.choice is not None
-        return replace(self, report=report, predicted=decision.predicted, fits=fits)
+        return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
     def decision(self, conditions: Conditions) -> Decision:
         """The ratio by what is known now, and why."""
@@ -75,14 +75,16 @@ class Allowance:
         """Every choice held against the limits."""
         return explain_table(self.choices, self._forecast, self.limits(conditions))
 
-    def learned(self, ratio: float, actual: Footprint) -> "Allowance":
+    def learned(self, ratio: float, actual: RoundCost) -> "RatioController":
         """After a round done to its end at `ratio`."""
         choice = next(one for one in self.choices if one.ratio == ratio)
-        return replace(self, experience=self.experience.learned(demand(choice, self.capability), actual))
+        return structs.replace(
+            self, cost_history=self.cost_history.learned(demand(choice, self.capability), actual)
+        )
 
-    def declining(self) -> "Allowance":
-        """After a while in which nothing fitted, see `Experience.declining`."""
-        return replace(self, experience=self.experience.declining())
+    def declining(self) -> "RatioController":
+        """After a while in which nothing fitted, see `CostHistory.declining`."""
+        return structs.replace(self, cost_history=self.cost_history.declining())
 
     def is_news(self, before: DeviceReport) -> bool:
         """Whether the coordinator, which knows the report `before`, should hear of the present one."""
@@ -97,12 +99,12 @@ class Allowance:
 
     @property
     def _forecast(self) -> Forecast:
-        return partial(predict, capability=self.capability, experience=self.experience)
+        return partial(predict, capability=self.capability, cost_history=self.cost_history)
 
 
-def remembered(data: bytes | None) -> Allowance | None:
-    """What `Allowance.encoded` made; None: nothing, or damaged. What rounds taught is soon learned again."""
+def remembered(data: bytes | None) -> RatioController | None:
+    """What `RatioController.encoded` made; None: nothing, or damaged. It is soon learned again."""
     try:
-        return msgspec.msgpack.decode(data, type=Allowance) if data else None
+        return msgspec.msgpack.decode(data, type=RatioController) if data else None
     except (msgspec.DecodeError, ValueError):
         return None

@@ -179,12 +179,12 @@ def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | N
 
 def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[Finding]:
     """Whether the run joined last still fits: its own forecast against the memory there is now."""
-    known = ((run, remembered(store.allowance(run).read())) for run in store.runs())
-    run, allowance = next(((run, one) for run, one in known if one is not None), ("", None))
-    if allowance is None:
+    known = ((run, remembered(store.ratio_controller(run).read())) for run in store.runs())
+    run, ratio_controller = next(((run, one) for run, one in known if one is not None), ("", None))
+    if ratio_controller is None:
         yield Finding("skip", "forecast", "no run joined yet; once there is one: edge-agent explain")
         return
-    decision = allowance.decision(conditions)
+    decision = ratio_controller.decision(conditions)
     mend = "edge-agent explain shows every ratio against its limits"
     if decision.choice is None:
         yield Finding("fail", "forecast", f"run {run}: {decision.reason}", mend)

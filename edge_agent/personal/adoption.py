@@ -1,6 +1,6 @@
 """Which model a device serves: its best so far, from whatever run, until there is a better one.
 
-Candidates are the personal model after each round's work and, in the closing rehearsal, the model that local
+Candidates are the personal model after each round's work and, in the final evaluation, the model that local
 training starts from and the personal model it leads to. The rule, the same on a device and in a simulation:
 
 - Where the device holds validation samples out, the lower validation loss is served, of equals the newer.
@@ -10,7 +10,7 @@ training starts from and the personal model it leads to. The rule, the same on a
   its run held fewer out), there is nothing honest to compare: within a run the newest model that was
   trained here is served. One from an earlier run stays until the new run's has no higher loss on the training
   samples of today. (Of a model of another kind it is the last epoch's, as seen while training, and the
-  new run's rehearsal replaces it in any case.)
+  new run's final evaluation replaces it in any case.)
 - What answers another question (other inputs, other classes) is replaced at once.
 
 The test split never decides; its accuracy is shown.
@@ -51,7 +51,7 @@ class Standing:
 
     Attributes:
         run, round: in which it was trained.
-        closing: in the run's rehearsal.
+        closing: in the run's final evaluation.
         model: hash of its `ModelSpec`.
         input_shape, num_classes: the question it answers.
         held_out: share of the training samples that its run held out as validation samples.
@@ -79,7 +79,7 @@ class Standing:
     @property
     def words(self) -> str:
         """Where it comes from and how it does, for people."""
-        said = [f"run {self.run}, {'closing rehearsal' if self.closing else f'round {self.round}'}"]
+        said = [f"run {self.run}, {'final evaluation' if self.closing else f'round {self.round}'}"]
         if self.validation_loss is not None:
             said.append(f"validation loss {self.validation_loss:.4g}")
         if self.accuracy is not None:
@@ -186,7 +186,7 @@ class Adoption:
             accuracy: see `Standing`, as for the rest.
             training_loss: of its local training.
             trained: whether there was any.
-            closing: whether this is the rehearsal.
+            closing: whether this is the final evaluation.
 
         Raises:
             StoreError: it is better, but cannot be written; the one before is still served.

@@ -3,16 +3,16 @@
 import logging
 
 from fleetune.protocols.errors import FleetuneError, TrainingDiverged
-from fleetune.protocols.wire.messages import Decline, Errand, readable
+from fleetune.protocols.wire.messages import Decline, TransferKey, readable
 
 log = logging.getLogger(__name__)
 
 
-def declined(errand: Errand, what: str, problem: BaseException) -> Decline:
+def declined(transfer_key: TransferKey, what: str, problem: BaseException) -> Decline:
     """Log `problem`, and put it into words for the coordinator.
 
     Args:
-        errand: the task, or the enrolment of a run.
+        transfer_key: the task, or the enrolment of a run.
         what: that is declined, for the log.
         problem: why; one that nobody foresaw is logged with its traceback.
     """
@@ -23,4 +23,4 @@ def declined(errand: Errand, what: str, problem: BaseException) -> Decline:
         reason = f"unexpected {type(problem).__name__}; the device's log has more"
         log.error("%s: declined", what, exc_info=problem)
     diverged = isinstance(problem, TrainingDiverged)
-    return Decline(errand.run, errand.round, errand.attempt, reason, diverged)
+    return Decline(transfer_key.run, transfer_key.round, transfer_key.attempt, reason, diverged)

@@ -11,7 +11,7 @@ from fleetune.edge_agent.budget.policy_guard import Guard
 from fleetune.edge_agent.probes.link import LinkSpeed
 from fleetune.edge_agent.run.jobs import Jobs, Joined
 from fleetune.edge_agent.run.joining import DeviceSettings, join
-from fleetune.edge_agent.run.membership import Participation
+from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trainers import Trainers, needs_bundle
 from fleetune.protocols.errors import ModelError, TrainingStopped
@@ -88,7 +88,7 @@ class Enrolling:
             if self._postponed is not None:
                 self.begin(self._postponed[0])
 
-    def joined(self, event: Joined) -> Participation | None:
+    def joined(self, event: Joined) -> Membership | None:
         """What joining has come to; None: nothing, and whoever must know has been told."""
         if event.run != self._joining:
             return None

@@ -9,7 +9,7 @@ from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.mailbox import Arrived, Inbox
-from fleetune.protocols.wire.messages import Errand, Offer, Refuse, readable
+from fleetune.protocols.wire.messages import Offer, Refuse, TransferKey, readable
 from fleetune.protocols.wire.transfer import Chunk, Reply, digest_of
 
 log = logging.getLogger(__name__)
@@ -87,12 +87,12 @@ class Intake:
         return None
 
     def _store_it(self, offer: Offer, payload: bytes) -> None:
-        if offer.errand.kind == "enrolment":
-            self._store.enrolment(offer.errand.run).write(payload)
-        elif offer.errand.kind == "bundle":
-            self._store.keep_bundle(offer.errand.run, payload)
+        if offer.transfer_key.kind == "enrolment":
+            self._store.enrolment(offer.transfer_key.run).write(payload)
+        elif offer.transfer_key.kind == "bundle":
+            self._store.keep_bundle(offer.transfer_key.run, payload)
         else:
-            self._store.keep_task(offer.errand.run, offer.transfer, payload)
+            self._store.keep_task(offer.transfer_key.run, offer.transfer, payload)
 
     def _refuse(self, transfer: str, fault: StoreError) -> Refuse:
         """What cannot be stored: nobody shall wait for us, and what is there of it makes room. Offered again
@@ -123,25 +123,25 @@ class Intake:
         return None
 
     def _have(self, offer: Offer) -> bool:
-        errand = offer.errand
-        if errand.kind == "enrolment":
-            stored = self._store.enrolment(errand.run).read()
+        transfer_key = offer.transfer_key
+        if transfer_key.kind == "enrolment":
+            stored = self._store.enrolment(transfer_key.run).read()
             return stored is not None and digest_of(stored) == offer.digest
-        if errand.kind == "bundle":
-            return self._store.adopt_bundle(errand.run, offer.digest)
-        return self._store.task(errand.run, offer.transfer).read() is not None
+        if transfer_key.kind == "bundle":
+            return self._store.adopt_bundle(transfer_key.run, offer.digest)
+        return self._store.task(transfer_key.run, offer.transfer).read() is not None
 
     def _is_gone(self, offer: Offer) -> bool:
         """From the disk, after it was taken; an older task is not, if a newer one has taken its place."""
-        if offer.errand.kind == "task":
-            return not self._store.has_task(offer.errand.run)
+        if offer.transfer_key.kind == "task":
+            return not self._store.has_task(offer.transfer_key.run)
         return not self._have(offer)
 
-    def _objects(self, errand: Errand) -> str | None:
-        if errand.kind == "update":
+    def _objects(self, transfer_key: TransferKey) -> str | None:
+        if transfer_key.kind == "update":
             return "an update goes up, not down"
-        if errand.kind == "bundle" and self._store.enrolment(errand.run).read() is None:
-            return f"this device knows no run {errand.run!r}"
-        if errand.kind == "task" and not self._is_in(errand.run):
-            return f"this device is not enrolled in run {errand.run!r}"
-        return self._objection() if errand.kind == "task" else None
+        if transfer_key.kind == "bundle" and self._store.enrolment(transfer_key.run).read() is None:
+            return f"this device knows no run {transfer_key.run!r}"
+        if transfer_key.kind == "task" and not self._is_in(transfer_key.run):
+            return f"this device is not enrolled in run {transfer_key.run!r}"
+        return self._objection() if transfer_key.kind == "task" else None

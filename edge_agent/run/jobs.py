@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from fleetune.edge_agent.run.membership import Participation
-from fleetune.protocols.wire.messages import Errand
+from fleetune.edge_agent.run.membership import Membership
+from fleetune.protocols.wire.messages import TransferKey
 
 PROGRESS_EVERY_S = 1.0
 
@@ -21,14 +21,14 @@ class Joined:
     """Joining a run has come to an end, good or bad."""
 
     run: str
-    outcome: Future[Participation]
+    outcome: Future[Membership]
 
 
 @dataclass(frozen=True)
 class Worked:
     """The work on a task has come to an end, good or bad."""
 
-    errand: Errand
+    transfer_key: TransferKey
     seconds: float
     outcome: Future[bytes]
 
@@ -60,15 +60,15 @@ class Jobs:
         """Whether jobs should end at once."""
         return self._closing.is_set()
 
-    def join(self, run: str, do: Callable[[], Participation]) -> None:
+    def join(self, run: str, do: Callable[[], Membership]) -> None:
         """Do it when the jobs before are done; `Joined` follows."""
         self._thread.submit(do).add_done_callback(lambda outcome: self._put(Joined(run, outcome)))
 
-    def work(self, errand: Errand, do: Callable[[], bytes]) -> None:
+    def work(self, transfer_key: TransferKey, do: Callable[[], bytes]) -> None:
         """Do it when the jobs before are done; `Worked` follows."""
         began = self._clock()
         self._thread.submit(do).add_done_callback(
-            lambda outcome: self._put(Worked(errand, self._clock() - began, outcome))
+            lambda outcome: self._put(Worked(transfer_key, self._clock() - began, outcome))
         )
 
     def progress(self, fraction: float) -> None:

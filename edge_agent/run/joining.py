@@ -8,17 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from fleetune.edge_agent.budget.cost_forecast import capability_of
-from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.gauges import Gauges
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
+from fleetune.edge_agent.budget.ratio_controller import RatioController, remembered
 from fleetune.edge_agent.personal.adoption import Adoption, read_served
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.probes.link import LinkSpeed
 from fleetune.edge_agent.probes.memory import own as own_memory
 from fleetune.edge_agent.probes.training import measure_training
-from fleetune.edge_agent.run.membership import Participation
+from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.edge_agent.training.backend import Backend
@@ -96,7 +98,7 @@ def join(
     measure_link: Callable[[], LinkSpeed],
     stop: Callable[[], str | None],
     progress: Callable[[float], None],
-) -> Participation:
+) -> Membership:
     """Make ready for a run.
 
     Args:
@@ -127,16 +129,18 @@ def join(
     own = for_vocabulary(own, backend.vocabulary)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
-    memory = store.allowance(run)
+    memory = store.ratio_controller(run)
     before = _known_before(store, enrolment, kind)
-    experience = _experience(before, kind)
+    cost_history = _cost_history(before, kind)
     link = measure_link() if before is None else _link_before(before)
     report = _report(settings, enrolment, own, link)
-    allowance = _allowance(settings, enrolment, method, trainer, kind, report, link, experience, conditions)
-    log.info("joined run %s with %d samples; %s", run, report.num_samples, allowance.report.reason)
-    participation = Participation(enrolment, session, allowance, gauges, memory)
-    participation.keep()
-    return participation
+    ratio_controller = _ratio_controller(
+        settings, enrolment, method, trainer, kind, report, link, cost_history, conditions
+    )
+    log.info("joined run %s with %d samples; %s", run, report.num_samples, ratio_controller.report.reason)
+    membership = Membership(enrolment, session, ratio_controller, gauges, memory)
+    membership.keep()
+    return membership
 
 
 def _read(data: bytes, run: str, conditions: Conditions) -> Enrolment:
@@ -192,7 +196,7 @@ def _report(settings: DeviceSettings, enrolment: Enrolment, own: DeviceData, lin
     )
 
 
-def _allowance(
+def _ratio_controller(
     settings: DeviceSettings,
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
@@ -200,9 +204,9 @@ def _allowance(
     kind: Kind,
     report: DeviceReport,
     link: LinkSpeed,
-    experience: Experience,
+    cost_history: CostHistory,
     conditions: Conditions,
-) -> Allowance:
+) -> RatioController:
     """Choose twice: what fits in memory is trained for a moment, and then its speed is known."""
     board = board_named(settings.board)
     capability = capability_of(
@@ -214,33 +218,33 @@ def _allowance(
         latency_s=link.round_trip_s,
         base_bytes=own_memory().resident,
     )
-    allowance = Allowance(
+    ratio_controller = RatioController(
         method.choices(report),
         capability,
         board,
         settings.policy,
         enrolment.deadline_s,
         report,
-        experience=experience,
+        cost_history=cost_history,
     )
-    if not replace(allowance, deadline_s=math.inf).chosen(conditions).fits:
-        return allowance.chosen(conditions)
+    if not structs.replace(ratio_controller, deadline_s=math.inf).chosen(conditions).fits:
+        return ratio_controller.chosen(conditions)
     speed = _speed(trainer, enrolment)
     known = replace(
-        allowance,
+        ratio_controller,
         capability=replace(capability, samples_per_s=speed),
         report=replace(report, samples_per_s=speed),
     )
     return known.chosen(conditions)
 
 
-def _known_before(store: AgentStore, enrolment: Enrolment, kind: Kind) -> Allowance | None:
+def _known_before(store: AgentStore, enrolment: Enrolment, kind: Kind) -> RatioController | None:
     """Of this run before a restart; or of the latest run of the same model and trainer."""
-    known = remembered(store.allowance(enrolment.run).read())
+    known = remembered(store.ratio_controller(enrolment.run).read())
     if known is not None:
         return known
     for run in store.runs():
-        found = remembered(store.allowance(run).read())
+        found = remembered(store.ratio_controller(run).read())
         if found is not None and found.capability.trainer == kind and _is_model(store, run, enrolment):
             log.info("what rounds of run %s taught holds here too: the same model, the same trainer", run)
             return found
@@ -255,12 +259,12 @@ def _is_model(store: AgentStore, run: str, enrolment: Enrolment) -> bool:
     return True
 
 
-def _experience(before: Allowance | None, kind: Kind) -> Experience:
+def _cost_history(before: RatioController | None, kind: Kind) -> CostHistory:
     """Of before a restart. Another trainer takes other times and another amount of memory."""
-    return before.experience if before and before.capability.trainer == kind else Experience()
+    return before.cost_history if before and before.capability.trainer == kind else CostHistory()
 
 
-def _link_before(before: Allowance) -> LinkSpeed:
+def _link_before(before: RatioController) -> LinkSpeed:
     """As it was known before a restart: a thin link has better things to carry than another probe."""
     known = before.capability
     return LinkSpeed(known.uplink_bps, known.downlink_bps, known.latency_s)

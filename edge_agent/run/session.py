@@ -110,7 +110,7 @@ class Session:
         self._trainer = trainer
         self._memory = memory
         self._keep_replies = keep_replies
-        self._rehearsed: tuple[int, int, bytes] | None = None
+        self._evaluated: tuple[int, int, bytes] | None = None
         self._kept = recall(enrolment, method, memory, own)
         self._adoption = adoption
         if adoption is not None:
@@ -138,9 +138,13 @@ class Session:
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) == (self._kept.round, self._kept.attempt) and self._kept.reply:
             return self._kept.reply
-        if self._rehearsed and (number, attempt) == self._rehearsed[:2]:
-            return self._rehearsed[2]
-        return self._rehearse(assignment, budget) if assignment.rehearsal else self._work(assignment, budget)
+        if self._evaluated and (number, attempt) == self._evaluated[:2]:
+            return self._evaluated[2]
+        return (
+            self._evaluate(assignment, budget)
+            if assignment.final_evaluation
+            else self._work(assignment, budget)
+        )
 
     def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         state, update, measures = self._do(assignment, budget)
@@ -165,7 +169,7 @@ class Session:
         )
         return data
 
-    def _rehearse(self, assignment: Assignment[Any], budget: Budget) -> bytes:
+    def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         _, _, measures = self._do(assignment, budget)
         measures = replace(measures, personal=self._trainer.accuracy(self.personal_model))
         if self._adoption is not None:
@@ -173,7 +177,7 @@ class Session:
             measures = replace(measures, kept=None if best is None else best.accuracy)
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
         data = codec.encode(reply, self.spec)
-        self._rehearsed = assignment.round, assignment.attempt, data
+        self._evaluated = assignment.round, assignment.attempt, data
         return data
 
     def _do(self, assignment: Assignment[Any], budget: Budget) -> tuple[Any, Any, Measures]:
@@ -193,7 +197,7 @@ class Session:
                 assignment.round,
                 after,
                 training_loss=observed.train_loss,
-                closing=assignment.rehearsal,
+                closing=assignment.final_evaluation,
             )
         measures = Measures(
             num_samples=self._trainer.num_samples,
@@ -205,9 +209,9 @@ class Session:
         return state, update, measures
 
     def _offer_start(self, assignment: Assignment[Any]) -> Callable[[FlatArray, float | None], None]:
-        """In a rehearsal, what local training starts from is a candidate too."""
+        """In a final evaluation, what local training starts from is a candidate too."""
         adoption = self._adoption
-        if adoption is None or not assignment.rehearsal:
+        if adoption is None or not assignment.final_evaluation:
             return lambda *_: None
         return lambda weights, accuracy: adoption.offer(
             weights, assignment.round, accuracy, trained=False, closing=True

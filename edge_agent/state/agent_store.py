@@ -5,7 +5,7 @@ It holds:
     runs/<run>/enrolment        what it started from
     runs/<run>/bundle           the digest of its bundle
     runs/<run>/session          personal model, method state, last reply: one file, one write
-    runs/<run>/allowance        what it can afford in it, by what past rounds took
+    runs/<run>/ratio controller        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
     served                      the model that the device serves, from whatever run it is
     incoming/*.part             payloads that are not complete yet
@@ -117,9 +117,9 @@ class AgentStore:
         payload = FileMemory(self.folder / "bundles" / digest, layouts.BUNDLE).read()
         return payload if payload is not None and digest_of(payload) == digest else None
 
-    def allowance(self, run: str) -> FileMemory:
+    def ratio_controller(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
-        return FileMemory(self._run(run) / "allowance", layouts.ALLOWANCE)
+        return FileMemory(self._run(run) / "allowance", layouts.RATIO_CONTROLLER)
 
     def task(self, run: str, transfer: str) -> FileMemory:
         """Raises PacketForeign, as above, also for a `transfer` that is no transfer id."""

@@ -70,17 +70,17 @@ def _as_it_is(content: bytes) -> bytes:
 
 
 def _fits_said_apart(content: bytes) -> bytes:
-    """An allowance of version 0 said by ratio 0 that nothing fits, which a report may not hold."""
+    """An ratio controller of version 0 said by ratio 0 that nothing fits, which a report may not hold."""
     try:
-        allowance = msgspec.msgpack.decode(content)
-        if allowance["report"]["ratio"] == 0:
-            allowance["report"]["ratio"] = allowance["choices"][-1]["ratio"]
-            allowance["fits"] = False
+        ratio_controller = msgspec.msgpack.decode(content)
+        if ratio_controller["report"]["ratio"] == 0:
+            ratio_controller["report"]["ratio"] = ratio_controller["choices"][-1]["ratio"]
+            ratio_controller["fits"] = False
     except (msgspec.DecodeError, TypeError, LookupError):
         return content  # damaged; whoever reads it says so
-    return msgspec.msgpack.encode(allowance)
+    return msgspec.msgpack.encode(ratio_controller)
 
 
 FIRST = Layout((_as_it_is,))
 ENROLMENT = SESSION = TASK = BUNDLE = SERVED = FIRST
-ALLOWANCE = Layout((_fits_said_apart,))
+RATIO_CONTROLLER = Layout((_fits_said_apart,))

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.protocols.model.loss_terms import Answer, Guide
+from fleetune.protocols.model.loss_terms import Answer, LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 
@@ -21,9 +21,9 @@ LabelArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Hint:
-    """A guide, and what its models answered on a batch of n samples: for each model, shape (n, ...)."""
+    """A loss term, and what its models answered on a batch of n samples: for each model, shape (n, ...)."""
 
-    guide: Guide
+    loss_term: LossTerm
     answers: tuple[NDArray[np.float32], ...]
 
 
@@ -80,17 +80,17 @@ class Backend(Protocol):
             key: of dropout and whatever else the model draws.
             training: batch statistics, dropout, and running statistics updated in `weights`; False:
                 the gradient of the model as it evaluates, statistics untouched.
-            hint: its guide's term (see `protocols.model.loss_terms`) is added to the loss before the backward
+            hint: its loss term (see `protocols.model.loss_terms`) is added to the loss before the backward
                 pass.
             tensors: names of the parameters whose gradients are wanted; `gradient` is 0 at the others, and
                 the backward pass goes no deeper than the lowest of them. What is wanted, the loss and the
                 statistics are the same to the bit. None: all; it may be empty.
 
         Returns:
-            The batch's mean loss (cross entropy, without the guide's term), not necessarily finite.
+            The batch's mean loss (cross entropy, without the loss term), not necessarily finite.
 
         Raises:
-            ModelError: the model cannot process such a batch, or the backend has no guides.
+            ModelError: the model cannot process such a batch, or the backend has no loss terms.
         """
         ...
 
@@ -98,7 +98,7 @@ class Backend(Protocol):
         """What the model gives, or gives its last layer, for each sample in evaluation mode: shape (n, ...).
 
         Raises:
-            ModelError: the backend has no guides, or its model no such layer.
+            ModelError: the backend has no loss terms, or its model no such layer.
         """
         ...
 

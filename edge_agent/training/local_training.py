@@ -13,7 +13,7 @@ from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.sgd import Descent
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
 from fleetune.protocols.model.compute_cost import trained_tensors
-from fleetune.protocols.model.loss_terms import Guide
+from fleetune.protocols.model.loss_terms import LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.sections import TrainingSection
@@ -76,27 +76,27 @@ class LocalTrainer:
 
         v starts at 0. Epoch e takes the samples in the order `key.child("epoch", e).permutation(n)`, cut
         by `batch_slices`. The loss and `last_gradient` are of the data's loss alone, without pull and
-        weight decay, and the gradient covers frozen entries too. A guide's term is in the gradient, not in
+        weight decay, and the gradient covers frozen entries too. A loss term is in the gradient, not in
         the loss.
 
         Raises:
             TrainingStopped: `stop` gave a reason; nothing was changed.
             TrainingDiverged: the loss or the weights are no longer finite; nothing was changed.
-            ModelError: the backend cannot compute the guide; nothing was changed.
+            ModelError: the backend cannot compute the loss term; nothing was changed.
         """
-        answers = self._answers(plan.guide)
+        answers = self._answers(plan.loss_term)
         self.backend.load(weights)
         with np.errstate(over="ignore", invalid="ignore"):  # divergence is found and named below
             return self._descend(plan, answers, key)
 
-    def _answers(self, guide: Guide | None) -> list[NDArray[np.float32]]:
-        """What each model of the guide answers on all training samples. They are fixed: once is enough."""
+    def _answers(self, loss_term: LossTerm | None) -> list[NDArray[np.float32]]:
+        """What each model of the loss term answers on all training samples: once, as they are fixed."""
         answers: list[NDArray[np.float32]] = []
-        if guide is None or not self.num_samples:
+        if loss_term is None or not self.num_samples:
             return answers
-        for weights in guide.models:
+        for weights in loss_term.models:
             self.backend.load(weights)
-            parts = [self.backend.answer(x, guide.answer) for x, _ in self._parts("train")]
+            parts = [self.backend.answer(x, loss_term.answer) for x, _ in self._parts("train")]
             answers.append(np.concatenate(parts))
         return answers
 
@@ -113,7 +113,9 @@ class LocalTrainer:
                 if reason := self.stop():
                     raise TrainingStopped(f"training stopped after {step} of {num_steps} steps: {reason}")
                 rows = order[batch]
-                hint = Hint(plan.guide, tuple(every[rows] for every in answers)) if plan.guide else None
+                hint = (
+                    Hint(plan.loss_term, tuple(every[rows] for every in answers)) if plan.loss_term else None
+                )
                 x, y = self.data.batch("train", rows)
                 whole = plan.keep_last_gradient and step + 1 == num_steps
                 mean = self.backend.step(

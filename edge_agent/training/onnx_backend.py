@@ -164,15 +164,15 @@ def _graph(training: bool, hint: Hint | None) -> str:
         return graphs.EVALUATE_GRADIENT
     if hint is None:
         return graphs.TRAIN
-    return graphs.DISTILLATION if isinstance(hint.guide, Distillation) else graphs.CONTRAST
+    return graphs.DISTILLATION if isinstance(hint.loss_term, Distillation) else graphs.CONTRAST
 
 
 def _hint_feeds(hint: Hint | None) -> dict[str, Array]:
     if hint is None:
         return {}
-    names = ("teacher",) if isinstance(hint.guide, Distillation) else ("near", "far")
+    names = ("teacher",) if isinstance(hint.loss_term, Distillation) else ("near", "far")
     return {
         **dict(zip(names, hint.answers, strict=True)),
-        "strength": np.array(hint.guide.strength, np.float32),
-        "temperature": np.array(hint.guide.temperature, np.float32),
+        "strength": np.array(hint.loss_term.strength, np.float32),
+        "temperature": np.array(hint.loss_term.temperature, np.float32),
     }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fleetune.edge_agent.training.backend import Hint, InputArray, LabelArray
-from fleetune.edge_agent.training.torch_loss_terms import guide_term
+from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model import architectures
@@ -110,7 +110,7 @@ class TorchBackend:
             with _fork_seeded(key), self._wanting(tensors), self._last_layer_watched() as calls:
                 logits = self._trained_on(x, key) if training else self._module(self._input(x))
                 loss = functional.cross_entropy(logits, torch.from_numpy(y))
-                total = loss if hint is None else loss + self._guide_term(hint, logits, calls)
+                total = loss if hint is None else loss + self._loss_term_value(hint, logits, calls)
                 if total.requires_grad:
                     total.backward()  # type: ignore[no-untyped-call]
         except (ValueError, RuntimeError, IndexError) as problem:  # torch names a bad batch by any of these
@@ -163,8 +163,8 @@ class TorchBackend:
             for parameter in others:
                 parameter.requires_grad_(True)
 
-    def _guide_term(self, hint: Hint, logits: Tensor, calls: list[Any]) -> Tensor:
-        return guide_term(hint, logits if hint.guide.answer == "logits" else self._features(calls))
+    def _loss_term_value(self, hint: Hint, logits: Tensor, calls: list[Any]) -> Tensor:
+        return loss_term_value(hint, logits if hint.loss_term.answer == "logits" else self._features(calls))
 
     @contextmanager
     def _last_layer_watched(self) -> Iterator[list[Any]]:

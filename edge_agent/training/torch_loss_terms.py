@@ -1,4 +1,4 @@
-"""A batch's guide term in torch."""
+"""A batch's loss term term in torch."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,16 @@ from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 
 
-def guide_term(hint: Hint, own: Tensor) -> Tensor:
-    """The guide's part of a batch's loss.
+def loss_term_value(hint: Hint, own: Tensor) -> Tensor:
+    """The loss term's part of a batch's loss.
 
     Args:
-        hint: the guide and what its models answered on the batch.
+        hint: the loss term and what its models answered on the batch.
         own: what the model in training answers, shape (n, ...), as the others' answers.
     """
-    guide, answers = hint.guide, [torch.from_numpy(answer) for answer in hint.answers]
-    if isinstance(guide, Distillation):
+    loss_term, answers = hint.loss_term, [torch.from_numpy(answer) for answer in hint.answers]
+    if isinstance(loss_term, Distillation):
         (teacher,) = answers
-        return distillation(own, teacher, guide.strength, guide.temperature)
+        return distillation(own, teacher, loss_term.strength, loss_term.temperature)
     near, far = answers
-    return contrast(own, near, far, guide.strength, guide.temperature)
+    return contrast(own, near, far, loss_term.strength, loss_term.temperature)

@@ -13,10 +13,10 @@ That much is the paper's, which we know by its abstract and a review, not by its
   whose outputs are classes, to its input neuron, and the bias there is shared.
 - One part of the network is the network with all other entries 0.
 - In the paper both parts learn from each other in every step, with the whole network's loss beside it. A
-  guide here is a fixed model, so they take turns: before the whole network is trained, the shared part is
+  loss term here is a fixed model, so they take turns: before the whole network is trained, the shared part is
   trained with the private one as teacher, then the private one with the shared one as it then is, each on
   the data's loss too. A round therefore trains for 2 * `distillation_epochs` more than others do, and its
-  first training starts from the shared part alone: that is what a closing rehearsal says of "before".
+  first training starts from the shared part alone: that is what a final evaluation says of "before".
 - The paper's moving average of the weights over local epochs, whose ramp we do not know, is left out.
 """
 
@@ -30,7 +30,7 @@ from msgspec import Meta
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, SharedModel, Task, Update
+from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
 from fleetune.protocols.skeletons.method import (
     EVALUATION_EPOCHS,
     Budget,
@@ -61,7 +61,7 @@ def _owned_by_outputs(tensor: TensorSpec) -> TensorSpec:
 
 
 @dataclass(frozen=True)
-class CD2pFed(ModelExchange):
+class CD2pFed(ModelAveraging):
     """Settings.
 
     Attributes:
@@ -123,7 +123,7 @@ class CD2pFed(ModelExchange):
         self, weights: FlatArray, part: MaskArray, teacher: MaskArray, trainer: Trainer, key: Key
     ) -> FlatArray:
         """`weights` with `part` trained alone, taught by the part `teacher`. Running statistics stay."""
-        guide = Distillation(cut(weights, teacher, self.spec), self.strength / 2, self.temperature)
-        plan = FitPlan(trainable=part, guide=guide, epochs=self.distillation_epochs)
+        loss_term = Distillation(cut(weights, teacher, self.spec), self.strength / 2, self.temperature)
+        plan = FitPlan(trainable=part, loss_term=loss_term, epochs=self.distillation_epochs)
         fit = trainer.fit(cut(weights, part, self.spec), plan, key)
         return np.where(part, fit.weights, weights)

@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.method import DeviceId, Pull
-from fleetune.protocols.skeletons.targets import TargetExchange, Update
+from fleetune.protocols.skeletons.targets import PersonalTargets, Update
 
 Labels = NDArray[np.int64]
 _MOST_STEPS = 100  # of Lloyd's algorithm, which ends long before
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """The initial weights, each device's model as last heard, shape (spec.size,), and its group."""
 
     initial: FlatArray
@@ -90,7 +90,7 @@ def _products(models: list[FlatArray], initial: FlatArray, spec: ModelSpec) -> N
 
 
 @dataclass(frozen=True)
-class ClusterFL(TargetExchange[Coordinator]):
+class ClusterFL(PersonalTargets[ServerState]):
     """Settings.
 
     Attributes:
@@ -105,16 +105,16 @@ class ClusterFL(TargetExchange[Coordinator]):
     shrink: Annotated[float, Meta(gt=0)] = 0.1
     attract: Annotated[float, Meta(ge=0)] = 0.1
 
-    state_type = Coordinator
+    state_type = ServerState
 
     def __post_init__(self) -> None:
         if self.attract > self.shrink:
             raise SettingError(f"method.attract: {self.attract:g} is above method.shrink ({self.shrink:g})")
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights, {}, {})
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights, {}, {})
 
-    def targets(self, state: Coordinator) -> Callable[[DeviceId], FlatArray]:
+    def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
         """The means of the clusters."""
         everybody = self._mean(state, state.models)
         means = {
@@ -125,22 +125,22 @@ class ClusterFL(TargetExchange[Coordinator]):
     def pull_towards(self, target: FlatArray) -> Pull:
         return Pull(target * target.dtype.type(self.attract / self.shrink), self.shrink)
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         models = dict(state.models)
         for device, update in updates:
             models[device] = update.patch.apply(models.get(device, state.initial), self.spec)
         if models.keys() == state.groups.keys():
             return replace(state, models=models)
-        return Coordinator(state.initial, models, self._group(state.initial, models))
+        return ServerState(state.initial, models, self._group(state.initial, models))
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         """The plain mean of the devices heard from, for newcomers to the model; no device trains on it."""
         return self._mean(state, state.models)
 
-    def _members(self, state: Coordinator, group: int) -> list[DeviceId]:
+    def _members(self, state: ServerState, group: int) -> list[DeviceId]:
         return [device for device, its_group in state.groups.items() if its_group == group]
 
-    def _mean(self, state: Coordinator, devices: Iterable[DeviceId]) -> FlatArray:
+    def _mean(self, state: ServerState, devices: Iterable[DeviceId]) -> FlatArray:
         """Of these devices' parameters, in ascending order of devices; nobody: the initial weights."""
         total, names = np.zeros(self.spec.num_parameters), sorted(devices)
         for device in names:

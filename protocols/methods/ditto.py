@@ -17,7 +17,7 @@ from fleetune.protocols.skeletons.method import Budget, FitPlan, Pull, Trainer
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """State, both of shape (spec.size,).
 
     Attributes:
@@ -30,7 +30,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Ditto(AveragedModel[Device]):
+class Ditto(AveragedModel[ClientState]):
     """Settings.
 
     Attributes:
@@ -45,7 +45,7 @@ class Ditto(AveragedModel[Device]):
     by_samples: ClassVar[bool] = False
     extra_models: ClassVar[int] = 1
 
-    device_state_type = Device
+    device_state_type = ClientState
 
     @property
     def relative_work(self) -> float:
@@ -56,22 +56,22 @@ class Ditto(AveragedModel[Device]):
     def extra_epochs(self) -> float:
         return float(self.personal_epochs or 0)
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights, weights)
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights, weights)
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         received = task.patch.apply(state.copy, self.spec)
         trained = trainer.fit(received, FitPlan(), key.child("global"))
         plan = FitPlan(pull=Pull(received, self.pull / 2), epochs=self.personal_epochs)
         personal = trainer.fit(state.weights, plan, key.child("personal"))
-        return Device(personal.weights, trained.weights), self.update(trained.weights, trainer)
+        return ClientState(personal.weights, trained.weights), self.update(trained.weights, trainer)
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights

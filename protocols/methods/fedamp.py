@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.method import DeviceId, Pull
-from fleetune.protocols.skeletons.targets import TargetExchange, Update
+from fleetune.protocols.skeletons.targets import PersonalTargets, Update
 
 Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """The weights that all start from, shape (spec.size,), and the latest personal models."""
 
     initial: FlatArray
@@ -80,7 +80,7 @@ def message(own: FlatArray, others: Sequence[FlatArray], shares: Shares) -> Flat
 
 
 @dataclass(frozen=True)
-class FedAMP(TargetExchange[Coordinator]):
+class FedAMP(PersonalTargets[ServerState]):
     """Settings.
 
     Attributes:
@@ -97,7 +97,7 @@ class FedAMP(TargetExchange[Coordinator]):
     pull: Annotated[float, Meta(ge=0)] = 1.0
     self_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
-    state_type = Coordinator
+    state_type = ServerState
 
     def __post_init__(self) -> None:
         """Raises SettingError: a share or the pull leaves the range of numbers."""
@@ -107,10 +107,10 @@ class FedAMP(TargetExchange[Coordinator]):
                 " makes alpha / sigma or pull / (2 alpha) infinite"
             )
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights)
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights)
 
-    def targets(self, state: Coordinator) -> Callable[[DeviceId], FlatArray]:
+    def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
         """u_i."""
 
         def mixed(device: DeviceId) -> FlatArray:
@@ -128,11 +128,11 @@ class FedAMP(TargetExchange[Coordinator]):
     def pull_towards(self, target: FlatArray) -> Pull:
         return Pull(target, self.pull / (2 * self.alpha))
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         latest = {device: update.patch.apply(state.initial, self.spec) for device, update in updates}
         return replace(state, latest={**state.latest, **latest})
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         """The plain mean of the models heard of, for newcomers; no device trains on it."""
         models = [state.latest[device] for device in sorted(state.latest)]
         if not models:

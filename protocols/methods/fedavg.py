@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fleetune.protocols.skeletons.averaging import ModelExchange
+from fleetune.protocols.skeletons.averaging import ModelAveraging
 
 
 @dataclass(frozen=True)
-class FedAvg(ModelExchange):
+class FedAvg(ModelAveraging):
     """The device's personal model is the shared one after its own last local training."""

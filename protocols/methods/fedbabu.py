@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
@@ -25,7 +25,7 @@ from fleetune.protocols.update.selection import Everything, Layers, Selection
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """The fine-tuned model, shape (spec.size,), and the head that all started with."""
 
     weights: FlatArray
@@ -33,7 +33,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class FedBABU(AveragedModel[Device]):
+class FedBABU(AveragedModel[ClientState]):
     """Settings.
 
     Attributes:
@@ -47,7 +47,7 @@ class FedBABU(AveragedModel[Device]):
     fine_tuned: Literal["head", "all"] = "head"
     fine_tuning_epochs: Annotated[int, Meta(ge=1, le=1000)] = 5
 
-    device_state_type = Device
+    device_state_type = ClientState
 
     @cached_property
     def shared(self) -> Layers:
@@ -59,33 +59,33 @@ class FedBABU(AveragedModel[Device]):
 
     @property
     def relative_work(self) -> float:
-        return effort(self.spec, self.shared.mask(self.spec))
+        return compute_cost(self.spec, self.shared.mask(self.spec))
 
     @property
     def extra_epochs(self) -> float:
-        return self.fine_tuning_epochs * effort(self.spec, self._tuned.mask(self.spec))
+        return self.fine_tuning_epochs * compute_cost(self.spec, self._tuned.mask(self.spec))
 
     @property
     def _tuned(self) -> Selection:
         return Everything() if self.fine_tuned == "all" else self.head
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights, Patch.of(weights, self.head, self.spec))
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights, Patch.of(weights, self.head, self.spec))
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         start = state.initial_head.apply(task.patch.apply(state.weights, self.spec), self.spec)
         body = FitPlan(trainable=self.shared.mask(self.spec))
         trained = trainer.fit(start, body, key.child("body"))
         tuning = FitPlan(trainable=self._tuned.mask(self.spec), epochs=self.fine_tuning_epochs)
         personal = trainer.fit(start, tuning, key.child("fine-tuning"))
-        return Device(personal.weights, state.initial_head), self.update(trained.weights, trainer)
+        return ClientState(personal.weights, state.initial_head), self.update(trained.weights, trainer)
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights

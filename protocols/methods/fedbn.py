@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from fleetune.protocols.skeletons.averaging import ModelExchange
+from fleetune.protocols.skeletons.averaging import ModelAveraging
 from fleetune.protocols.update.layers import norm_layers
 from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)
-class FedBN(ModelExchange):
+class FedBN(ModelAveraging):
     """The device's personal model is its own norm layers within the rest after its last local training."""
 
     by_samples: ClassVar[bool] = False

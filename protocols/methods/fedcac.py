@@ -62,7 +62,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """The global model, shape (spec.size,), t of the round at hand, and what is held of each device."""
 
     weights: FlatArray
@@ -79,7 +79,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class FedCAC(PersonalDevice[Coordinator, Task, Update]):
+class FedCAC(PersonalDevice[ServerState, Task, Update]):
     """Settings.
 
     Attributes:
@@ -91,17 +91,17 @@ class FedCAC(PersonalDevice[Coordinator, Task, Update]):
     tau: Annotated[float, Meta(gt=0, le=1)] = 0.5
     beta: Annotated[int, Meta(ge=0)] = 100
 
-    state_type, task_type, update_type = Coordinator, Task, Update
+    state_type, task_type, update_type = ServerState, Task, Update
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights)
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights)
 
     def plan(
         self,
-        state: Coordinator,
+        state: ServerState,
         round_: Round,
         key: Key,  # noqa: ARG002
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             return Task(self._start(state.held.get(device), state.weights))
 
@@ -131,7 +131,7 @@ class FedCAC(PersonalDevice[Coordinator, Task, Update]):
         sent = Patch.of(weights, Everything(), self.spec)
         return PersonalModel(weights), Update(sent, critical[: self.spec.num_parameters])
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         devices, masks, models = [], [], []
         for device, update in updates:
             devices.append(device)
@@ -151,7 +151,7 @@ class FedCAC(PersonalDevice[Coordinator, Task, Update]):
             marks[: self.spec.num_parameters] = critical
         return marks
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002

@@ -10,13 +10,13 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from fleetune.protocols.skeletons.averaging import ModelExchange
+from fleetune.protocols.skeletons.averaging import ModelAveraging
 from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)
-class FedPer(ModelExchange):
+class FedPer(ModelAveraging):
     """Settings.
 
     Attributes:

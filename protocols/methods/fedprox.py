@@ -6,14 +6,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
 from fleetune.protocols.skeletons.method import Budget, FitPlan, Pull, Trainer
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 
 
 @dataclass(frozen=True)
-class FedProx(ModelExchange):
+class FedProx(ModelAveraging):
     """Local loss f(w) + proximal / 2 * ||w - w_shared||^2 (eq. 2; `proximal` is mu)."""
 
     proximal: Annotated[float, Meta(ge=0)] = 0.01

@@ -11,16 +11,16 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
 from fleetune.protocols.skeletons.method import Budget, FitPlan, Trainer
 from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)
-class FedRep(ModelExchange):
+class FedRep(ModelAveraging):
     """Settings.
 
     Attributes:
@@ -45,11 +45,11 @@ class FedRep(ModelExchange):
 
     @property
     def relative_work(self) -> float:
-        return effort(self.spec, self.shared.mask(self.spec)) if self.body_epochs is None else 0.0
+        return compute_cost(self.spec, self.shared.mask(self.spec)) if self.body_epochs is None else 0.0
 
     @property
     def extra_epochs(self) -> float:
-        head, body = (effort(self.spec, part.mask(self.spec)) for part in (self.head, self.shared))
+        head, body = (compute_cost(self.spec, part.mask(self.spec)) for part in (self.head, self.shared))
         return self.head_epochs * head + (self.body_epochs or 0) * body
 
     def work(

@@ -40,7 +40,7 @@ RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """w, shape (spec.size,), and each device's p."""
 
     weights: FlatArray
@@ -48,7 +48,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """The device's full model, its last L_t, and whether it rose (eq. 6)."""
 
     weights: FlatArray
@@ -67,7 +67,7 @@ def rose(loss: float, previous: float | None) -> bool:
 
 
 @dataclass(frozen=True)
-class FedSPU(Method[Coordinator, Device, Task, Update]):
+class FedSPU(Method[ServerState, ClientState, Task, Update]):
     """Settings.
 
     Attributes:
@@ -81,7 +81,7 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
     early_stopping: bool = False
     loss_weight: Annotated[float, Meta(ge=0, le=1)] = 0.7
 
-    state_type, device_state_type = Coordinator, Device
+    state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
 
@@ -89,18 +89,18 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
     def needs_validation(self) -> bool:
         return self.early_stopping
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights, {})
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights, {})
 
-    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+    def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         return replace(state, ratios={**state.ratios, report.device: report.ratio})
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights)
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights)
 
     def plan(
-        self, state: Coordinator, round_: Round, key: Key
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+        self, state: ServerState, round_: Round, key: Key
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             active = Neurons(state.ratios.get(device, 1.0), key.child(device).value)
             return Task(Patch.of(state.weights, active, self.spec))
@@ -109,28 +109,28 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         active = task.patch.selection
         merged = task.patch.apply(state.weights, self.spec)
         fit = trainer.fit(merged, FitPlan(trainable=active.mask(self.spec)), key)
         update = Update(Patch.of(fit.weights, active, self.spec), trainer.num_samples)
         return self._after(state, fit.weights, trainer), update
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         return replace(state, weights=covered_average(state.weights, updates, self.spec))
 
-    def discount(self, state: Coordinator, update: Update, factor: float) -> Update:
+    def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
@@ -145,13 +145,13 @@ class FedSPU(Method[Coordinator, Device, Task, Update]):
         extra = EVALUATION_EPOCHS if self.early_stopping else 0.0
         return Choice(ratio, Cost(bytes_down=size, bytes_up=size, extra_epochs=extra))
 
-    def finished(self, state: Device) -> bool:
+    def finished(self, state: ClientState) -> bool:
         return state.stopped
 
-    def _after(self, state: Device, weights: FlatArray, trainer: Trainer) -> Device:
+    def _after(self, state: ClientState, weights: FlatArray, trainer: Trainer) -> ClientState:
         if not self.early_stopping:
-            return Device(weights)
+            return ClientState(weights)
         train, validation = trainer.loss(weights, "train"), trainer.loss(weights, "validation")
         loss = stopping_loss(train, validation, self.loss_weight)
         check_finite(loss, "fedspu: the loss that early stopping goes by")
-        return Device(weights, loss, rose(loss, state.loss))
+        return ClientState(weights, loss, rose(loss, state.loss))

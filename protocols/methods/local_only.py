@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, SharedModel, Task, Update
+from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
 from fleetune.protocols.skeletons.method import (
     Budget,
     Choice,
@@ -26,7 +26,7 @@ _NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))
 
 
 @dataclass(frozen=True)
-class LocalOnly(ModelExchange):
+class LocalOnly(ModelAveraging):
     """Rounds only pace the training; empty patches go both ways."""
 
     def plan(

@@ -30,14 +30,14 @@ from fleetune.protocols.skeletons.method import (
     FitPlan,
     Trainer,
 )
-from fleetune.protocols.skeletons.submodels import PartExchange, Task, cut
+from fleetune.protocols.skeletons.submodels import PartAveraging, Task, cut
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """theta_k, theta_0 and m_k: the own model, the initial one, and the ticket; each shape (spec.size,)."""
 
     weights: FlatArray
@@ -64,7 +64,7 @@ def share_left(ticket: MaskArray, spec: ModelSpec) -> float:
 
 
 @dataclass(frozen=True)
-class LotteryFL(PartExchange[Device]):
+class LotteryFL(PartAveraging[ClientState]):
     """Settings.
 
     Attributes:
@@ -78,19 +78,19 @@ class LotteryFL(PartExchange[Device]):
     rate: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     target: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
-    device_state_type = Device
+    device_state_type = ClientState
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights, weights, Everything().mask(self.spec))
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights, weights, Everything().mask(self.spec))
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         ticket = state.ticket & task.patch.selection.mask(self.spec)
         start = cut(task.patch.apply(state.weights, self.spec), ticket, self.spec)
         if share_left(ticket, self.spec) > self.target and self._is_good(start, trainer):
@@ -98,9 +98,9 @@ class LotteryFL(PartExchange[Device]):
             start = np.where(ticket, state.initial, cut(start, ticket, self.spec))
         fit = trainer.fit(start, FitPlan(trainable=ticket), key)
         sent = Patch.of(fit.weights, Entries(ticket[: self.spec.num_parameters]), self.spec)
-        return Device(fit.weights, state.initial, ticket), Update(sent, trainer.num_samples)
+        return ClientState(fit.weights, state.initial, ticket), Update(sent, trainer.num_samples)
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002

@@ -18,12 +18,12 @@ from msgspec import Meta
 
 from fleetune.protocols.model.loss_terms import Contrast
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
 from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
 
 
 @dataclass(frozen=True)
-class MOON(ModelExchange):
+class MOON(ModelAveraging):
     """Settings.
 
     Attributes:
@@ -51,5 +51,5 @@ class MOON(ModelExchange):
     ) -> tuple[PersonalModel, Update]:
         start = task.patch.apply(state.weights, self.spec)
         contrast = Contrast(start, state.weights, self.strength, self.temperature)
-        fit = trainer.fit(start, FitPlan(guide=contrast), key)
+        fit = trainer.fit(start, FitPlan(loss_term=contrast), key)
         return PersonalModel(fit.weights), self.update(fit.weights, trainer)

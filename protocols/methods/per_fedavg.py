@@ -24,10 +24,10 @@ import numpy as np
 from msgspec import Meta
 
 from fleetune.protocols.errors import TrainingDiverged
-from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelExchange, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
 from fleetune.protocols.skeletons.method import Budget, FitPlan, Rows, Trainer
 
 Gradient = Callable[[FlatArray], FlatArray]
@@ -69,7 +69,7 @@ def grouped(batches: Iterable[Rows], count: int) -> Iterator[list[Rows]]:
 
 
 @dataclass(frozen=True)
-class PerFedAvg(ModelExchange):
+class PerFedAvg(ModelAveraging):
     """Settings.
 
     Attributes:
@@ -105,7 +105,7 @@ class PerFedAvg(ModelExchange):
     def extra_epochs(self) -> float:
         """Every exact gradient is a pass over all samples; one more, forward only, is for the statistics."""
         gradients = (self.steps or 0) * (4 if self._needs_hessian else 2) + self.adaptation_steps
-        return gradients + effort(self.spec, self._nothing)
+        return gradients + compute_cost(self.spec, self._nothing)
 
     @property
     def _needs_hessian(self) -> bool:

@@ -34,7 +34,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update, covered_average
@@ -64,7 +64,7 @@ Sizes = NDArray[np.int64]  # P_l, shape (layers,)
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """The model, shape (spec.size,), each device's c_n, and its M_n, shape (layers,), once it is chosen."""
 
     weights: FlatArray
@@ -73,7 +73,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """The fine-tuned model, shape (spec.size,), and the head that all started with."""
 
     weights: FlatArray
@@ -158,7 +158,7 @@ def choose(
 
 
 @dataclass(frozen=True)
-class PerFedMask(Method[Coordinator, Device, Task, Update]):
+class PerFedMask(Method[ServerState, ClientState, Task, Update]):
     """Settings.
 
     Attributes:
@@ -170,7 +170,7 @@ class PerFedMask(Method[Coordinator, Device, Task, Update]):
     head_layers: Annotated[int, Meta(ge=1)] = 1
     fine_tuning_epochs: Annotated[int, Meta(ge=1, le=1000)] = 5
 
-    state_type, device_state_type = Coordinator, Device
+    state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
 
@@ -194,25 +194,25 @@ class PerFedMask(Method[Coordinator, Device, Task, Update]):
             found.append((*found.pop(), name) if joins else (name,))
         return tuple(map(Layers, found))
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights, {}, {})
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights, {}, {})
 
-    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+    def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         """Masks wait for the next plan, so that all who are there from the start are chosen for together."""
         if state.ratios.get(report.device) == report.ratio:
             return state
         masks = {device: mask for device, mask in state.masks.items() if device != report.device}
         return replace(state, ratios={**state.ratios, report.device: report.ratio}, masks=masks)
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights, Patch.of(weights, self.head, self.spec))
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights, Patch.of(weights, self.head, self.spec))
 
     def plan(
         self,
-        state: Coordinator,
+        state: ServerState,
         round_: Round,
         key: Key,
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         masks = choose(state.masks, state.ratios, self._sizes, key.child("masks"))
         body = Patch.of(state.weights, self.body, self.spec)
         all_layers = np.ones(len(self.maskable), dtype=bool)
@@ -224,31 +224,31 @@ class PerFedMask(Method[Coordinator, Device, Task, Update]):
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         start = state.initial_head.apply(task.patch.apply(state.weights, self.spec), self.spec)
         trainable = task.trained.mask(self.spec)
         trained = trainer.fit(start, FitPlan(trainable=trainable), key.child("body"))
         tuning = FitPlan(epochs=self.fine_tuning_epochs)
         personal = trainer.fit(start, tuning, key.child("fine-tuning"))
         sent = Patch.of(trained.weights, task.trained, self.spec)
-        return Device(personal.weights, state.initial_head), Update(sent, trainer.num_samples)
+        return ClientState(personal.weights, state.initial_head), Update(sent, trainer.num_samples)
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         average = covered_average(state.weights, updates, self.spec)
         return replace(state, weights=np.where(self.body.mask(self.spec), average, state.weights))
 
-    def discount(self, state: Coordinator, update: Update, factor: float) -> Update:
+    def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
@@ -263,7 +263,7 @@ class PerFedMask(Method[Coordinator, Device, Task, Update]):
         cost = Cost(
             bytes_down=estimate_bytes(body),
             bytes_up=estimate_bytes(most),
-            work=effort(self.spec, self._layers(self._sizes <= most).mask(self.spec)),
+            work=compute_cost(self.spec, self._layers(self._sizes <= most).mask(self.spec)),
             extra_epochs=float(self.fine_tuning_epochs),
         )
         return Choice(ratio, cost)

@@ -124,7 +124,7 @@ def _softmax(scores: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """Coordinator state.
 
     Attributes:
@@ -148,7 +148,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class PFedLA(PersonalDevice[Coordinator, Task, Update]):
+class PFedLA(PersonalDevice[ServerState, Task, Update]):
     """Settings.
 
     Attributes:
@@ -166,14 +166,14 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
     embedding: Annotated[int, Meta(ge=1, le=10_000)] = 100
     hidden: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
-    state_type, task_type, update_type = Coordinator, Task, Update
+    state_type, task_type, update_type = ServerState, Task, Update
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights)
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights)
 
     def plan(
-        self, state: Coordinator, round_: Round, key: Key
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+        self, state: ServerState, round_: Round, key: Key
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def drawn(device: DeviceId) -> Hypernetwork:
             layers, here = len(self.spec.layers), key.child("hypernetwork", device)
             return Hypernetwork.drawn(self.embedding, self.hidden, layers, here)
@@ -200,7 +200,7 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
         fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         latest, networks = dict(state.latest), dict(state.networks)
         for device, update in updates:
             latest[device] = update.patch.apply(state.initial, self.spec)
@@ -208,7 +208,7 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
         new = (device for device in latest if device not in state.latest)
         return replace(state, devices=(*state.devices, *new), latest=latest, networks=networks)
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         """The plain mean of the models heard of; no device trains on it."""
         mean = CoveredMean(self.spec)
         for device in state.devices:
@@ -220,11 +220,11 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]
 
-    def _shares(self, state: Coordinator, device: DeviceId) -> Floats:
+    def _shares(self, state: ServerState, device: DeviceId) -> Floats:
         """alpha_i over `state.devices`, shape (layers, devices)."""
         return state.networks[device].knowing(len(state.devices)).shares()
 
-    def _mixed(self, state: Coordinator, shares: Floats) -> FlatArray:
+    def _mixed(self, state: ServerState, shares: Floats) -> FlatArray:
         """w_i, shape (spec.size,); the initial weights as long as nobody was heard from."""
         if not state.devices:
             return state.initial
@@ -234,7 +234,7 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
                 mixed[where] += share * state.latest[device][where]
         return mixed.astype(state.initial.dtype)
 
-    def _kept(self, state: Coordinator, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
+    def _kept(self, state: ServerState, device: DeviceId, shares: Floats) -> NDArray[np.bool_]:
         """Which layers the device keeps as it has them, shape (layers,)."""
         kept = np.zeros(len(shares), dtype=bool)
         if device in state.devices:
@@ -242,7 +242,7 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
             kept[order[max(0, order.size - self.kept_layers) :]] = True
         return kept
 
-    def _learned(self, state: Coordinator, device: DeviceId, weights: FlatArray) -> Hypernetwork:
+    def _learned(self, state: ServerState, device: DeviceId, weights: FlatArray) -> Hypernetwork:
         """The device's hypernetwork after its step; `state` is that of the plan, `weights` what came back."""
         shares = self._shares(state, device)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -252,7 +252,7 @@ class PFedLA(PersonalDevice[Coordinator, Task, Update]):
             stepped = network.stepped(gradient, self.rate)
             return stepped if stepped.is_finite else network
 
-    def _gradient(self, state: Coordinator, shares: Floats, weights: FlatArray) -> Floats:
+    def _gradient(self, state: ServerState, shares: Floats, weights: FlatArray) -> Floats:
         """Of the loss by `shares`, same shape; what training did to the mixture stands for its negative."""
         moved = (weights - self._mixed(state, shares)).astype(np.float64)
         products = [

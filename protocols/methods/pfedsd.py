@@ -22,7 +22,7 @@ from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, FitPl
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """The device's own model, shape (spec.size,), and whether it has been trained here."""
 
     weights: FlatArray
@@ -30,7 +30,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class PFedSD(AveragedModel[Device]):
+class PFedSD(AveragedModel[ClientState]):
     """Settings, with the defaults of the authors' code.
 
     Attributes:
@@ -44,28 +44,28 @@ class PFedSD(AveragedModel[Device]):
     by_samples: ClassVar[bool] = False
     extra_models: ClassVar[int] = 1
 
-    device_state_type = Device
+    device_state_type = ClientState
 
     @property
     def extra_epochs(self) -> float:
         """The teacher's answers."""
         return EVALUATION_EPOCHS
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights)
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights)
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         teaching = Distillation(state.weights, self.strength, self.temperature)
-        plan = FitPlan(guide=teaching if state.trained else None)
+        plan = FitPlan(loss_term=teaching if state.trained else None)
         fit = trainer.fit(task.patch.apply(state.weights, self.spec), plan, key)
-        return Device(fit.weights, trained=True), self.update(fit.weights, trainer)
+        return ClientState(fit.weights, trained=True), self.update(fit.weights, trainer)
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights

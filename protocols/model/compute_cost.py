@@ -30,7 +30,7 @@ def step_products(spec: ModelSpec, tensors: Collection[str] | None = None) -> in
     return total
 
 
-def effort(spec: ModelSpec, trainable: MaskArray) -> float:
+def compute_cost(spec: ModelSpec, trainable: MaskArray) -> float:
     """The work of a step that trains the entries in `trainable`, shape (spec.size,), relative to a full one.
 
     1 where nothing is known of what the model multiplies.

@@ -64,4 +64,4 @@ class Contrast:
         return "features"
 
 
-Guide = Distillation | Contrast
+LossTerm = Distillation | Contrast

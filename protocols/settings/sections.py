@@ -8,7 +8,7 @@ import re
 import zlib
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from fleetune.protocols.bounds import MAX_NUMBER, FleetName, Int64, NonNegative, Positive, Share
 from fleetune.protocols.model.input_scaling import Mean, Std
@@ -36,14 +36,14 @@ class RunSection(Settings, frozen=True):
         name: also the fleet's name and the folder in `runs/`.
         seed: of every draw of the run.
         rounds: at most this many.
-        rehearsal: after the last round every device does one more round's work on a copy, so that
+        final_evaluation: after the last round every device does one more round's work on a copy, so that
             accuracy before and after local training is known for all of them.
     """
 
     name: Name
     seed: Int64 = 0
     rounds: Count = 10
-    rehearsal: bool = True
+    final_evaluation: bool = field(default=True, name="rehearsal")
 
 
 class ModelSection(Settings, frozen=True):

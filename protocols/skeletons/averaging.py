@@ -1,6 +1,6 @@
 """What most methods share: one model at the coordinator, a personal one on each device, patches between.
 
-`AveragedModel` is the coordinator's half of a method, the same for all of these, and `ModelExchange` adds
+`AveragedModel` is the coordinator's half of a method, the same for all of these, and `ModelAveraging` adds
 the device's; a method derives from one of them and says what is `shared` and what to do with it (`work`).
 """
 
@@ -179,7 +179,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
 
 @dataclass(frozen=True)
-class ModelExchange(AveragedModel[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
+class ModelAveraging(AveragedModel[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
     """Both halves; the device takes what is shared over, trains its whole model, and sends that back."""
 
     def work(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
 from fleetune.protocols.conditions import UNKNOWN, Conditions
-from fleetune.protocols.model.loss_terms import Guide
+from fleetune.protocols.model.loss_terms import LossTerm
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 
@@ -31,13 +31,13 @@ class Round:
     Attributes:
         number: counts from 1.
         participants: the devices chosen, in ascending order.
-        rehearsal: the closing evaluation: devices do the round's work on a copy and report what it
+        final_evaluation: the closing evaluation: devices do the round's work on a copy and report what it
             does to their accuracy; nothing is kept, sent or aggregated.
     """
 
     number: int
     participants: tuple[DeviceId, ...]
-    rehearsal: bool = False
+    final_evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ class FitPlan:
             optimiser's momentum or weight decay, the others stay exactly as they are; running
             statistics always follow the data.
         pull: an extra term of the loss.
-        guide: another one, which a device's backend may be unable to compute (ModelError).
+        loss_term: another one, which a device's backend may be unable to compute (ModelError).
         epochs: instead of the run's number of epochs.
         keep_last_gradient: also return the gradient of the last batch.
     """
 
     trainable: MaskArray | None = None
     pull: Pull | None = None
-    guide: Guide | None = None
+    loss_term: LossTerm | None = None
     epochs: int | None = None
     keep_last_gradient: bool = False
 
@@ -151,7 +151,7 @@ class Fit:
     Attributes:
         weights: a new vector, shape (spec.size,).
         loss: mean training loss over the last epoch's samples, as seen while training, without pull or
-            guide.
+            loss term.
         num_steps: optimiser steps taken.
         last_gradient: of the last batch at the weights before its step, when asked for.
     """

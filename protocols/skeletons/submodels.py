@@ -54,7 +54,7 @@ Scores = NDArray[np.float64]  # of the neurons of one group, shape (neurons,)
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """w, shape (spec.size,); each device's ratio, and its part of the model as it last sent it."""
 
     weights: FlatArray
@@ -111,21 +111,21 @@ def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
 
 
 @dataclass(frozen=True)
-class PartExchange(Method[Coordinator, D, Task, Update]):
+class PartAveraging(Method[ServerState, D, Task, Update]):
     """The coordinator's half: what is sent to whom, and averaging."""
 
     spec: ModelSpec
 
-    state_type, task_type, update_type = Coordinator, Task, Update
+    state_type, task_type, update_type = ServerState, Task, Update
 
     def known(self, ratio: float) -> Selection:  # noqa: ARG002
         """What to send a device of which no part is known; `Everything` leaves the choice to it."""
         return Everything()
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights, {}, {})
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights, {}, {})
 
-    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+    def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         if state.ratios.get(report.device) == report.ratio:
             return state
         parts = {device: part for device, part in state.parts.items() if device != report.device}
@@ -133,10 +133,10 @@ class PartExchange(Method[Coordinator, D, Task, Update]):
 
     def plan(
         self,
-        state: Coordinator,
+        state: ServerState,
         round_: Round,
         key: Key,  # noqa: ARG002
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             ratio = state.ratios.get(device, 1.0)
             part = state.parts.get(device) or self.known(ratio)
@@ -144,19 +144,19 @@ class PartExchange(Method[Coordinator, D, Task, Update]):
 
         return state, lazily(round_.participants, task)
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         mean, parts = CoveredMean(self.spec), dict(state.parts)
         for device, update in updates:
             mean.add(update.patch, update.num_samples)
             parts[device] = update.patch.selection
         return replace(state, weights=mean.over(state.weights), parts=parts)
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
 
 @dataclass(frozen=True)
-class SubModels(PartExchange[PersonalModel], PersonalDevice[Coordinator, Task, Update]):
+class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, Update]):
     """A method says by `importance` which neurons a device's part consists of.
 
     Of n neurons of a group, `num_active(n, ratio)` are kept, as in FedSPU, so that all of these methods

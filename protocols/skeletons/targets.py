@@ -40,7 +40,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class TargetExchange(PersonalDevice[S, Task, Update]):
+class PersonalTargets(PersonalDevice[S, Task, Update]):
     """What such methods share but for the coordinator's state."""
 
     spec: ModelSpec

@@ -1,6 +1,6 @@
 """All payloads between this side and one peer, so that a serve loop only passes messages on.
 
-    for item in outbox.post(errand, payload, now):      publish(item)
+    for item in outbox.post(transfer key, payload, now):      publish(item)
     for item in outbox.handle(reply, now):              publish(item), or note a `Sent`
     for item in outbox.tick(now):                       publish(item); call it at `outbox.wake_at`
     for item in outbox.reconnected(now):                publish(item); after every Connected
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.wire.incoming_parts import Part
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, TransferKey
 from fleetune.protocols.wire.pacing import DEFAULT_CHUNK_BYTES, Window
 from fleetune.protocols.wire.sender import Sender
 from fleetune.protocols.wire.transfer import (
@@ -39,7 +39,7 @@ class Sent:
     """A payload left the outbox: delivered, or refused by the peer.
 
     Attributes:
-        errand: what it was for.
+        transfer_key: what it was for.
         refused: the peer's reason; None: delivered, verified and on the peer's disk.
         num_bytes: the payload's.
         sent_bytes: chunks put on the wire for it, repeats and headers included.
@@ -47,7 +47,7 @@ class Sent:
         goodput_bps: payload a second while it flowed; None: not measured.
     """
 
-    errand: Errand
+    transfer_key: TransferKey
     refused: str | None
     num_bytes: int
     sent_bytes: int
@@ -93,9 +93,9 @@ class Outbox:
         return self._queue[0].wake_at if self._queue else None
 
     @property
-    def errands(self) -> list[Errand]:
+    def transfer_keys(self) -> list[TransferKey]:
         """Of what is still to be delivered; the first is on its way."""
-        return [sender.offer.errand for sender in self._queue]
+        return [sender.offer.transfer_key for sender in self._queue]
 
     @property
     def progress(self) -> float | None:
@@ -106,20 +106,20 @@ class Outbox:
         return sender.acked_bytes / max(1, sender.offer.num_bytes)
 
     def post(
-        self, errand: Errand, payload: Payload, now: float, *, ratio: float | None = None
+        self, transfer_key: TransferKey, payload: Payload, now: float, *, ratio: float | None = None
     ) -> list[Outgoing]:
         """Send `payload` after those before it; one that waits already is not sent twice. `ratio`: see
         `Offer`.
         """
-        sender = Sender(self._device, errand, payload, ratio=ratio, window=self._window)
+        sender = Sender(self._device, transfer_key, payload, ratio=ratio, window=self._window)
         if any(other.offer.transfer == sender.offer.transfer for other in self._queue):
             return []
         self._queue.append(sender)
         return self._start_next(now)
 
-    def drop(self, unwanted: Callable[[Errand], bool], now: float) -> list[Outgoing]:
-        """Forget the payloads whose errand is no longer wanted."""
-        self._queue = deque(sender for sender in self._queue if not unwanted(sender.offer.errand))
+    def drop(self, unwanted: Callable[[TransferKey], bool], now: float) -> list[Outgoing]:
+        """Forget the payloads whose transfer key is no longer wanted."""
+        self._queue = deque(sender for sender in self._queue if not unwanted(sender.offer.transfer_key))
         return self._start_next(now)
 
     def handle(self, reply: Reply, now: float) -> list[Outgoing | Sent]:
@@ -150,7 +150,12 @@ def _summary(sender: Sender, now: float) -> Sent:
     offer = sender.offer
     started_at = now if sender.started_at is None else sender.started_at
     return Sent(
-        offer.errand, sender.refused, offer.num_bytes, sender.sent_bytes, now - started_at, sender.goodput_bps
+        offer.transfer_key,
+        sender.refused,
+        offer.num_bytes,
+        sender.sent_bytes,
+        now - started_at,
+        sender.goodput_bps,
     )
 
 
@@ -162,7 +167,7 @@ class Inbox:
         open_part: the part of an offer, see `part_folder`.
         max_bytes: the longest payload taken.
         have: whether this payload was stored before, perhaps by an earlier process.
-        objects: why this errand is not wanted; None if it is.
+        objects: why this transfer key is not wanted; None if it is.
         lacks: why there is no room for a payload that is wanted; None if there is.
     """
 
@@ -173,7 +178,7 @@ class Inbox:
         *,
         max_bytes: int,
         have: Callable[[Offer], bool] = lambda _: False,
-        objects: Callable[[Errand], str | None] = lambda _: None,
+        objects: Callable[[TransferKey], str | None] = lambda _: None,
         lacks: Callable[[Offer], str | None] = lambda _: None,
     ) -> None:
         self._device = device
@@ -214,7 +219,7 @@ class Inbox:
         if problem is None and (offer.transfer in self._settled or self._have(offer)):
             self.give_up(offer.transfer)
             return [Ack(offer.transfer, offer.num_bytes)]
-        problem = problem or self._objects(offer.errand)
+        problem = problem or self._objects(offer.transfer_key)
         receiver = self._open.get(offer.transfer)
         if problem is None and receiver is None:
             problem = self._lacks(offer)
@@ -258,7 +263,7 @@ class Inbox:
     def refuse_unwanted(self) -> list[Refuse]:
         """Give up what is arriving although nobody waits for it any more."""
         reasons = {
-            transfer: self._objects(receiver.offer.errand) for transfer, receiver in self._open.items()
+            transfer: self._objects(receiver.offer.transfer_key) for transfer, receiver in self._open.items()
         }
         refusals = [Refuse(transfer, reason) for transfer, reason in reasons.items() if reason is not None]
         for refusal in refusals:

@@ -8,7 +8,7 @@ data.
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from fleetune.protocols.bounds import (
     MAX_WORDS,
@@ -23,7 +23,7 @@ from fleetune.protocols.bounds import (
 )
 from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
 from fleetune.protocols.one_line import flat
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceReport
 
 MAX_CONTROL_BYTES = 16_384
@@ -42,17 +42,17 @@ class Presence(Message, frozen=True):
     agent: Words = ""
 
 
-class Errand(Struct, frozen=True):
+class TransferKey(Struct, frozen=True):
     """What a payload is for. For an enrolment and a bundle, round and attempt are 0.
 
-    `rehearsal` marks the closing evaluation (see `protocols.skeletons.method.Round`).
+    `final_evaluation` marks the closing evaluation (see `protocols.skeletons.method.Round`).
     """
 
     kind: Literal["enrolment", "bundle", "task", "update"]
     run: RunId
     round: Number = 0
     attempt: Number = 0
-    rehearsal: bool = False
+    final_evaluation: bool = field(default=False, name="rehearsal")
 
     @property
     def turn(self) -> tuple[int, int]:
@@ -60,13 +60,13 @@ class Errand(Struct, frozen=True):
         return self.round, self.attempt
 
     @property
-    def answer(self) -> "Errand":
+    def answer(self) -> "TransferKey":
         """Of the update that answers this task."""
-        return Errand("update", self.run, self.round, self.attempt, self.rehearsal)
+        return TransferKey("update", self.run, self.round, self.attempt, self.final_evaluation)
 
 
 class Offer(Message, frozen=True, omit_defaults=True):
-    """Sender: I have a payload. `transfer` is 32 hex digits: the same payload for the same errand has
+    """Sender: I have a payload. `transfer` is 32 hex digits: the same payload for the same transfer key has
     the same id, on every offer; `digest` is BLAKE2b-128 of the payload as 32 hex digits. `ratio` comes with
     an enrolment: the run deals this device no larger one ([fleet] ratios).
     """
@@ -74,7 +74,7 @@ class Offer(Message, frozen=True, omit_defaults=True):
     transfer: Digest
     digest: Digest
     num_bytes: NumBytes
-    errand: Errand
+    transfer_key: TransferKey = field(name="errand")
     ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
@@ -135,8 +135,8 @@ class Measured(Message, frozen=True):
     run: RunId
     round: Number
     attempt: Number
-    actual: Footprint
-    predicted: Footprint = Footprint()
+    actual: RoundCost
+    predicted: RoundCost = RoundCost()
 
 
 class Decline(Message, frozen=True):

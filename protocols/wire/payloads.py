@@ -1,7 +1,7 @@
 """What travels as a payload: enrolment and assignment down, reply up.
 
 Nothing measured by a clock and no run's unique id stands in assignments and replies, so that a simulated
-run and a real one send equal bytes; the errand they travel under names the run.
+run and a real one send equal bytes; the transfer key they travel under names the run.
 """
 
 from dataclasses import dataclass
@@ -82,6 +82,11 @@ class Assignment(Generic[T]):
     rehearsal: bool
     task: T
 
+    @property
+    def final_evaluation(self) -> bool:
+        """What `Round` and `TransferKey` say, by the name that it has on the wire."""
+        return self.rehearsal
+
 
 @dataclass(frozen=True)
 class Measures:
@@ -92,9 +97,9 @@ class Measures:
         train_loss: of the last epoch of local training, as seen while training; None if it did not train.
         before: accuracy of the model that local training started from.
         after: accuracy of the personal model after the round's work.
-        personal: in a rehearsal, accuracy of the personal model as it was before.
-        kept: in a rehearsal, accuracy of the model that the device would serve, of all that this run has led
-            it to. It does not travel with other replies.
+        personal: in a final evaluation, accuracy of the personal model as it was before.
+        kept: in a final evaluation, accuracy of the model that the device would serve, of all that this run
+            has led it to. It does not travel with other replies.
     """
 
     num_samples: NumSamples
@@ -108,7 +113,7 @@ class Measures:
 
 @dataclass(frozen=True)
 class Reply(Generic[U]):
-    """A device's answer to an assignment; `update` is None in a rehearsal."""
+    """A device's answer to an assignment; `update` is None in a final evaluation."""
 
     device: FleetName
     round: Number

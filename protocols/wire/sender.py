@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.pacing import Window
 from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Reply, digest_of, transfer_id
 
@@ -26,7 +26,7 @@ class Sender:
     def __init__(
         self,
         device: str,
-        errand: Errand,
+        transfer_key: TransferKey,
         payload: Payload,
         *,
         ratio: float | None = None,
@@ -34,7 +34,9 @@ class Sender:
     ) -> None:
         self._payload = memoryview(payload).cast("B")
         digest = digest_of(self._payload)
-        self.offer = Offer(transfer_id(errand, device, digest), digest, len(self._payload), errand, ratio)
+        self.offer = Offer(
+            transfer_id(transfer_key, device, digest), digest, len(self._payload), transfer_key, ratio
+        )
         self._window = window or Window()
         self.done = False
         self.refused: str | None = None

@@ -25,7 +25,7 @@ import msgspec
 
 from fleetune.protocols.errors import PacketTooLarge, PacketTruncated
 from fleetune.protocols.wire.incoming_parts import DIGEST_BYTES, Part
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
 
 MAX_MISMATCHES = 3
@@ -73,9 +73,9 @@ def digest_of(payload: Payload) -> str:
     return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def transfer_id(errand: Errand, device: str, digest: str) -> str:
+def transfer_id(transfer_key: TransferKey, device: str, digest: str) -> str:
     """32 hex digits; `device` is the device's name in either direction."""
-    return digest_of(msgspec.json.encode((errand, device, digest)))
+    return digest_of(msgspec.json.encode((transfer_key, device, digest)))
 
 
 def objection(offer: Offer, device: str, max_bytes: int) -> str | None:
@@ -87,8 +87,8 @@ def objection(offer: Offer, device: str, max_bytes: int) -> str | None:
         return f"payload of {offer.num_bytes} bytes; 0 to {max_bytes} are taken here"
     if not _HEX.fullmatch(offer.digest):
         return "the digest is not 32 hex digits"
-    if offer.transfer != transfer_id(offer.errand, device, offer.digest):
-        return "the transfer id does not belong to this errand, device and digest"
+    if offer.transfer != transfer_id(offer.transfer_key, device, offer.digest):
+        return "the transfer id does not belong to this transfer key, device and digest"
     return None
 
 

@@ -30,7 +30,7 @@ from fleetune.tools.simulator.runner import simulate
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "sim"
     run, _ = simulate(settings(fleet={"ratios": [0.2, 1.0]}), folder, workers=0, fresh=True)
-    weights = run.method.shared_model(run.conductor.state)
+    weights = run.method.shared_model(run.controller.state)
     run.store.close()
     return folder, run.enrolment.spec, weights
 
@@ -167,9 +167,9 @@ def test_what_is_looked_at_is_of_one_moment(live):
     with look_at(folder) as run:
         with store.step():
             store.add_record(replace(store.records()[-1], number=99))
-        assert len(run.conductor.records()) == before
+        assert len(run.controller.records()) == before
     with look_at(folder) as run:
-        assert len(run.conductor.records()) == before + 1
+        assert len(run.controller.records()) == before + 1
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             run.store.put("opened", b"3.0")
 

@@ -18,14 +18,14 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.edge_agent.budget.cost_forecast import Capability
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.sections import TrainingSection
 from fleetune.protocols.skeletons.method import Budget, Choice, Cost, DeviceReport, Round
 from fleetune.protocols.update import codec
@@ -85,10 +85,10 @@ def note(root: Path, run: str, **parts: bytes) -> None:
 def keep_others(store: AgentStore) -> None:
     capability = Capability(100, 2, 16, 10**6, 5e4, 10, 50.0, 2e6, 1e7, 0.04, 2 * 10**8, 2.0, 5.0, 3.0)
     report = DeviceReport(DEVICE, num_samples=100)
-    chosen = Allowance(CHOICES, capability, load("raspberry-pi-4b"), Policy(), 20.0, report)
-    known = chosen.chosen(Conditions()).learned(0.5, Footprint(500_000, 500_000, 1.0, 3.0, 2.0, 3 * 10**8))
-    store.allowance("fedavg").write(known.chosen(Conditions()).encoded())
-    store.allowance("fedprox").write(replace(known, deadline_s=0.1).chosen(Conditions()).encoded())
+    chosen = RatioController(CHOICES, capability, load("raspberry-pi-4b"), Policy(), 20.0, report)
+    known = chosen.chosen(Conditions()).learned(0.5, RoundCost(500_000, 500_000, 1.0, 3.0, 2.0, 3 * 10**8))
+    store.ratio_controller("fedavg").write(known.chosen(Conditions()).encoded())
+    store.ratio_controller("fedprox").write(replace(known, deadline_s=0.1).chosen(Conditions()).encoded())
     store.keep_bundle("fedavg", b"some bundle")
     store.keep_task("fedavg", "1" * 32, b"some task")
     part = store.incoming / f"{'2' * 32}.part"

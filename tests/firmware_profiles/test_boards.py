@@ -142,11 +142,11 @@ def test_a_wrong_file_is_told_in_one_line(text, said):
 
 
 def test_the_documents_own_board_is_valid():
-    guide = (ROOT / "docs/boards.md").read_text()
-    example = guide.split("```toml\n")[1].split("```")[0]
+    loss_term = (ROOT / "docs/boards.md").read_text()
+    example = loss_term.split("```toml\n")[1].split("```")[0]
     assert decode(example, "docs/boards.md").title == "Radxa X4"
     for key in Figures.__struct_fields__:
-        assert f"`{key}`" in guide
+        assert f"`{key}`" in loss_term
 
 
 @given(st.text() | st.text().map(lambda text: GOOD.replace("19.3", text)))

@@ -110,9 +110,9 @@ def test_an_upload_that_nobody_waits_for_any_more_is_given_up(tmp_path):
         other.send(signal.SIGCONT)
         agent.wait_for("round 1: update not taken: late")
         fleet.wait_finished()
-        [first, rehearsal] = fleet.outcome().rounds
+        [first, final_evaluation] = fleet.outcome().rounds
     assert tuple(first[3]) == ("device-1", "device-2")
-    assert tuple(rehearsal[3]) == ("device-0", "device-1", "device-2")
+    assert tuple(final_evaluation[3]) == ("device-0", "device-1", "device-2")
     assert proxy.up_bytes < first[3]["device-1"][1]
 
 

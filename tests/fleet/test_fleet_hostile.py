@@ -22,7 +22,7 @@ from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.mailbox import Outbox, Sent
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
 from fleetune.protocols.wire.payloads import Assignment, Measures, Reply, run_key
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
@@ -76,9 +76,9 @@ class Liar:
                 return message
             self._unread.append(message)
 
-    def send(self, errand, payload):
+    def send(self, transfer_key, payload):
         """A payload, honestly transferred; what became of it."""
-        items = self._outbox.post(errand, payload, 0.0)
+        items = self._outbox.post(transfer_key, payload, 0.0)
         while True:
             for item in items:
                 if isinstance(item, Sent):
@@ -93,14 +93,14 @@ class Liar:
     def enrol(self):
         """Be there, and say that the enrolment is here."""
         self.say(wire.Presence(True, "x"), "state")
-        offer = self.hear(Offer, lambda offer: offer.errand.kind == "enrolment")
+        offer = self.hear(Offer, lambda offer: offer.transfer_key.kind == "enrolment")
         self.say(Ack(offer.transfer, offer.num_bytes))
 
     def take_task(self, number):
         """Wait for the task of this round and say that it is here."""
-        offer = self.hear(Offer, lambda offer: offer.errand.round == number)
+        offer = self.hear(Offer, lambda offer: offer.transfer_key.round == number)
         self.say(Ack(offer.transfer, offer.num_bytes))
-        return offer.errand
+        return offer.transfer_key
 
     def _listen(self):
         while True:
@@ -115,9 +115,9 @@ def run_of(fleet):
     return re.search(r"run (\S+) begins", fleet.coordinator.lines("begins")[0])[1]
 
 
-def offer_of(device, errand, num_bytes=100, digest=None, transfer=None):
+def offer_of(device, transfer_key, num_bytes=100, digest=None, transfer=None):
     digest = digest or digest_of(b"anything")
-    return Offer(transfer or transfer_id(errand, device, digest), digest, num_bytes, errand)
+    return Offer(transfer or transfer_id(transfer_key, device, digest), digest, num_bytes, transfer_key)
 
 
 def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_path_factory):
@@ -125,7 +125,7 @@ def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_
     with Fleet(tmp_path, toml) as fleet:
         fleet.start_coordinator()
         run, model = run_of(fleet), prepare(fleet.settings).spec.hash
-        report, update = DeviceReport("mallory"), Errand("update", run, 1, 1)
+        report, update = DeviceReport("mallory"), TransferKey("update", run, 1, 1)
         up = [
             (b"\xff\x00 not JSON", "PacketCorrupt"),
             (b"{}", "PacketCorrupt"),
@@ -142,7 +142,7 @@ def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_
             (offer_of("mallory", update, num_bytes=2**60), "unknown"),
             (offer_of("mallory", update, transfer="../../x"), "PacketCorrupt"),
             (offer_of("mallory", replace_run(update, "other\nrun")), "PacketCorrupt"),
-            (offer_of("mallory", Errand("enrolment", run)), "unknown"),
+            (offer_of("mallory", TransferKey("enrolment", run)), "unknown"),
         ]
         others = [
             ("state", b"junk", "PacketCorrupt"),
@@ -171,13 +171,13 @@ def test_a_coordinator_refuses_whatever_is_wrong_in_one_line_each(tmp_path, tmp_
         assert_equal(fleet.outcome(), expected(toml, tmp_path_factory.mktemp("simulated")))
 
 
-def replace_run(errand, run):
-    return Errand(errand.kind, run, errand.round, errand.attempt)
+def replace_run(transfer_key, run):
+    return TransferKey(transfer_key.kind, run, transfer_key.round, transfer_key.attempt)
 
 
 def wait_until_heard(liar):
     """Until the coordinator listens: it refuses what nobody asked for."""
-    liar.say(offer_of("mallory", Errand("task", "nonsense")), retain=True)
+    liar.say(offer_of("mallory", TransferKey("task", "nonsense")), retain=True)
     liar.hear(Refuse)
 
 
@@ -204,7 +204,7 @@ def test_forged_replies_of_a_participant_are_refused_and_change_nothing(tmp_path
             (encoded(6, update=None), "PacketForeign"),
             (encoded(7, update=giant), "PacketOutlying"),
             (encoded(8, update=greedy), "PacketOverclaimed"),
-            (encoded(9), "PacketForeign"),  # a rehearsal has no update
+            (encoded(9), "PacketForeign"),  # a final evaluation has no update
         ]
         with Liar(fleet, "mallory") as liar:
             wait_until_heard(liar)
@@ -214,7 +214,7 @@ def test_forged_replies_of_a_participant_are_refused_and_change_nothing(tmp_path
                 fleet.start_agent(device)
             for number, (payload, kind) in enumerate(forged, start=1):
                 task = liar.take_task(number)
-                sent = liar.send(Errand("update", run, number, 1, task.rehearsal), payload)
+                sent = liar.send(TransferKey("update", run, number, 1, task.final_evaluation), payload)
                 assert kind in sent.refused
         fleet.wait_finished()
         found, refused = fleet.outcome(), fleet.summary()["refused"]
@@ -234,12 +234,12 @@ def test_an_agent_that_is_overtaken_goes_on_with_the_newest_task(tmp_path):
         agent.wait_for("connected")
         enrolment = prepare(fleet.settings)
         with Liar(fleet, "device-0", as_coordinator=True) as hurried:
-            hurried.send(Errand("enrolment", enrolment.run), codec.encode(enrolment, enrolment.spec))
+            hurried.send(TransferKey("enrolment", enrolment.run), codec.encode(enrolment, enrolment.spec))
             hurried.hear(wire.Ready)
             for number in (1, 2, 3):
                 payload = codec.encode(replace(first_task(enrolment), round=number), enrolment.spec)
-                assert hurried.send(Errand("task", enrolment.run, number, 1), payload).refused is None
-            assert hurried.hear(Offer).errand == Errand("update", enrolment.run, 3, 1)
+                assert hurried.send(TransferKey("task", enrolment.run, number, 1), payload).refused is None
+            assert hurried.hear(Offer).transfer_key == TransferKey("update", enrolment.run, 3, 1)
         assert len(agent.lines("round 1: training")) == len(agent.lines("round 3: training")) == 1
         assert not agent.lines("round 2: training")
         assert agent.lines("round 1 was over before its work was done")
@@ -269,8 +269,8 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
                 ("down", wire.encode(wire.Left(run))),
                 ("task", b"short"),
                 ("task", bytes(100)),
-                ("down", wire.encode(offer_of("device-0", Errand("enrolment", "../../etc")))),
-                ("down", wire.encode(offer_of("device-0", Errand("update", run, 1, 1)))),
+                ("down", wire.encode(offer_of("device-0", TransferKey("enrolment", "../../etc")))),
+                ("down", wire.encode(offer_of("device-0", TransferKey("update", run, 1, 1)))),
             ]:
                 liar.say(data, channel)
             agent.wait_for("refused a packet", count=7)
@@ -280,21 +280,21 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
                 ("method", encoded(run="method", method={"name": "magic"}), "no method 'magic'"),
                 ("weights", encoded(run="weights", weights=enrolment.weights[:9]), "do not fit"),
             ]:
-                assert liar.send(Errand("enrolment", name), payload).refused is None
+                assert liar.send(TransferKey("enrolment", name), payload).refused is None
                 assert reason in liar.hear(wire.Decline, lambda said, name=name: said.run == name).reason
-            assert liar.send(Errand("enrolment", run), encoded()).refused is None
+            assert liar.send(TransferKey("enrolment", run), encoded()).refused is None
             assert liar.hear(wire.Ready).model_hash == spec.hash
-            assert "not enrolled" in liar.send(Errand("task", "other", 1, 1), b"x").refused
+            assert "not enrolled" in liar.send(TransferKey("task", "other", 1, 1), b"x").refused
             nan = replace(honest.task.patch, values=honest.task.patch.values * np.float32(np.nan))
             for attempt, payload, reason in [
                 (1, codec.encode(honest, spec)[:-9], "checksum"),
                 (2, codec.encode(replace(honest, device="device-1"), spec), "device-1"),
                 (3, codec.encode(replace(honest, task=replace(honest.task, patch=nan)), spec), "NaN"),
             ]:
-                assert liar.send(Errand("task", run, 1, attempt), payload).refused is None
+                assert liar.send(TransferKey("task", run, 1, attempt), payload).refused is None
                 assert reason in liar.hear(wire.Decline, lambda said, a=attempt: said.attempt == a).reason
-            assert liar.send(Errand("task", run, 2, 1), codec.encode(replace(honest, round=2), spec))
-            assert liar.hear(Offer).errand == Errand("update", run, 2, 1)
+            assert liar.send(TransferKey("task", run, 2, 1), codec.encode(replace(honest, round=2), spec))
+            assert liar.hear(Offer).transfer_key == TransferKey("update", run, 2, 1)
         assert len(agent.lines("declined")) == 7
         assert not agent.lines("Traceback")
         assert agent.stop() == 0
@@ -332,14 +332,16 @@ def test_an_agent_declines_hostile_bundles_and_lives(tmp_path):
             for number, (worse, reason) in enumerate(hostile_bundles(made)):
                 run = f"run-{number}"
                 payload = codec.encode(replace(enrolment, run=run), made.spec)
-                assert liar.send(Errand("enrolment", run), payload).refused is None
+                assert liar.send(TransferKey("enrolment", run), payload).refused is None
                 assert liar.hear(wire.Fetch).run == run
-                assert liar.send(Errand("bundle", run), worse.encoded()).refused is None
+                assert liar.send(TransferKey("bundle", run), worse.encoded()).refused is None
                 assert reason in liar.hear(wire.Decline, lambda said, run=run: said.run == run).reason
             run = enrolment.run
-            assert liar.send(Errand("enrolment", run), codec.encode(enrolment, made.spec)).refused is None
+            assert (
+                liar.send(TransferKey("enrolment", run), codec.encode(enrolment, made.spec)).refused is None
+            )
             assert liar.hear(wire.Fetch).run == run
-            assert liar.send(Errand("bundle", run), made.encoded()).refused is None
+            assert liar.send(TransferKey("bundle", run), made.encoded()).refused is None
             assert liar.hear(wire.Ready).run == run
         assert not agent.lines("Traceback|unexpected")
         assert agent.stop() == 0

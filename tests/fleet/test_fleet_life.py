@@ -19,13 +19,13 @@ def test_agents_that_stayed_play_more_rounds_and_a_run_that_starts_from_the_firs
         assert fleet.coordinator.wait() == 0
         folder = tmp_path / "runs" / fleet.name
         with look_at(folder) as run:
-            name, first = run.enrolment.run, run.conductor.records()[0]
+            name, first = run.enrolment.run, run.controller.records()[0]
         for rounds in (2, 4):
             fleet.run_file.write_text(run_toml(rounds=rounds))
             assert fleet.start_coordinator().wait() == 0
             assert fleet.coordinator.lines(f"run {name} goes on")
             with look_at(folder) as run:
-                records = run.conductor.records()
+                records = run.controller.records()
             assert [record.number for record in records] == list(range(1, rounds + 2))
             assert records[0] == first
             assert all(record.devices for record in records)
@@ -40,7 +40,7 @@ def test_agents_that_stayed_play_more_rounds_and_a_run_that_starts_from_the_firs
         with look_at(tmp_path / "runs" / "second") as run:
             assert run.enrolment.continues == name
             started = {tensor.name: view for tensor, view in run.enrolment.spec.views(run.enrolment.weights)}
-            assert len(run.conductor.records()[0].devices) == 3
+            assert len(run.controller.records()[0].devices) == 3
         assert all((started[key] == value).all() for key, value in shared.items())
         for agent in fleet.agents.values():
             wait_until(lambda agent=agent: len(agent.lines("joined run")) == 4, "each run is joined anew")

@@ -101,7 +101,10 @@ def world(tmp_path):
 
 def is_offer(kind, number=0):
     def wanted(message):
-        return isinstance(message, wire.Offer) and (message.errand.kind, message.errand.round) == (
+        return isinstance(message, wire.Offer) and (
+            message.transfer_key.kind,
+            message.transfer_key.round,
+        ) == (
             kind,
             number,
         )
@@ -127,7 +130,7 @@ def test_a_device_that_was_told_wrongly_that_the_run_is_over_comes_back_and_work
     assert world.server.serve() is not None
     assert forger.forged == times
     assert forger.left > times  # each time, and when it was true
-    assert [sorted(record.devices) for record in world.run.conductor.records()][:ROUNDS] == [
+    assert [sorted(record.devices) for record in world.run.controller.records()][:ROUNDS] == [
         [DEVICE]
     ] * ROUNDS
     assert world.reasons == []
@@ -139,4 +142,4 @@ def test_who_leaves_after_a_run_leaves_and_the_run_waits_for_it(world):
     world.begin(leave_after_run=True)
     assert world.server.serve() is None
     assert world.reasons == ["the run is finished"]
-    assert not world.run.conductor.engine.finished
+    assert not world.run.controller.engine.finished

@@ -10,11 +10,11 @@ from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.state_folder import MARKER
 from fleetune.protocols import disk
 from fleetune.protocols.wire.mailbox import Arrived
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 PAYLOAD = bytes(range(256)) * 40
-ERRANDS = {kind: Errand(kind, "r", 3, 1) for kind in ("enrolment", "bundle", "task")}
+TRANSFER_KEYS = {kind: TransferKey(kind, "r", 3, 1) for kind in ("enrolment", "bundle", "task")}
 LARGE = {
     "source": "tests.helpers.fleet_processes:images",
     "shape": "[1, 28, 28]",
@@ -43,9 +43,9 @@ class SmallDisk(disk.Disk):
             raise OSError(28, "No space left on device")
 
 
-def offer_of(errand):
+def offer_of(transfer_key):
     digest = digest_of(PAYLOAD)
-    return Offer(transfer_id(errand, "d", digest), digest, len(PAYLOAD), errand)
+    return Offer(transfer_id(transfer_key, "d", digest), digest, len(PAYLOAD), transfer_key)
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def device(tmp_path, monkeypatch):
     return intake, small, store
 
 
-def receive(intake, errand):
+def receive(intake, transfer_key):
     """All of a payload, in two chunks; the last answer."""
-    offer = offer_of(errand)
+    offer = offer_of(transfer_key)
     answers = intake.offer(offer)
     for offset in (0, len(PAYLOAD) // 2):
         if isinstance(answers[-1], Refuse):
@@ -72,20 +72,20 @@ def receive(intake, errand):
     return answers[-1]
 
 
-@pytest.mark.parametrize("kind", ERRANDS)
+@pytest.mark.parametrize("kind", TRANSFER_KEYS)
 @pytest.mark.parametrize("room", [0, 10, 6000, len(PAYLOAD), len(PAYLOAD) + 10])
 def test_what_cannot_be_stored_is_refused_with_the_reason_and_taken_when_there_is_room(device, kind, room):
     intake, small, store = device
     small.room = room
-    refusal = receive(intake, ERRANDS[kind])
+    refusal = receive(intake, TRANSFER_KEYS[kind])
     assert isinstance(refusal, Refuse)
     assert "No space left on device" in refusal.reason
     assert intake.again_at == AGAIN_S
     assert not list(store.incoming.glob("*"))  # it makes room
     small.room = 10**6
-    offer = offer_of(ERRANDS[kind])
+    offer = offer_of(TRANSFER_KEYS[kind])
     assert intake.offer(offer) == [Resume(offer.transfer, 0)]
-    assert receive(intake, ERRANDS[kind]) == Ack(offer.transfer, len(PAYLOAD))
+    assert receive(intake, TRANSFER_KEYS[kind]) == Ack(offer.transfer, len(PAYLOAD))
     assert intake.offer(offer) == [Ack(offer.transfer, len(PAYLOAD))]
 
 

@@ -17,7 +17,7 @@ from fleetune.coordinator.run.opening import open_run
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.methods import REGISTRY, create
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.method import DeviceReport, Round
 from fleetune.protocols.skeletons.staleness import drawn_towards, staleness_factor
@@ -60,9 +60,9 @@ def settings(method="fedavg", rounds=8, fleet=None, **round_):
 def play(folder, **options):
     run, _ = simulate(settings(**options), folder, workers=0, fresh=True)
     played = SimpleNamespace(
-        records=[record for record in run.conductor.records() if not record.rehearsal],
-        ledger=run.conductor.ledger,
-        weights=run.method.shared_model(run.conductor.state).tobytes(),
+        records=[record for record in run.controller.records() if not record.final_evaluation],
+        ledger=run.controller.ledger,
+        weights=run.method.shared_model(run.controller.state).tobytes(),
     )
     run.store.close()
     return played
@@ -149,10 +149,10 @@ class Desk:
         """From after `step` events, which the store has, to the end."""
         self.now = float(step)
         if step:
-            self.take(self.run.conductor.resume(self.now))
+            self.take(self.run.controller.resume(self.now))
         for device in self.DEVICES:
-            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
-        while not self.run.conductor.engine.finished:
+            self.take(self.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
+        while not self.run.controller.engine.finished:
             self.now += 1.0
             if self.restart:
                 self.be_killed()
@@ -160,33 +160,33 @@ class Desk:
             step += 1
             if device in self.tasks:
                 reply = self.reply(device, self.tasks.pop(device))
-                self.take(self.run.conductor.receive(device, reply, Footprint(), self.now))
+                self.take(self.run.controller.receive(device, reply, RoundCost(), self.now))
             else:
-                self.take(self.run.conductor.handle(Tick(), self.now))
+                self.take(self.run.controller.handle(Tick(), self.now))
             assert step < 200
         return self
 
     def be_killed(self):
         self.run.store.close()
         self.run = open_run(self.settings, self.folder, durable=False)
-        self.take(self.run.conductor.resume(self.now))
+        self.take(self.run.controller.resume(self.now))
         for device in self.DEVICES:
-            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
+            self.take(self.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
 
     def take(self, orders):
         for order in orders:
             if isinstance(order, Send):
-                self.deliver(order.device, order.errand, order.make())
+                self.deliver(order.device, order.transfer_key, order.make())
             elif isinstance(order, Closed):
                 self.closed.append(order.record)
 
-    def deliver(self, device, errand, payload):
+    def deliver(self, device, transfer_key, payload):
         """A task that is sent again is the same, byte for byte."""
         known = self.tasks.get(device)
-        if known is not None and self.turn(known) == (errand.round, errand.attempt):
+        if known is not None and self.turn(known) == (transfer_key.round, transfer_key.attempt):
             assert payload == known
         self.tasks[device] = payload
-        self.run.conductor.note_delivered(device, errand, len(payload))
+        self.run.controller.note_delivered(device, transfer_key, len(payload))
 
     def read(self, payload):
         kind = Assignment[self.run.method.task_type]
@@ -199,7 +199,7 @@ class Desk:
     def reply(self, device, payload):
         assignment, spec = self.read(payload), self.enrolment.spec
         update = None
-        if not assignment.rehearsal:
+        if not assignment.final_evaluation:
             weights = assignment.task.patch.apply(np.zeros(spec.size, np.float32), spec)
             update = self.update(weights + np.float32(ord(device[-1]) % 7) * np.float32(0.125))
         reply = Reply(device, *self.turn(payload), False, Measures(10, 0), update)
@@ -220,11 +220,11 @@ def test_a_coordinator_that_is_killed_between_any_two_events_ends_with_the_same_
         round_["window_s"] = 1000.0  # restarts begin the window's time anew; here all must have answered
     plain = Desk(tmp_path / "plain", settings(**round_), restart=False).play()
     struck = Desk(tmp_path / "struck", settings(**round_), restart=True).play()
-    weights = [desk.run.method.shared_model(desk.run.conductor.state).tobytes() for desk in (plain, struck)]
+    weights = [desk.run.method.shared_model(desk.run.controller.state).tobytes() for desk in (plain, struck)]
     assert weights[0] == weights[1]
     assert [record.number for record in plain.closed] == list(range(1, 10))
     assert plain.closed == struck.closed
-    assert plain.run.conductor.ledger == struck.run.conductor.ledger
+    assert plain.run.controller.ledger == struck.run.controller.ledger
     stalest = max(r.staleness for record in plain.closed[:-1] for r in record.devices.values())
     assert stalest == (0 if mode == "window" else 2)
     for desk in (plain, struck):
@@ -308,7 +308,7 @@ def test_a_window_of_a_fleet_closes_by_time_also_after_its_coordinator_was_kille
     for closed in (records, again):
         found = [{device: reply.staleness for device, reply in one.devices.items()} for one in closed]
         assert found[:4] == stale
-        assert closed[4].rehearsal
+        assert closed[4].final_evaluation
     assert calm.traffic["device-0"][4:] == (2, 2)
     assert calm.traffic["device-1"][4:] == (4, 4)
 

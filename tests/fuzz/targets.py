@@ -24,12 +24,12 @@ from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.bundle.ort_training import cut
 from fleetune.protocols.bundle.shipped import MODELS, bundle_path
 from fleetune.protocols.methods import create, from_section
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment, Reply, read_enrolment, run_key
 from fleetune.protocols.wire.transfer import Chunk, Offer, digest_of, transfer_id
 from fleetune.protocols.wire.transport import Received
@@ -88,13 +88,13 @@ def _methods() -> Iterator[Target]:
         state = method.admit(method.init_coordinator(weights), DeviceReport("a", num_samples=10, ratio=0.5))
         planned, tasks = method.plan(state, Round(1, ("a",)), run_key(1).child("plan", 1, 1))
         task = codec.encode(Assignment("a", 1, 1, False, tasks["a"]), SPEC)
-        rehearsal = codec.encode(Assignment("a", 1, 1, True, tasks["a"]), SPEC)
+        final_evaluation = codec.encode(Assignment("a", 1, 1, True, tasks["a"]), SPEC)
         memory = Memory()
         reply = _session(enrolment, method, memory).answer(task, Budget(1.0))
         assert memory.data is not None
         label = "-".join([name, *settings])
         kind = Kept[method.device_state_type]  # type: ignore[name-defined]
-        yield Target(f"{label} task", [task, rehearsal], PAYLOAD, _answering(enrolment, method))
+        yield Target(f"{label} task", [task, final_evaluation], PAYLOAD, _answering(enrolment, method))
         yield Target(f"{label} reply", [reply], PAYLOAD, _aggregating(method, planned))
         yield Target(f"{label} session", [memory.data], PAYLOAD, _recalling(kind))
 
@@ -157,18 +157,18 @@ def _coordinator(closing: ExitStack) -> Target:
         talk.greet(device, num_samples=10)
     talk.server._gate.timer = lambda: float(count)  # slowly enough for all of it to be read
     run: Run = talk.run
-    errand = Errand("update", talk.id, 1, 1)
+    transfer_key = TransferKey("update", talk.id, 1, 1)
     digest = digest_of(b"anything")
     said = [
         wire.Presence(True, "x", "fleetune"),
-        Offer(transfer_id(errand, "a", digest), digest, 8, errand),
+        Offer(transfer_id(transfer_key, "a", digest), digest, 8, transfer_key),
         wire.Resume(DIGEST, 4),
         wire.Ack(DIGEST, 8),
         wire.Refuse(DIGEST, "no"),
         wire.Fetch(talk.id),
         wire.Ready(talk.id, run.enrolment.spec.hash, DeviceReport("a", num_samples=10, samples_per_s=5.0)),
         wire.Working(talk.id, 1, "training", 0.5),
-        wire.Measured(talk.id, 1, 1, Footprint(bytes_down=1, train_s=0.5), Footprint(joules=1.0)),
+        wire.Measured(talk.id, 1, 1, RoundCost(bytes_down=1, train_s=0.5), RoundCost(joules=1.0)),
         wire.Decline(talk.id, 1, 1, "too hot"),
         wire.Left(talk.id),
         wire.Pong("n"),
@@ -199,11 +199,14 @@ def _read_foreign(server: Any, topic: str, packet: bytes) -> None:
 def _agent(closing: ExitStack) -> Target:
     talk = AgentTalk(Path(closing.enter_context(tempfile.TemporaryDirectory())))
     closing.callback(talk.close)
-    errand, digest = Errand("enrolment", "run-1"), digest_of(b"anything")
+    transfer_key, digest = TransferKey("enrolment", "run-1"), digest_of(b"anything")
     said = [
-        Offer(transfer_id(errand, "a", digest), digest, 8, errand),
+        Offer(transfer_id(transfer_key, "a", digest), digest, 8, transfer_key),
         Offer(
-            transfer_id(Errand("task", "run-1", 1, 1), "a", digest), digest, 8, Errand("task", "run-1", 1, 1)
+            transfer_id(TransferKey("task", "run-1", 1, 1), "a", digest),
+            digest,
+            8,
+            TransferKey("task", "run-1", 1, 1),
         ),
         wire.Resume(DIGEST, 4),
         wire.Ack(DIGEST, 8),

@@ -65,16 +65,18 @@ class Exact:
 
 
 def _extra(w, plan):
-    """What a pull and a guide add to the gradient: here a guide acts on the weights themselves."""
+    """What a pull and a loss term add to the gradient: here a loss term acts on the weights themselves."""
     total = np.zeros_like(w)
     if plan.pull is not None:
         mask = True if plan.pull.mask is None else plan.pull.mask
         total += np.where(mask, np.float32(2 * plan.pull.strength) * (w - plan.pull.target), np.float32(0))
-    if isinstance(plan.guide, Contrast):
-        away = (w - plan.guide.near) - (w - plan.guide.far) / np.float32(2)
-        total += np.float32(plan.guide.strength / plan.guide.temperature) * away
-    elif plan.guide is not None:
-        total += np.float32(plan.guide.strength / plan.guide.temperature) * (w - plan.guide.teacher)
+    if isinstance(plan.loss_term, Contrast):
+        away = (w - plan.loss_term.near) - (w - plan.loss_term.far) / np.float32(2)
+        total += np.float32(plan.loss_term.strength / plan.loss_term.temperature) * away
+    elif plan.loss_term is not None:
+        total += np.float32(plan.loss_term.strength / plan.loss_term.temperature) * (
+            w - plan.loss_term.teacher
+        )
     return total
 
 

@@ -289,7 +289,7 @@ class Outcome:
         shared: the coordinator's model, flat.
         tensors: the same, as models/shared.safetensors has it.
         personal: each device's own model, flat.
-        traffic: payload bytes by device: down, up, rehearsal down and up, number of tasks and updates.
+        traffic: payload bytes by device: down, up, final evaluation down and up, number of tasks and updates.
         rounds: of each closed round its number, attempt, and by device bytes down and up and measures.
     """
 
@@ -328,8 +328,8 @@ def _bytes_of(traffic):
     return (
         traffic.down,
         traffic.up,
-        traffic.rehearsal_down,
-        traffic.rehearsal_up,
+        traffic.final_evaluation_down,
+        traffic.final_evaluation_up,
         traffic.tasks,
         traffic.updates,
     )

@@ -1,4 +1,6 @@
-"""A whole run in one process: the real conductor and real sessions, with replies that a test may forge."""
+"""A whole run in one process: the real run controller and real sessions, with replies that a test may
+forge.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from fleetune.coordinator.run.opening import open_run
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import PacketError, PacketNotFinite, TrainingDiverged
 from fleetune.protocols.finite import not_finite
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.settings.sections import TrainingSection
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
@@ -88,20 +90,20 @@ class World:
         self.turned_away, self.seen = [], []
 
     @property
-    def conductor(self):
-        return self.run.conductor
+    def controller(self):
+        return self.run.controller
 
     @property
     def state(self):
-        return self.conductor.engine.state
+        return self.controller.engine.state
 
     def shared(self):
-        return self.run.method.shared_model(self.conductor.state)
+        return self.run.method.shared_model(self.controller.state)
 
     def join(self, **reports):
         for name in DEVICES:
             report = reports.get(name, DeviceReport(name, num_samples=NUM_SAMPLES))
-            self.take(self.conductor.handle(DeviceReady(report), self.now))
+            self.take(self.controller.handle(DeviceReady(report), self.now))
 
     def play(self, steps=400):
         self.join()
@@ -114,28 +116,28 @@ class World:
     def step(self):
         """The first device with a task answers it; time passes when there is none."""
         if not self.tasks:
-            self.now = max(self.now + 1, self.conductor.engine.wake_at or 0.0)
-            self.take(self.conductor.handle(Tick(), self.now))
+            self.now = max(self.now + 1, self.controller.engine.wake_at or 0.0)
+            self.take(self.controller.handle(Tick(), self.now))
             return
-        name, (errand, payload) = min(self.tasks.items())
+        name, (transfer_key, payload) = min(self.tasks.items())
         del self.tasks[name]
-        turn = errand.round, errand.attempt
+        turn = transfer_key.round, transfer_key.attempt
         try:
             data = self._answer(name, payload)
         except TrainingDiverged as problem:
-            self.take(self.conductor.handle(Declined(name, *turn, str(problem), diverged=True), self.now))
+            self.take(self.controller.handle(Declined(name, *turn, str(problem), diverged=True), self.now))
             return
         try:
-            self.take(self.conductor.receive(name, data, Footprint(), self.now))
+            self.take(self.controller.receive(name, data, RoundCost(), self.now))
         except PacketError as problem:
             self.turned_away.append((name, type(problem).__name__, str(problem)))
-            self.take(self.conductor.turn_away(name, turn, problem, self.now))
+            self.take(self.controller.turn_away(name, turn, problem, self.now))
 
     def restart(self):
         self.run.store.close()
         self.tasks = {}
         self.run = open_run(self.settings, self.folder, durable=False)
-        self.take(self.conductor.resume(self.now))
+        self.take(self.controller.resume(self.now))
         self.join()
 
     def take(self, orders):
@@ -143,7 +145,7 @@ class World:
         for order in orders:
             if isinstance(order, Send):
                 try:
-                    self.tasks[order.device] = order.errand, order.make()
+                    self.tasks[order.device] = order.transfer_key, order.make()
                 except PacketNotFinite as problem:
                     unsent.append(order.declined(problem))
             elif isinstance(order, Closed):
@@ -151,7 +153,7 @@ class World:
             elif isinstance(order, Finished):
                 self.finished = order.reason
         for declined in unsent:
-            self.take(self.conductor.handle(declined, self.now))
+            self.take(self.controller.handle(declined, self.now))
 
     def _answer(self, name, payload):
         method = self.run.method

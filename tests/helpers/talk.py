@@ -21,7 +21,7 @@ from fleetune.protocols.skeletons.method import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.mailbox import Outbox, Sent
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import Chunk
 from fleetune.protocols.wire.transport import Received
@@ -136,7 +136,7 @@ class Coordinating:
         self.hear(device, Ack(sender.offer.transfer, sender.offer.num_bytes))
         return payload
 
-    def send(self, device, errand: Errand, payload: bytes) -> Any:
+    def send(self, device, transfer_key: TransferKey, payload: bytes) -> Any:
         """A payload, honestly transferred; what became of it."""
 
         def hear(item):
@@ -146,7 +146,7 @@ class Coordinating:
         def take():
             return [wire.read_to_device(data) for topic, data in self.take(device) if topic.endswith("/down")]
 
-        return _transfer(device, errand, payload, hear, take)
+        return _transfer(device, transfer_key, payload, hear, take)
 
     def session(self, device):
         """The device's half."""
@@ -184,14 +184,14 @@ class AgentTalk:
         data = message if isinstance(message, bytes) else wire.encode(message)
         self.agent._handle(Received(topics.topic(FLEET, self.device, channel), data))
 
-    def send(self, errand: Errand, payload: bytes):
+    def send(self, transfer_key: TransferKey, payload: bytes):
         """A payload, honestly transferred; what became of it."""
 
         def take():
             said, self.said[:] = list(self.said), []
             return [wire.read_from_device(data) for topic, data in said if topic.endswith("/up")]
 
-        return _transfer(self.device, errand, payload, self._pass, take)
+        return _transfer(self.device, transfer_key, payload, self._pass, take)
 
     def _pass(self, item):
         chunk = isinstance(item, Chunk)
@@ -202,10 +202,10 @@ class AgentTalk:
         self.agent._lock.close()
 
 
-def _transfer(device, errand, payload, hear, take):
+def _transfer(device, transfer_key, payload, hear, take):
     """Until it is sent, or nobody answers any more."""
     outbox = Outbox(device)
-    items: list[Any] = outbox.post(errand, payload, 0.0)
+    items: list[Any] = outbox.post(transfer_key, payload, 0.0)
     while True:
         for item in items:
             if isinstance(item, Sent):

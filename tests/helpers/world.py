@@ -7,10 +7,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
-from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import Decision, decide
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Choice, Cost
 
 CHOICES = [Choice(p / 10, Cost(bytes_down=p * 100_000, bytes_up=p * 100_000)) for p in range(1, 11)]
@@ -53,7 +53,7 @@ class World:
     watts: float = 7.0
     noise: float = 0.0
 
-    def round(self, choice: Choice, rng: np.random.Generator) -> Footprint:
+    def round(self, choice: Choice, rng: np.random.Generator) -> RoundCost:
         asked = demand(choice, CAPABILITY)
         down, up = round(asked.bytes_down * self.shrink), round(asked.bytes_up * self.shrink)
         seconds = (
@@ -63,7 +63,7 @@ class World:
         )
         noisy = np.array(seconds) * np.exp(self.noise * rng.normal(size=3))
         download_s, train_s, upload_s = noisy.tolist()
-        return Footprint(
+        return RoundCost(
             bytes_down=down,
             bytes_up=up,
             download_s=download_s,
@@ -87,7 +87,7 @@ class Device:
     world: World
     limits: Limits
     choices: tuple[Choice, ...] = tuple(CHOICES)
-    experience: Experience = field(default_factory=Experience)
+    cost_history: CostHistory = field(default_factory=CostHistory)
     ratio: float | None = None
     seed: int = 0
 
@@ -96,20 +96,20 @@ class Device:
 
     @property
     def decision(self) -> Decision:
-        forecast = partial(predict, capability=CAPABILITY, experience=self.experience)
+        forecast = partial(predict, capability=CAPABILITY, cost_history=self.cost_history)
         return decide(self.choices, forecast, self.limits, wanted=1.0, current=self.ratio)
 
-    def play(self, **stray: float | None) -> tuple[Footprint, Footprint] | None:
+    def play(self, **stray: float | None) -> tuple[RoundCost, RoundCost] | None:
         """One round: predicted and actual, the actual with `stray` figures; None: declined."""
         decision = self.decision
         if decision.choice is None:
-            self.experience, self.ratio = self.experience.declining(), None
+            self.cost_history, self.ratio = self.cost_history.declining(), None
             return None
         self.ratio = decision.choice.ratio
         return decision.predicted, self.learn(decision.choice, **stray)
 
-    def learn(self, choice: Choice, **stray: float | None) -> Footprint:
+    def learn(self, choice: Choice, **stray: float | None) -> RoundCost:
         """A round at this choice, whatever it would choose; what it took, but for `stray` learned."""
         actual = self.world.round(choice, self._rng)
-        self.experience = self.experience.learned(demand(choice, CAPABILITY), replace(actual, **stray))
+        self.cost_history = self.cost_history.learned(demand(choice, CAPABILITY), replace(actual, **stray))
         return actual

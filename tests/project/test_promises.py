@@ -14,7 +14,7 @@ from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.settings.sections import FleetSection, simulated_keys
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.mailbox import Outbox
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
 SECTIONS = {
@@ -56,8 +56,8 @@ def test_the_smaller_of_the_owners_ratio_and_the_dealt_one_holds(own, dealt, wan
 
 def test_a_dealt_ratio_travels_with_every_offer_and_changes_no_byte_of_the_payload():
     plain, dealt = Outbox("d"), Outbox("d")
-    (without,) = plain.post(Errand("enrolment", "r"), b"weights", 0)
-    (offer,) = dealt.post(Errand("enrolment", "r"), b"weights", 0, ratio=0.4)
+    (without,) = plain.post(TransferKey("enrolment", "r"), b"weights", 0)
+    (offer,) = dealt.post(TransferKey("enrolment", "r"), b"weights", 0, ratio=0.4)
     assert (offer.ratio, offer.transfer, offer.digest) == (0.4, without.transfer, without.digest)
     assert wire.read_to_device(wire.encode(offer)) == offer
     assert b"ratio" not in wire.encode(without)  # an agent of before reads it
@@ -85,7 +85,7 @@ def test_serve_names_what_it_does_not_heed(monkeypatch):
     run = SimpleNamespace(
         settings=settings_of(fleet={"uplink_mbps": 3.0}),
         enrolment=SimpleNamespace(run="r-1", spec=SimpleNamespace(num_parameters=1)),
-        conductor=SimpleNamespace(records=list),
+        controller=SimpleNamespace(records=list),
         resumed=False,
         folder=Path("runs/r"),
     )

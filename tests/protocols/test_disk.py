@@ -117,12 +117,12 @@ def test_what_an_agent_stores_is_synced_with_the_names_of_its_folders(tmp_path):
     with power.in_place():
         store.claim().close()
         store.session("r").write(b"session")
-        store.allowance("r").write(b"experience")
+        store.ratio_controller("r").write(b"experience")
         store.keep_task("r", "0" * 32, b"task")
         store.keep_bundle("r", b"bundle")
     power.cut()
     assert store.session("r").read() == b"session"
-    assert store.allowance("r").read() == b"experience"
+    assert store.ratio_controller("r").read() == b"experience"
     assert store.task("r", "0" * 32).read() == b"task"
     assert store.bundle("r") == b"bundle"
 

@@ -15,7 +15,6 @@ from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.mailbox import Arrived, Inbox, Outbox, Sent
 from fleetune.protocols.wire.messages import (
     Ack,
-    Errand,
     Finish,
     Left,
     Message,
@@ -24,6 +23,7 @@ from fleetune.protocols.wire.messages import (
     Pong,
     Refuse,
     Resume,
+    TransferKey,
 )
 from fleetune.protocols.wire.topics import (
     Channel,
@@ -89,8 +89,8 @@ class Endpoint:
                 self._tick(time.monotonic())
         return True
 
-    def post(self, errand: Errand, payload: bytes) -> None:
-        self._emit(self.outbox.post(errand, payload, time.monotonic()))
+    def post(self, transfer_key: TransferKey, payload: bytes) -> None:
+        self._emit(self.outbox.post(transfer_key, payload, time.monotonic()))
 
     def start_pinging(self) -> None:
         self._ping_at = time.monotonic()

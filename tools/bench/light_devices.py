@@ -18,14 +18,14 @@ from typing import Any
 
 import fleetune.protocols.wire.messages as wire
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.averaging import Task, Update
 from fleetune.protocols.skeletons.method import DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.incoming_parts import PartMemory
 from fleetune.protocols.wire.mailbox import Arrived, Inbox, Outbox
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply
 from fleetune.protocols.wire.transfer import Chunk
 
@@ -124,15 +124,17 @@ class Shared:
             self.spec = codec.decode(payload, Enrolment, None).spec
         return self.spec
 
-    def reply(self, device: str, errand: Errand, payload: bytes) -> bytes:
+    def reply(self, device: str, transfer_key: TransferKey, payload: bytes) -> bytes:
         """The canned answer to a task."""
         assert self.spec is not None, "a device enrols before it is asked"
         if self.update is None:
             task: Task = codec.decode(payload, Assignment[Task], self.spec).task
             self.update = Update(task.patch, NUM_SAMPLES)
-        update = None if errand.rehearsal else self.update
+        update = None if transfer_key.final_evaluation else self.update
         measures = Measures(NUM_SAMPLES, NUM_SAMPLES, 0.1, 0.5, 0.5)
-        return codec.encode(Reply(device, errand.round, errand.attempt, False, measures, update), self.spec)
+        return codec.encode(
+            Reply(device, transfer_key.round, transfer_key.attempt, False, measures, update), self.spec
+        )
 
 
 @dataclass
@@ -184,18 +186,18 @@ class LightDevice:
                 case Offer() | Resume() | Ack() | Refuse():
                     self._tell(item)
         for one in arrived:  # acknowledged by now: nobody counts on a device that has no enrolment
-            self._take(one.offer.errand, one.payload(), now)
+            self._take(one.offer.transfer_key, one.payload(), now)
             self.inbox.settle(one.offer.transfer)
 
-    def _take(self, errand: Errand, payload: bytes, now: float) -> None:
-        if errand.kind == "enrolment":
+    def _take(self, transfer_key: TransferKey, payload: bytes, now: float) -> None:
+        if transfer_key.kind == "enrolment":
             report = DeviceReport(self.name, num_samples=NUM_SAMPLES, round_s=1.0)
-            self._tell(wire.Ready(errand.run, self.shared.enrolled(payload).hash, report))
-        elif errand.kind == "task":
-            reply = self.shared.reply(self.name, errand, payload)
-            turn = errand.turn
-            self._tell(wire.Measured(errand.run, *turn, Footprint(train_s=0.0)))
-            self._say(self.outbox.post(errand.answer, reply, now), now)
+            self._tell(wire.Ready(transfer_key.run, self.shared.enrolled(payload).hash, report))
+        elif transfer_key.kind == "task":
+            reply = self.shared.reply(self.name, transfer_key, payload)
+            turn = transfer_key.turn
+            self._tell(wire.Measured(transfer_key.run, *turn, RoundCost(train_s=0.0)))
+            self._say(self.outbox.post(transfer_key.answer, reply, now), now)
 
     def _tell(self, message: wire.Message, channel: topics.Channel = "up") -> None:
         self._publish(channel, wire.encode(message))

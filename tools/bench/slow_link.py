@@ -22,7 +22,7 @@ from msgspec import Struct
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, Which
 from fleetune.protocols.errors import FleetuneError, TransportError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.wire.messages import Errand, Finish
+from fleetune.protocols.wire.messages import Finish, TransferKey
 from fleetune.protocols.wire.transfer import digest_of
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
@@ -116,7 +116,7 @@ def _run_device(job: Job, folder: Path) -> list[str]:
     end.run(lambda: end.pinged)
     unheard = len(end.losses)  # before the broker was up
     if job.way == "up":
-        end.post(Errand("update", "bench"), job.payload)
+        end.post(TransferKey("update", "bench"), job.payload)
     end.run(lambda: end.finished)
     losses = end.losses[unheard:]
     end.transport.close()
@@ -131,7 +131,7 @@ def _run_hub(job: Job, folder: Path) -> LinkReport:
         end.run(lambda: bool(end.pongs), timeout_s=30)
         started_at = time.monotonic()
         if job.way == "down":
-            end.post(Errand("task", "bench"), job.payload)
+            end.post(TransferKey("task", "bench"), job.payload)
         patience_s = 30 + 10 * 8 * job.megabytes / job.mbps
         end.run(lambda: bool(end.sent if job.way == "down" else end.arrived), patience_s)
         ended_at = time.monotonic()

@@ -70,7 +70,7 @@ def finished(cell: Cell) -> Played | None:
         records = [msgspec.json.decode(line, type=RoundRecord) for line in lines]
     except (OSError, msgspec.MsgspecError):
         return None
-    training = [record for record in records if not record.rehearsal]
+    training = [record for record in records if not record.final_evaluation]
     return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training)
 
 
@@ -90,7 +90,7 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
     run, summary = simulate(
         cell.settings, cell.folder, workers=workers, fresh=True, on_closed=on_closed, runs=cell.runs
     )
-    records = run.conductor.records()
+    records = run.controller.records()
     run.store.close()
     clear(cell.folder, durable=False)
     files = {**figures(summary, records), SETTINGS: msgspec.json.encode(cell.settings)}

@@ -75,7 +75,7 @@ class Played:
         label: of the contender.
         seed: of the run.
         summary: its summary.json, personal accuracies filled in (`outcome.with_personal`).
-        records: of its rounds, the rehearsal not among them.
+        records: of its rounds, the final evaluation not among them.
     """
 
     label: str
@@ -86,7 +86,7 @@ class Played:
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """One a round, ascending."""
-        return tuple(_course(self.records))
+        return tuple(_development(self.records))
 
     @property
     def settled(self) -> list[Point]:
@@ -117,7 +117,7 @@ class Figures:
         personal_worst_decile: what nine devices in ten reach or exceed.
         personal_worst: of the device that does worst.
         before_mean, before_weighted, after_mean, after_weighted: one more round's work on a copy: the model
-            local training starts from, and the personal model it leads to (the rehearsal).
+            local training starts from, and the personal model it leads to (the final evaluation).
         best_before, best_before_round, best_after, best_after_round: the highest the fleet stood at.
         last_before, last_after: mean over the last round's participants.
         bytes_up, bytes_down, bytes_up_dense, bytes_down_dense: payload as counted on the wire, and as many
@@ -263,7 +263,7 @@ def figures_of(run: Played, target: Target | None) -> Figures:
     )
 
 
-def _course(records: Iterable[RoundRecord]) -> Iterable[Point]:
+def _development(records: Iterable[RoundRecord]) -> Iterable[Point]:
     latest: dict[str, Measures] = {}
     up = down = 0
     for record in records:

@@ -24,8 +24,8 @@ from fleetune.tools.compare.tables import (
 _ABOUT_ACCURACY = (
     "In percent, on the devices' own test samples. Each device's personal model after the last round it took "
     "part in: mean over devices, mean weighted by training samples, and what nine in ten devices reach or "
-    "exceed (worst decile). Best round: the highest mean the fleet stood at. Before, after: the closing "
-    "rehearsal, one more round's work on a copy of every device: the model that local training starts from, "
+    "exceed (worst decile). Best round: the highest mean the fleet stood at. Before, after: the final "
+    "evaluation, one more round's work on a copy of every device: the model that local training starts from, "
     "and the personal model it leads to."
 )
 _ABOUT_COST = (

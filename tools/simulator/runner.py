@@ -25,7 +25,12 @@ from fleetune.protocols.settings.sections import RunSettings
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.simulated_device import Player
-from fleetune.tools.simulator.simulated_fleet import Shares, allowance_of, check_counts, simulated_devices
+from fleetune.tools.simulator.simulated_fleet import (
+    Shares,
+    check_counts,
+    ratio_controller_of,
+    simulated_devices,
+)
 from fleetune.tools.simulator.simulation import Simulation
 from fleetune.tools.simulator.starting_models import carry_over
 
@@ -101,7 +106,7 @@ def simulate(
 def _play(run: Run, players: list[Player], workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
     with _executor(run, workers) as executor:
         Simulation(
-            run.conductor,
+            run.controller,
             run.enrolment,
             len(run.payload),
             players,
@@ -117,8 +122,8 @@ def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> lis
     players = []
     for device in simulated_devices(settings):
         data = shares.of(device.index, enrolment.spec)
-        allowance = allowance_of(device, enrolment, method, data, policy)
-        players.append(Player.of(device, allowance, policy, enrolment.flops_per_sample))
+        ratio_controller = ratio_controller_of(device, enrolment, method, data, policy)
+        players.append(Player.of(device, ratio_controller, policy, enrolment.flops_per_sample))
     return players
 
 

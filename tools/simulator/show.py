@@ -36,7 +36,7 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
         task = bar.add_task(method, total=settings.run.rounds, accuracy="")
 
         def on_closed(record: RoundRecord) -> None:
-            if record.rehearsal:
+            if record.final_evaluation:
                 bar.update(task, description=f"{method}, last look at every device")
                 return
             accuracy = mean(reply.measures.after for reply in record.devices.values())
@@ -44,7 +44,7 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
 
         run, summary = simulate(settings, folder, workers=workers, fresh=fresh, on_closed=on_closed, say=_say)
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
-    records = run.conductor.records()
+    records = run.controller.records()
     files = write_report(folder, run.settings, summary, records, boards=boards, durable=False)
     files.append(save_shared_model(run))
     mark_finished(run)

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
-from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.firmware_profiles import UNKNOWN
 from fleetune.protocols.conditions import Conditions
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceReport
 from fleetune.tools.simulator.battery import Battery
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
@@ -25,8 +25,8 @@ class Answer:
 
     data: bytes
     ratio: float
-    predicted: Footprint
-    taken: Footprint
+    predicted: RoundCost
+    taken: RoundCost
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Player:
 
     Attributes:
         device: its board and link.
-        allowance: what it can afford, as it knows itself.
+        ratio_controller: what it can afford, as it knows itself.
         policy: of its owner.
         flops_per_sample: of one training step on the fleet's model.
         battery: None: it is on the mains.
@@ -47,7 +47,7 @@ class Player:
     """
 
     device: SimulatedDevice
-    allowance: Allowance
+    ratio_controller: RatioController
     policy: Policy
     flops_per_sample: float
     battery: Battery | None = None
@@ -59,14 +59,18 @@ class Player:
 
     @classmethod
     def of(
-        cls, device: SimulatedDevice, allowance: Allowance, policy: Policy, flops_per_sample: float
+        cls,
+        device: SimulatedDevice,
+        ratio_controller: RatioController,
+        policy: Policy,
+        flops_per_sample: float,
     ) -> Self:
         """At the start of a run, its first ratio chosen."""
         board, battery = device.board, None
         if device.charge is not None and board.battery_wh is not None:
             battery = Battery(board.battery_wh * 3600, device.charge, board.idle_w)
-        player = cls(device, allowance, policy, flops_per_sample, battery)
-        player.allowance = allowance.chosen(player.conditions)
+        player = cls(device, ratio_controller, policy, flops_per_sample, battery)
+        player.ratio_controller = ratio_controller.chosen(player.conditions)
         return player
 
     @property
@@ -76,7 +80,7 @@ class Player:
     @property
     def report(self) -> DeviceReport:
         """The latest."""
-        return self.allowance.report
+        return self.ratio_controller.report
 
     @property
     def conditions(self) -> Conditions:
@@ -92,17 +96,19 @@ class Player:
     def refusal(self) -> str | None:
         """Why it takes no part just now; None: it does."""
         against = objection(self.policy, self.conditions, self.device.board)
-        return against or (None if self.allowance.fits else self.report.reason)
+        return against or (None if self.ratio_controller.fits else self.report.reason)
 
     @property
     def train_s(self) -> float:
         """How long its work truly takes at its present ratio, evaluations included."""
         ratio = self.report.ratio
-        choice = next(one for one in self.allowance.choices if one.ratio == ratio)
+        choice = next(one for one in self.ratio_controller.choices if one.ratio == ratio)
         gflops = self.device.board.training_gflops * self.device.speed
-        return demand(choice, self.allowance.capability).samples * self.flops_per_sample / (gflops * 1e9)
+        return (
+            demand(choice, self.ratio_controller.capability).samples * self.flops_per_sample / (gflops * 1e9)
+        )
 
-    def sent(self, answered: Answer, upload_s: float) -> Footprint:
+    def sent(self, answered: Answer, upload_s: float) -> RoundCost:
         """What the round takes in all when its reply is sent in `upload_s`."""
         board, before = self.device.board, answered.taken
         joules = (
@@ -112,7 +118,7 @@ class Player:
         )
         return replace(before, bytes_up=len(answered.data), upload_s=upload_s, joules=joules)
 
-    def spend(self, taken: Footprint, now: float) -> None:
+    def spend(self, taken: RoundCost, now: float) -> None:
         """Off its battery: a round's joules, of which idling would have drawn a part."""
         if self.battery is not None:
             idle_j = self.battery.idle_w * taken.known_s
@@ -123,15 +129,15 @@ class Player:
         """Its battery is empty: it is gone for good."""
         return self.battery is not None and self.battery.is_empty
 
-    def learn(self, ratio: float, taken: Footprint) -> None:
+    def learn(self, ratio: float, taken: RoundCost) -> None:
         """From a round done to its end at `ratio`: choose again."""
-        self.allowance = self.allowance.learned(ratio, taken).chosen(self.conditions)
+        self.ratio_controller = self.ratio_controller.learned(ratio, taken).chosen(self.conditions)
 
     def try_again(self) -> None:
         """After a while in which nothing fitted."""
-        self.allowance = self.allowance.declining().chosen(self.conditions)
+        self.ratio_controller = self.ratio_controller.declining().chosen(self.conditions)
 
     @property
     def is_news(self) -> bool:
         """Whether the coordinator should hear of the present report."""
-        return self.told is None or self.allowance.is_news(self.told)
+        return self.told is None or self.ratio_controller.is_news(self.told)

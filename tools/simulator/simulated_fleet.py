@@ -8,7 +8,7 @@ from typing import Any
 from fleetune import firmware_profiles
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.ratio_controller import Allowance
+from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.training.device_data import Dataset, DeviceData, check_fits, load, scaled, take
 from fleetune.edge_agent.training.trainers import Kind
@@ -111,13 +111,13 @@ class Shares:
         return scaled(check_fits(data, spec), settings.data.mean, settings.data.std, spec)
 
 
-def allowance_of(
+def ratio_controller_of(
     device: SimulatedDevice,
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
     data: DeviceData,
     policy: Policy,
-) -> Allowance:
+) -> RatioController:
     """What the device can afford by its board and its link as they are at the start; nothing is chosen."""
     link, board = device.link, device.board
     report = report_of(
@@ -138,7 +138,7 @@ def allowance_of(
         base_bytes=AGENT_BYTES,
     )
     fixed = device.ratio is not None
-    return Allowance(
+    return RatioController(
         method.choices(report),
         capability,
         board,

@@ -17,10 +17,10 @@ from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
 from fleetune.coordinator.rounds.orders import Closed, Finished, Order, Send
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.run.run_controller import Conductor
+from fleetune.coordinator.run.run_controller import RunController
 from fleetune.protocols.errors import PacketError, PacketNotFinite, SettingError
-from fleetune.protocols.round_cost import Footprint
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.simulator.simulated_device import Answer, Player
 from fleetune.tools.simulator.worker import answer
@@ -33,7 +33,7 @@ class Simulation:
     """A fleet at work on a virtual clock.
 
     Args:
-        conductor: of the run.
+        controller: of the run.
         enrolment: of the run.
         num_enrolment_bytes: what each device downloads before its first round.
         players: the devices, each with its first ratio chosen.
@@ -45,7 +45,7 @@ class Simulation:
 
     def __init__(
         self,
-        conductor: Conductor,
+        controller: RunController,
         enrolment: Enrolment,
         num_enrolment_bytes: int,
         players: list[Player],
@@ -55,8 +55,8 @@ class Simulation:
         availability: float = 1.0,
         on_closed: Callable[[RoundRecord], None] = lambda _: None,
     ) -> None:
-        self._conductor = conductor
-        conductor.keeps_steps = False
+        self._controller = controller
+        controller.keeps_steps = False
         self._enrolment = enrolment
         self._num_enrolment_bytes = num_enrolment_bytes
         self._fleet = {player.name: player for player in players}
@@ -89,8 +89,8 @@ class Simulation:
     def _enrol(self) -> None:
         """Everybody enrols before the clock starts; who is away then comes later."""
         for name in self._fleet:
-            errand = Errand("enrolment", self._enrolment.run)
-            self._conductor.note_delivered(name, errand, self._num_enrolment_bytes)
+            transfer_key = TransferKey("enrolment", self._enrolment.run)
+            self._controller.note_delivered(name, transfer_key, self._num_enrolment_bytes)
         self._draw_presence(0)
         for player in self._fleet.values():
             if player.there:
@@ -104,11 +104,11 @@ class Simulation:
             self._tell(DeviceReady(player.report))
             return
         self._tell(Declined(player.name, 0, 0, refusal))
-        if not player.allowance.fits and player.allowance.experience.lessons:
+        if not player.ratio_controller.fits and player.ratio_controller.cost_history.lessons:
             self._at(self.now + self._enrolment.deadline_s, lambda: self._try_again(player))
 
     def _try_again(self, player: Player) -> None:
-        if player.there and not player.allowance.fits:
+        if player.there and not player.ratio_controller.fits:
             player.try_again()
             self._report(player)
 
@@ -139,7 +139,7 @@ class Simulation:
         heapq.heappush(self._agenda, (time_s, next(self._order), happen))
 
     def _tell(self, event: Any) -> None:
-        self._follow(self._conductor.handle(event, self.now))
+        self._follow(self._controller.handle(event, self.now))
 
     def _follow(self, orders: list[Order]) -> None:
         unsent = []
@@ -158,49 +158,49 @@ class Simulation:
                     self._finished = True
         for declined in unsent:
             self._tell(declined)
-        turn = self._conductor.engine.state.turn
+        turn = self._controller.engine.state.turn
         if turn.attempt > MOST_ATTEMPTS:
             raise SettingError(
                 f"round {turn.number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
                 " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
             )
-        wake_at = self._conductor.engine.wake_at
+        wake_at = self._controller.engine.wake_at
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
             self._at(max(wake_at, self.now), lambda: self._tick(wake_at))
 
     def _forget_answers(self) -> None:
         """Of tasks that nobody waits for any more."""
-        state = self._conductor.engine.state
+        state = self._controller.engine.state
         for name, player in self._fleet.items():
             open_turn = state.members[name].asked if state.awaits(name) else None
             player.answered = {turn: kept for turn, kept in player.answered.items() if turn == open_turn}
 
     def _tick(self, due: float) -> None:
-        if due == self._conductor.engine.wake_at:
+        if due == self._controller.engine.wake_at:
             self._next_tick = None
             self._tell(Tick())
 
     def _send(self, send: Send) -> None:
-        player, errand = self._fleet[send.device], send.errand
-        turn = errand.turn
+        player, transfer_key = self._fleet[send.device], send.transfer_key
+        turn = transfer_key.turn
         payload = send.make()
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         arrives_at = player.device.link.finish_s(self.now, num_bytes, "down")
-        self._at(arrives_at, lambda: self._conductor.note_delivered(send.device, errand, num_bytes))
+        self._at(arrives_at, lambda: self._controller.note_delivered(send.device, transfer_key, num_bytes))
         if turn in player.answered:
             answered = player.answered[turn]
-            self._at(arrives_at, lambda: self._upload(player, errand, answered))
+            self._at(arrives_at, lambda: self._upload(player, transfer_key, answered))
             return
         if turn == player.working:
             return  # it came back in the midst of this very task
         player.working = turn
         reply, train_s = self._submit(player, payload), player.train_s
-        taken = Footprint(bytes_down=num_bytes, download_s=arrives_at - self.now, train_s=train_s)
+        taken = RoundCost(bytes_down=num_bytes, download_s=arrives_at - self.now, train_s=train_s)
         answering = partial(
-            Answer, ratio=player.report.ratio, predicted=player.allowance.predicted, taken=taken
+            Answer, ratio=player.report.ratio, predicted=player.ratio_controller.predicted, taken=taken
         )
-        self._at(arrives_at + train_s, lambda: self._trained(player, errand, answering(reply.result())))
+        self._at(arrives_at + train_s, lambda: self._trained(player, transfer_key, answering(reply.result())))
 
     def _submit(self, player: Player, payload: bytes) -> Future[bytes]:
         device = player.device
@@ -213,30 +213,30 @@ class Simulation:
         self._in_flight = [*(one for one in self._in_flight if not one.done()), reply]
         return reply
 
-    def _trained(self, player: Player, errand: Errand, answered: Answer) -> None:
-        turn = errand.turn
+    def _trained(self, player: Player, transfer_key: TransferKey, answered: Answer) -> None:
+        turn = transfer_key.turn
         player.working = None if player.working == turn else player.working
         player.answered[turn] = answered
-        self._upload(player, errand, answered)
+        self._upload(player, transfer_key, answered)
 
-    def _upload(self, player: Player, errand: Errand, answered: Answer) -> None:
+    def _upload(self, player: Player, transfer_key: TransferKey, answered: Answer) -> None:
         arrives_at = player.device.link.finish_s(self.now, len(answered.data), "up")
         taken = player.sent(answered, arrives_at - self.now)
-        self._at(arrives_at, lambda: self._arrive(player, errand, answered, taken))
+        self._at(arrives_at, lambda: self._arrive(player, transfer_key, answered, taken))
 
-    def _arrive(self, player: Player, errand: Errand, answered: Answer, taken: Footprint) -> None:
+    def _arrive(self, player: Player, transfer_key: TransferKey, answered: Answer, taken: RoundCost) -> None:
         if not player.there:
             return  # it offers again when it is back, because it is sent its task again
         player.spend(taken, self.now)
-        if not errand.rehearsal:
+        if not transfer_key.final_evaluation:
             player.learn(answered.ratio, taken)
         try:
-            orders = self._conductor.receive(
+            orders = self._controller.receive(
                 player.name, answered.data, taken, self.now, predicted=answered.predicted
             )
         except PacketError as problem:
-            turn = Turn(errand.round, errand.attempt)
-            orders = self._conductor.turn_away(player.name, turn, problem, self.now)
+            turn = Turn(transfer_key.round, transfer_key.attempt)
+            orders = self._controller.turn_away(player.name, turn, problem, self.now)
         self._follow(orders)
         self._after_round(player)
 

@@ -40,7 +40,7 @@ class Story:
 
     @property
     def training(self) -> list[RoundRecord]:
-        return [record for record in self.records if not record.rehearsal]
+        return [record for record in self.records if not record.final_evaluation]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from fleetune.protocols.bounds import Number
 from fleetune.protocols.finite import check_loss
 from fleetune.protocols.methods.dcpfl.groups import Group, Grouping
-from fleetune.protocols.methods.dcpfl.splitting import Coordinator, Course, Update
+from fleetune.protocols.methods.dcpfl.splitting import GroupDevelopment, ServerState, Update
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.method import (
@@ -63,7 +63,7 @@ _NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """The device's model, shape (spec.size,), the round it last worked in, and on trial its rival:
     what training made of the new group's model.
     """
@@ -100,21 +100,21 @@ def _told(loss: float, what: str) -> float:
 
 
 @dataclass(frozen=True)
-class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
-    """Settings: those of `Course`.
+class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
+    """Settings: those of `GroupDevelopment`.
 
     Differs from the paper: averages are weighted by samples. A device's ratio bounds what it exchanges
     to the smallest layers that make up this share of the model, and it is compared with others over the
     layers that both send; that is Fleetune's extension.
     """
 
-    state_type, device_state_type = Coordinator, Device
+    state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(Grouping(1.0, (self.averaging.first_group(weights),), {}))
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(Grouping(1.0, (self.averaging.first_group(weights),), {}))
 
-    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+    def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         """While there is one group everybody is in it. A new ratio covers other layers: all are sent anew."""
         device, grouping, synced = report.device, state.grouping, dict(state.synced)
         if len(grouping.groups) == 1:
@@ -124,45 +124,45 @@ class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
         ratios = {**state.ratios, device: report.ratio}
         return replace(state, grouping=grouping, ratios=ratios, synced=synced)
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights)
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights)
 
     def plan(
         self,
-        state: Coordinator,
+        state: ServerState,
         round_: Round,
         key: Key,  # noqa: ARG002
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         state = replace(state, round=round_.number)
         return state, lazily(round_.participants, lambda device: self._task(state, device, round_))
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         own = state.rival if task.adopt and state.rival is not None else state.weights
         start = task.patch.apply(own, self.spec)
         fit = trainer.fit(start, FitPlan(), key)
         if state.round < task.since:
             lost = Update(_NOTHING, trainer.num_samples, lost=True)
-            return Device(fit.weights, task.round), lost
+            return ClientState(fit.weights, task.round), lost
         loss = _told(trainer.loss(start), "before training")
         if task.trial is None:
             sent = Patch.of(fit.weights, task.upload, self.spec)
-            return Device(fit.weights, task.round), Update(sent, trainer.num_samples, loss)
+            return ClientState(fit.weights, task.round), Update(sent, trainer.num_samples, loss)
         rival = trainer.fit(task.trial.apply(own, self.spec), FitPlan(), key)
         losses = (
             _told(trainer.loss(fit.weights), "of the old group's model"),
             _told(trainer.loss(rival.weights), "of the new group's model"),
         )
         update = Update(_NOTHING, trainer.num_samples, loss, losses)
-        return Device(fit.weights, task.round, rival.weights), update
+        return ClientState(fit.weights, task.round, rival.weights), update
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         """Holds the round's updates together, because whole models are compared pair by pair."""
         received = dict(updates)
         heard = {device: update for device, update in received.items() if not update.lost}
@@ -175,10 +175,10 @@ class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
         state = self.after(replace(state, synced=synced), heard)
         return replace(state, grouping=state.grouping.with_guests(guests, self.spec))
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         """The mean of the groups' models; for people, and what guests start from."""
         return state.grouping.mean_model()
 
@@ -211,24 +211,24 @@ class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
     def _patch(self, weights: FlatArray, layers: LayerMask) -> Patch:
         return Patch.of(weights, self._selection(layers), self.spec)
 
-    def _task(self, state: Coordinator, device: DeviceId, round_: Round) -> Task:
+    def _task(self, state: ServerState, device: DeviceId, round_: Round) -> Task:
         fits = self._affordable(state.ratios.get(device, 1.0))
         place, nothing = state.grouping.place_of(device), Layers(())
         if place is None:
-            upload = nothing if round_.rehearsal else self._selection(fits)
+            upload = nothing if round_.final_evaluation else self._selection(fits)
             return Task(round_.number, 0, self._patch(state.grouping.mean_model(), fits), upload)
         group, on_trial = state.grouping.groups[place], state.on_trial(device)
-        keeps = round_.rehearsal or on_trial
+        keeps = round_.final_evaluation or on_trial
         return Task(
             round_.number,
             state.synced.get(device, 0),
             self._patch(group.weights, self._newer(state, device, group) & fits),
             nothing if keeps else self._selection(self.due(state, group) & fits),
-            None if round_.rehearsal or not on_trial else self._trial_patch(state, device, fits),
+            None if round_.final_evaluation or not on_trial else self._trial_patch(state, device, fits),
             adopt=state.synced.get(device) == state.accepted,
         )
 
-    def _newer(self, state: Coordinator, device: DeviceId, group: Group) -> LayerMask:
+    def _newer(self, state: ServerState, device: DeviceId, group: Group) -> LayerMask:
         """Layers of the group's model that the device has not seen; its own where it is alone."""
         if device not in state.synced:
             return group.averaged > 0
@@ -236,7 +236,7 @@ class DCPFL(Course, Method[Coordinator, Device, Task, Update]):
             return np.zeros_like(group.averaged, dtype=bool)
         return group.averaged >= state.synced[device]
 
-    def _trial_patch(self, state: Coordinator, device: DeviceId, fits: LayerMask) -> Patch | None:
+    def _trial_patch(self, state: ServerState, device: DeviceId, fits: LayerMask) -> Patch | None:
         assert state.trial is not None
         place = state.trial.place_of(device)
         if place is None:

@@ -29,7 +29,7 @@ Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tr
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """What the coordinator knows.
 
     Attributes:
@@ -80,7 +80,7 @@ class Update(averaging.Update):
 
 
 @dataclass(frozen=True)
-class Course:
+class GroupDevelopment:
     """DC-PFL's settings; defaults are those of section V-A, with tau's 5 epochs as one round.
 
     Attributes:
@@ -113,13 +113,13 @@ class Course:
     def averaging(self) -> Averaging:
         return Averaging(self.spec, self.alpha, self.tau, self.low_discrepancy)
 
-    def due(self, state: Coordinator, group: Group) -> NDArray[np.bool_]:
+    def due(self, state: ServerState, group: Group) -> NDArray[np.bool_]:
         """Which of the group's layers go up in the round at hand, shape (layers,)."""
         if state.round <= self.start_rounds or state.phase in ("gather", "settle"):
             return np.ones(len(self.spec.layers), dtype=bool)
         return due(state.round, group.every)
 
-    def after(self, state: Coordinator, heard: Mapping[DeviceId, Update]) -> Coordinator:
+    def after(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
         """The state after the round at hand, guests and who was there left aside."""
         losses = {**state.losses, **{device: update.loss for device, update in heard.items()}}
         if losses and state.phase != "settle":  # devices of a trial then start from what they had trained
@@ -134,7 +134,7 @@ class Course:
             return replace(state, phase="gather")
         return self._split(state, split, heard)
 
-    def _all_whole(self, state: Coordinator) -> bool:
+    def _all_whole(self, state: ServerState) -> bool:
         """Whether every group that could split uploads whole models in the round at hand."""
         grouping = state.grouping
         return all(
@@ -142,7 +142,7 @@ class Course:
             for place, group in enumerate(grouping.groups)
         )
 
-    def _averaged(self, state: Coordinator, heard: Mapping[DeviceId, Update]) -> Coordinator:
+    def _averaged(self, state: ServerState, heard: Mapping[DeviceId, Update]) -> ServerState:
         """Every group averaged, but for those on trial; members that started alike compared."""
         groups, pairs, grouping = [], state.pairs, state.grouping
         staying = [device for device in heard if not state.on_trial(device)]
@@ -160,7 +160,7 @@ class Course:
             return pairs
         return pairs.add(list(sent), self.averaging.distances(list(sent.values())), self.start_rounds)
 
-    def _judged(self, state: Coordinator, trial: Grouping, heard: Mapping[DeviceId, Update]) -> Coordinator:
+    def _judged(self, state: ServerState, trial: Grouping, heard: Mapping[DeviceId, Update]) -> ServerState:
         """The new groups if they leave less loss, else the old ones for a while; no votes: once more."""
         votes = [update.trial for device, update in heard.items() if update.trial and state.on_trial(device)]
         if not votes:
@@ -171,7 +171,7 @@ class Course:
             return replace(state, held_until=state.round + self.hold_rounds)
         return replace(state, grouping=trial.refreshed(state.grouping), curve=(), accepted=state.round)
 
-    def _split_due(self, state: Coordinator) -> Split | None:
+    def _split_due(self, state: ServerState) -> Split | None:
         """The groups to come; None: it is too early, or there are none."""
         gamma = state.grouping.gamma
         tree = [device for device in state.pairs.compared() if device in state.grouping.placed]
@@ -185,13 +185,13 @@ class Course:
         lower, labels = next_gamma(state.pairs.between(tree), current, gamma, self.gamma_step)
         return None if np.array_equal(labels, current) else (lower, tree, labels)
 
-    def _rapid_decrease_over(self, state: Coordinator) -> bool:
+    def _rapid_decrease_over(self, state: ServerState) -> bool:
         if not self.dynamic or state.round < state.held_until:
             return False
         radii = radius(smooth(state.curve, self.window), self.window)
         return state.phase == "gather" or rapid_decrease_end(radii, self.observe) is not None
 
-    def _split(self, state: Coordinator, split: Split, heard: Mapping[DeviceId, Update]) -> Coordinator:
+    def _split(self, state: ServerState, split: Split, heard: Mapping[DeviceId, Update]) -> ServerState:
         """Put the new groups on trial; the first ones of a `gamma` that was set stand without."""
         new = self.averaging.split(state.grouping, *split, heard, state.round)
         if state.grouping.gamma > self.gamma:

@@ -27,7 +27,7 @@ import numpy as np
 from msgspec import Meta
 
 from fleetune.protocols.finite import check_finite
-from fleetune.protocols.methods.fedpurin.state import Coordinator, Device, Held, Task, Update
+from fleetune.protocols.methods.fedpurin.state import ClientState, Held, ServerState, Task, Update
 from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.critical_parameters import (
@@ -78,7 +78,7 @@ class _Received:
 
 
 @dataclass(frozen=True)
-class FedPURIN(Method[Coordinator, Device, Task, Update]):
+class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     """Settings; the defaults are the paper's recommended ones.
 
     Attributes:
@@ -112,24 +112,24 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
     weighted: bool = False
     personal: Literal["trained", "sparse"] = "trained"
 
-    state_type, device_state_type = Coordinator, Device
+    state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights)
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights)
 
-    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+    def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         return replace(state, ratios={**state.ratios, report.device: report.ratio})
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights, np.zeros(self.spec.size, dtype=bool))
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights, np.zeros(self.spec.size, dtype=bool))
 
     def plan(
         self,
-        state: Coordinator,
+        state: ServerState,
         round_: Round,
         key: Key,  # noqa: ARG002
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             held = state.held.get(device)
             ratio, holds = state.ratios.get(device, 1.0), held.number if held else 0
@@ -137,7 +137,7 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
 
         return replace(state, number=round_.number), lazily(round_.participants, task)
 
-    def _unknown_to(self, held: Held | None, state: Coordinator) -> Patch:
+    def _unknown_to(self, held: Held | None, state: ServerState) -> Patch:
         if not state.merged:
             return Patch(Layers(()), state.weights[:0])
         start, unknown = state.weights, shared_entries(self.spec) & (state.weights != 0)
@@ -150,12 +150,12 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         start = self.combined_model(state, task)
         last_batch = self.gradient == "last-batch"
         fit = trainer.fit(start, FitPlan(keep_last_gradient=last_batch), key)
@@ -167,9 +167,9 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
         tau = min(self.tau, task.ratio, budget.ratio)
         critical = critical_entries(scores, tau, self.spec, SHARED, keep_all_zero=self.all_zero == "keep")
         update = Update(self._patch(fit.weights, critical), trainer.num_samples)
-        return Device(fit.weights, critical, task.number), update
+        return ClientState(fit.weights, critical, task.number), update
 
-    def combined_model(self, state: Device, task: Task) -> FlatArray:
+    def combined_model(self, state: ClientState, task: Task) -> FlatArray:
         """The next model (eq. 11) as the device puts it together, shape (spec.size,).
 
         If the coordinator holds its latest update: its own critical entries, the patch over them, 0
@@ -182,7 +182,7 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
     def _patch(self, weights: FlatArray, entries: MaskArray) -> Patch:
         return Patch(Entries(entries[: self.spec.num_parameters]), weights[entries])
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         received = [self._received(device, update) for device, update in updates]
         masks, models = [one.critical for one in received], [one.weights for one in received]
         held = {device: replace(earlier, collaborated=None) for device, earlier in state.held.items()}
@@ -203,13 +203,13 @@ class FedPURIN(Method[Coordinator, Device, Task, Update]):
         sent = update.patch.apply(np.zeros(self.spec.size, np.float32), self.spec)
         return _Received(device, critical, np.where(critical, sent, np.float32(0)), update.num_samples)
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return self._sparse(state) if self.personal == "sparse" and state.number else state.weights
 
-    def _sparse(self, state: Device) -> FlatArray:
+    def _sparse(self, state: ClientState) -> FlatArray:
         return np.where(shared_entries(self.spec) & ~state.critical, np.float32(0), state.weights)
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002

@@ -25,7 +25,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """State.
 
     Attributes:
@@ -44,7 +44,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """State.
 
     Attributes:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
-from fleetune.protocols.methods.kapc.state import Coordinator
+from fleetune.protocols.methods.kapc.state import ServerState
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task
@@ -50,7 +50,7 @@ from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """The device's own model, shape (spec.size,), and what BLS keeps of its last visit (None: none yet)."""
 
     weights: FlatArray
@@ -58,7 +58,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class KAPC(Method[Coordinator, Device, Task, Update]):
+class KAPC(Method[ServerState, ClientState, Task, Update]):
     """Settings.
 
     Attributes:
@@ -80,7 +80,7 @@ class KAPC(Method[Coordinator, Device, Task, Update]):
     safe_step: bool = False
     rows: Literal["clip", "simplex"] = "clip"
 
-    state_type, device_state_type = Coordinator, Device
+    state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
 
     @cached_property
@@ -89,21 +89,21 @@ class KAPC(Method[Coordinator, Device, Task, Update]):
         norm = {tensor.layer for tensor in self.spec.tensors if tensor.kind == "norm"}
         return {name: where for name, where in self.spec.layers.items() if name not in norm}
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator.of(weights, len(self.layers))
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState.of(weights, len(self.layers))
 
-    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+    def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         return state if report.device in state.devices else state.knowing([report.device])
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights)
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights)
 
     def plan(
         self,
-        state: Coordinator,
+        state: ServerState,
         round_: Round,
         key: Key,  # noqa: ARG002
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         state = state.knowing(round_.participants).related_to_all()
         places = state.places(round_.participants)
         copies = state.copies(round_.participants, self.layers.values())
@@ -120,8 +120,8 @@ class KAPC(Method[Coordinator, Device, Task, Update]):
         return replace(state, cube=written), lazily(round_.participants, task)
 
     def work(
-        self, state: Device, task: Task, trainer: Trainer, budget: Budget, key: Key
-    ) -> tuple[Device, Update]:
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
+    ) -> tuple[ClientState, Update]:
         """Algorithm 2: from the device's own weights; a layer that did not come pulls towards these, too."""
         target = task.patch.apply(state.weights, self.spec)
         pull = Pull(target, self.coaching, Layers(tuple(self.layers)).mask(self.spec))
@@ -129,9 +129,9 @@ class KAPC(Method[Coordinator, Device, Task, Update]):
         visit = self._select(state.visit, weights, target, trainer.num_classes_held)
         affordable = max(1, int(budget.ratio * len(self.layers) + 1e-9))
         count = len(self.layers) if visit is None else min(visit.uploaded, affordable)
-        return Device(weights, visit), Update(Patch.of(weights, self._named(range(count)), self.spec))
+        return ClientState(weights, visit), Update(Patch.of(weights, self._named(range(count)), self.spec))
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         """Eq. (33): layers that did not come keep their latest value."""
         latest, uploaded = dict(state.latest), dict(state.uploaded)
         for device, update in updates:
@@ -139,10 +139,10 @@ class KAPC(Method[Coordinator, Device, Task, Update]):
             uploaded[device] = self._prefix(update.patch)
         return replace(state, latest=latest, uploaded=uploaded)
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         """The plain mean of the devices heard from, for whoever comes without a model of their own."""
         shared = state.initial.copy()
         if state.latest:

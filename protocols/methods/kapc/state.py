@@ -13,7 +13,7 @@ from fleetune.protocols.skeletons.method import DeviceId
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """Coordinator state.
 
     Attributes:

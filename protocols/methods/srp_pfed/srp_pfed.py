@@ -54,7 +54,7 @@ MAX_RATES = 1000
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class ServerState:
     """w_g, shape (spec.size,); h, float64, shape (num_rates,); the devices' largest rates.
 
     `drawn` are the indices of the rates of the round under way, without repetition.
@@ -67,7 +67,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientState:
     """w_i, shape (spec.size,), and whether it has been trained here."""
 
     weights: FlatArray
@@ -131,7 +131,7 @@ def merge(previous: FlatArray, mean: CoveredMean, num_samples: float, how: Aggre
 
 
 @dataclass(frozen=True)
-class SRPpFed(Method[Coordinator, Device, Task, Update]):
+class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     """Settings.
 
     Attributes:
@@ -154,7 +154,7 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
     loss: Reduction = "mean"
     ranking: Literal["model", "layer"] = "model"
 
-    state_type, device_state_type = Coordinator, Device
+    state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
 
@@ -163,18 +163,18 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
         """The candidates, ascending."""
         return [(index + 1) / self.num_rates for index in range(self.num_rates)]
 
-    def init_coordinator(self, weights: FlatArray) -> Coordinator:
-        return Coordinator(weights, np.ones(self.num_rates), {})
+    def init_coordinator(self, weights: FlatArray) -> ServerState:
+        return ServerState(weights, np.ones(self.num_rates), {})
 
-    def admit(self, state: Coordinator, report: DeviceReport) -> Coordinator:
+    def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         return replace(state, ratios={**state.ratios, report.device: report.ratio})
 
-    def init_device(self, weights: FlatArray) -> Device:
-        return Device(weights)
+    def init_device(self, weights: FlatArray) -> ClientState:
+        return ClientState(weights)
 
     def plan(
-        self, state: Coordinator, round_: Round, key: Key
-    ) -> tuple[Coordinator, Mapping[DeviceId, Task]]:
+        self, state: ServerState, round_: Round, key: Key
+    ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         u = 1 - key.child("rates").uniform(self.draws)
         drawn = distinct(draw(probabilities(state.memory), u))
         whole = Patch.of(state.weights, Everything(), self.spec)
@@ -186,21 +186,21 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
 
     def work(
         self,
-        state: Device,
+        state: ClientState,
         task: Task,
         trainer: Trainer,
         budget: Budget,  # noqa: ARG002
         key: Key,
-    ) -> tuple[Device, Update]:
+    ) -> tuple[ClientState, Update]:
         shared = task.patch.apply(state.weights, self.spec)
         own = state.weights if state.trained else shared
         mask, start, loss = self._cluster(own, shared, task.rates, trainer)
         check_loss(loss, "srp-pfed: the training loss before training")
         fit = trainer.fit(start, FitPlan(), key)
         sent = Patch.of(fit.weights, Entries(mask[: self.spec.num_parameters]), self.spec)
-        return Device(fit.weights, trained=True), Update(sent, trainer.num_samples, loss)
+        return ClientState(fit.weights, trained=True), Update(sent, trainer.num_samples, loss)
 
-    def aggregate(self, state: Coordinator, updates: Iterable[tuple[DeviceId, Update]]) -> Coordinator:
+    def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         mean, num_samples, losses = CoveredMean(self.spec), 0, []
         for _, update in updates:
             mean.add(update.patch, update.num_samples)
@@ -212,14 +212,14 @@ class SRPpFed(Method[Coordinator, Device, Task, Update]):
         memory = reinforce(state.memory, state.drawn, gain, self.decay)
         return replace(state, weights=weights, memory=memory, drawn=())
 
-    def discount(self, state: Coordinator, update: Update, factor: float) -> Update:
+    def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         """Section III-D. The loss counts whole, for the rates drawn last, which may not be the update's."""
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def personal_model(self, state: Device) -> FlatArray:
+    def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights
 
-    def shared_model(self, state: Coordinator) -> FlatArray:
+    def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002

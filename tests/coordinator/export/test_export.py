@@ -296,7 +296,7 @@ def test_the_same_module_gives_the_same_bytes(name):
 
 @pytest.mark.parametrize("name", ["lenet5", "cnn-fedspu-emnist", "series", "words"])
 @pytest.mark.parametrize("graph", [DISTILLATION, CONTRAST])
-def test_guides_are_those_of_the_torch_backend(name, graph):
+def test_loss_terms_are_those_of_the_torch_backend(name, graph):
     module, spec, made = exported(name)
     given = batch(module, spec, 6, made.noises)
     rng = KEY.child("guide").generator()
@@ -305,7 +305,7 @@ def test_guides_are_those_of_the_torch_backend(name, graph):
     what = "logits" if graph == DISTILLATION else "features"
     size = backend.answer(given["x"], what).shape
     answers = tuple(rng.normal(size=size).astype(np.float32) for _ in range(1 + (graph == CONTRAST)))
-    guide = (Distillation if graph == DISTILLATION else Contrast)(*[weights] * len(answers), 0.6, 2.5)
+    loss_term = (Distillation if graph == DISTILLATION else Contrast)(*[weights] * len(answers), 0.6, 2.5)
     names = ("teacher",) if graph == DISTILLATION else ("near", "far")
     extra = dict(zip(names, answers, strict=True)) | {
         "strength": np.float32(0.6),
@@ -314,7 +314,7 @@ def test_guides_are_those_of_the_torch_backend(name, graph):
     found = run(made.graphs[graph], dict(module.state_dict()) | given | extra)
     noises = [torch.from_numpy(given[f"noise:{index}"]) for index in range(len(made.noises))]
     with Dropouts(lambda index, *_: noises[index]):
-        loss = backend.step(given["x"], given["y"], KEY, hint=Hint(guide, answers))
+        loss = backend.step(given["x"], given["y"], KEY, hint=Hint(loss_term, answers))
     flat = np.concatenate(
         [found[f"gradient:{one.name}"].ravel() for one in spec.tensors if one.kind != "stat"]
     )

@@ -12,7 +12,7 @@ from fleetune.coordinator.reports.run_watch import Activity, Watch
 from fleetune.coordinator.reports.snapshot import DeviceLine, RoundPoint, Snapshot
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.method import DeviceReport
 from fleetune.protocols.wire.payloads import Measures
@@ -41,8 +41,8 @@ DOINGS = (
 LONG = "p = 0.4 would need 14.2 s of 12 s (upload 9.1 s at 1.1 Mbit/s), and no smaller p is there"
 
 
-def reply(before=0.871, after=0.913, up=6833, down=6500, **footprints):
-    return DeviceRound(0.4, down, up, Measures(10, 5, 0.5, before, after), Footprint(), **footprints)
+def reply(before=0.871, after=0.913, up=6833, down=6500, **costs):
+    return DeviceRound(0.4, down, up, Measures(10, 5, 0.5, before, after), RoundCost(), **costs)
 
 
 def record_of(number=12, **changes):
@@ -148,9 +148,9 @@ def test_plain_line_of_a_later_attempt_with_replies_missing_and_no_test_samples(
     assert line == "round 12/30 attempt 2  1/6 replied  accuracy - -> -  up 6.8 kB  down 6.5 kB  2.1 s"
 
 
-def test_plain_line_of_a_rehearsal_nobody_answered():
-    line = plain_line(record_of(31, rehearsal=True, devices={}), SETTINGS)
-    assert line == "rehearsal  0/6 replied  accuracy - -> -  up 0 B  down 0 B  2.1 s"
+def test_plain_line_of_a_final_evaluation_nobody_answered():
+    line = plain_line(record_of(31, final_evaluation=True, devices={}), SETTINGS)
+    assert line == "final evaluation  0/6 replied  accuracy - -> -  up 0 B  down 0 B  2.1 s"
 
 
 def test_plain_lines_are_ascii():
@@ -266,14 +266,14 @@ def test_watch_remembers_the_closed_rounds():
     watch = Watch(SETTINGS, PARAMETERS)
     watch.note(record_of(1, closed_s=10.0, devices={"busy": reply(0.1, 0.2), "done": reply(0.3, 0.4)}))
     watch.note(record_of(2, closed_s=20.0, devices={"busy": reply(0.5, 0.6)}))
-    watch.note(record_of(3, closed_s=25.0, rehearsal=True, devices={"done": reply(0.7, 0.8)}))
+    watch.note(record_of(3, closed_s=25.0, final_evaluation=True, devices={"done": reply(0.7, 0.8)}))
     shot = watch.snapshot(training_state(), ledger(), 124.0)
     assert [point.number for point in shot.curve] == [1, 2]
     assert shot.curve[0].before == pytest.approx(0.2)
     assert shot.curve[0].after == pytest.approx(0.3)
     lines = {line.device: line for line in shot.devices}
     assert (lines["busy"].after, lines["done"].after, lines["idle"].after) == (0.6, 0.8, None)
-    # rounds 3..30 and the rehearsal, ten seconds each, of which four have passed
+    # rounds 3..30 and the final evaluation, ten seconds each, of which four have passed
     assert shot.remaining_s == pytest.approx(29 * 10 - 4)
 
 
@@ -283,7 +283,7 @@ def test_watch_says_what_a_device_expects_then_what_its_last_round_took():
     state = EngineState(members={"busy": Member(report=report, ready=True)})
     (line,) = watch.snapshot(state, ledger(), 130.0).devices
     assert (line.why, line.predicted_s, line.actual_s) == ("as wanted", 14.0, None)
-    predicted, actual = Footprint(None, None, 1.0, 2.0, 3.0), Footprint(None, None, 2.0, 3.0, 4.0)
+    predicted, actual = RoundCost(None, None, 1.0, 2.0, 3.0), RoundCost(None, None, 2.0, 3.0, 4.0)
     late = msgspec.structs.replace(reply(predicted=predicted), actual=actual)
     watch.note(record_of(1, devices={"busy": late}))
     (line,) = watch.snapshot(state, ledger(), 130.0).devices

@@ -30,7 +30,7 @@ from fleetune.coordinator.reports.summary import summarise
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.protocols.errors import PacketCorrupt
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.method import DeviceReport
 from fleetune.protocols.wire.messages import read_from_device
@@ -46,10 +46,10 @@ def settings_of(method="fedspu", name="plant"):
 
 def reply(before, after, personal=None, up=100, down=90, samples=10):
     measures = Measures(samples, 5, 0.5, before, after, personal)
-    return DeviceRound(0.4, down, up, measures, Footprint(download_s=0.1, train_s=0.2, upload_s=0.3))
+    return DeviceRound(0.4, down, up, measures, RoundCost(download_s=0.1, train_s=0.2, upload_s=0.3))
 
 
-def records_of(num_devices, rounds, *, lift=0.0, rehearsal=True):
+def records_of(num_devices, rounds, *, lift=0.0, final_evaluation=True):
     """Device i of n in round r of at most 9: before r / 20, after r / 20 + i / (4 n) + lift."""
     names = [f"device-{index:03d}" for index in range(num_devices)]
 
@@ -60,7 +60,7 @@ def records_of(num_devices, rounds, *, lift=0.0, rehearsal=True):
         RoundRecord(
             number=number,
             attempt=1,
-            rehearsal=False,
+            final_evaluation=False,
             opened_s=10.0 * (number - 1),
             closed_s=10.0 * number,
             participants=tuple(names),
@@ -68,7 +68,7 @@ def records_of(num_devices, rounds, *, lift=0.0, rehearsal=True):
         )
         for number in range(1, rounds + 1)
     ]
-    if rehearsal:
+    if final_evaluation:
         last = {n: reply(0.5, 0.6 + lift, personal=after(rounds, i)) for i, n in enumerate(names)}
         records.append(RoundRecord(rounds + 1, 1, True, 10.0 * rounds, 10.0 * rounds + 5, tuple(names), last))
     return records
@@ -76,7 +76,7 @@ def records_of(num_devices, rounds, *, lift=0.0, rehearsal=True):
 
 def foretold(num_devices=2, rounds=7, **options):
     """Every round takes 0.6 s and 300 J; in round r all expected 0.1 / r s more of the training."""
-    measured = Footprint(download_s=0.1, train_s=0.2, upload_s=0.3, memory_bytes=1000, joules=300.0)
+    measured = RoundCost(download_s=0.1, train_s=0.2, upload_s=0.3, memory_bytes=1000, joules=300.0)
 
     def told(number, reply):
         wrong = msgspec.structs.replace(measured, train_s=0.2 + 0.1 / number, bytes_up=110, joules=None)
@@ -95,7 +95,7 @@ def summary_of(records, method="fedspu", refusals=None, counters=None, reports=N
     for record in records:
         for name, answer in record.devices.items():
             one = ledger.of(name)
-            if not record.rehearsal:
+            if not record.final_evaluation:
                 one.up, one.down = one.up + answer.bytes_up, one.down + answer.bytes_down
                 one.updates, one.tasks = one.updates + 1, one.tasks + 1
     settings = settings_of(method)
@@ -192,7 +192,7 @@ def test_device_table_shows_what_each_device_gained():
     assert " ".join(row.split()) == "device-000 rpi-4b 0.4 10 20.0 % 30.0 % +10.0 400 B 360 B"
 
 
-def test_device_table_without_rivals_shows_the_rehearsal():
+def test_device_table_without_rivals_shows_the_final_evaluation():
     _, summary, _ = fleet()
     row = next(line for line in shown(device_table(summary)).splitlines() if line.startswith("device-005"))
     assert "50.8 %" in row
@@ -219,8 +219,8 @@ def test_tables_fit_the_terminal(width, num_devices):
         assert max(map(len, shown(table, width).splitlines()), default=0) <= width
 
 
-def test_personal_accuracy_without_a_rehearsal_is_that_of_the_last_reply():
-    records, summary, _ = fleet(rehearsal=False)
+def test_personal_accuracy_without_a_final_evaluation_is_that_of_the_last_reply():
+    records, summary, _ = fleet(final_evaluation=False)
     assert summary["accuracy"]["personal_mean"] is None
     filled = with_personal(summary, records)
     assert personal(filled)["device-000"] == records[-1].devices["device-000"].measures.after
@@ -229,7 +229,7 @@ def test_personal_accuracy_without_a_rehearsal_is_that_of_the_last_reply():
     assert summary["accuracy"]["personal_mean"] is None
 
 
-def test_a_rehearsal_is_not_filled_in():
+def test_a_final_evaluation_is_not_filled_in():
     records, summary, _ = fleet()
     assert with_personal(summary, records) == summary
 
@@ -419,18 +419,18 @@ def test_a_device_that_misses_rounds_has_still_to_learn():
     assert learned == {("device-000", 6), ("device-000", 7), ("device-000", 8)}
 
 
-def test_a_rehearsal_is_no_round_to_predict():
+def test_a_final_evaluation_is_no_round_to_predict():
     records = foretold(rounds=1)
-    assert records[-1].rehearsal
+    assert records[-1].final_evaluation
     assert {pair.round for pair in pairs_of(records, "seconds")} == {1}
 
 
 @pytest.mark.parametrize(
     ("predicted", "actual"),
     [
-        (Footprint(), Footprint(train_s=1.0)),
-        (Footprint(train_s=1.0), Footprint()),
-        (Footprint(train_s=1.0), Footprint(train_s=0.0)),
+        (RoundCost(), RoundCost(train_s=1.0)),
+        (RoundCost(train_s=1.0), RoundCost()),
+        (RoundCost(train_s=1.0), RoundCost(train_s=0.0)),
     ],
 )
 def test_what_is_not_known_or_took_nothing_is_no_pair(predicted, actual):

@@ -31,7 +31,7 @@ from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import report_run
 from fleetune.coordinator.store.folder_claim import claim
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.sections import RoundSection
 from fleetune.protocols.skeletons.method import DeviceReport
 
@@ -138,16 +138,16 @@ def test_a_closed_round_names_who_is_missing_and_why_unless_it_has_all_it_wanted
 
 def test_an_attempt_that_is_given_up_names_who_was_missing(tmp_path):
     desk = Desk(tmp_path / "run", desk_settings(start_with=4, quorum=3, deadline_s=10.0), restart=False)
-    conductor = desk.run.conductor
+    controller = desk.run.controller
     for device in "abcd":
-        desk.take(conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
+        desk.take(controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
     reply = desk.reply("b", desk.tasks.pop("b"))
-    desk.take(conductor.receive("b", reply, Footprint(), 1.0))
-    conductor.handle(DeviceGone("d"), 2.0)
-    (order,) = [one for one in conductor.handle(Tick(), 11.0) if isinstance(one, Abandoned)]
+    desk.take(controller.receive("b", reply, RoundCost(), 1.0))
+    controller.handle(DeviceGone("d"), 2.0)
+    (order,) = [one for one in controller.handle(Tick(), 11.0) if isinstance(one, Abandoned)]
     wanted = "missing: a (working), c (working), d (away)"
     line = "round 1, attempt 1 is given up: too few replied in time"
-    assert abandoned_line(order, conductor.engine.state) == f"{line}; {wanted}"
+    assert abandoned_line(order, controller.engine.state) == f"{line}; {wanted}"
     desk.run.store.close()
 
 
@@ -174,7 +174,7 @@ def test_a_round_that_goes_on_is_no_wait():
 def test_status_shows_a_run_that_its_coordinator_holds_and_one_that_was_left(tmp_path):
     desk = Desk(tmp_path / "run", desk_settings(start_with=4, deadline_s=1000.0), restart=False)
     for device in "abcd":
-        desk.take(desk.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 1.0))
+        desk.take(desk.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 1.0))
     text = shown(lambda console: show_status(desk.folder, console))
     assert "round 1 of" in text
     assert "training: 0 of 4 replied" in text
@@ -196,12 +196,12 @@ def test_following_ends_with_the_run_and_tells_each_round_once(desk):
     text = shown(lambda console: follow(desk.folder, console, pause))
     assert len(paused) == 2
     assert [text.count(f"round {number}/8 ") for number in range(1, 9)] == [1] * 8
-    assert text.count("rehearsal  ") == 1
+    assert text.count("final evaluation  ") == 1
     assert text.rstrip().endswith("finished: all rounds are done")
 
 
 def test_the_report_of_a_run_that_goes_on_leaves_its_rounds_to_the_coordinator(desk):
-    journal = RoundJournal(desk.folder, desk.run.conductor.records)
+    journal = RoundJournal(desk.folder, desk.run.controller.records)
     with look_at(desk.folder) as run:
         journal.add(replace(desk.closed[-1], number=99))  # between the look and the report
         shown(lambda console: report_run(run, console, live=True))

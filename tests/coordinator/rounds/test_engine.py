@@ -10,7 +10,7 @@ from fleetune.coordinator.rounds.events import (
     AbandonRound,
     AcceptUpdate,
     Admit,
-    CloseRehearsal,
+    CloseFinalEvaluation,
     CloseRound,
     Declined,
     DeviceGone,
@@ -31,8 +31,8 @@ DEADLINE_S = 10.0
 class Script:
     """An engine with a clock that the test moves; every call returns the engine's actions."""
 
-    def __init__(self, *, rounds=3, rehearsal=False, seed=0, **round_settings):
-        self.run = RunSection(name="test", seed=seed, rounds=rounds, rehearsal=rehearsal)
+    def __init__(self, *, rounds=3, final_evaluation=False, seed=0, **round_settings):
+        self.run = RunSection(name="test", seed=seed, rounds=rounds, final_evaluation=final_evaluation)
         self.round = RoundSection(**{"deadline_s": DEADLINE_S, **round_settings})
         self.engine = RoundEngine(self.run, self.round)
         self.now = 0.0
@@ -89,7 +89,7 @@ def check_kept(before: EngineState, state: EngineState) -> None:
 
 
 def test_a_whole_run_in_the_order_of_its_actions():
-    script = Script(rounds=2, rehearsal=True, start_with=2)
+    script = Script(rounds=2, final_evaluation=True, start_with=2)
     assert script.ready("b") == []
     assert script.ready("a") == [
         Admit(DeviceReport("a")),
@@ -109,14 +109,14 @@ def test_a_whole_run_in_the_order_of_its_actions():
     script.update("a")
     assert script.update("b")[1:] == [
         CloseRound(2, 1, ("a", "b")),
-        StartRound(Round(3, ("a", "b"), rehearsal=True), 1),
+        StartRound(Round(3, ("a", "b"), final_evaluation=True), 1),
         SendTask("a", 3, 1),
         SendTask("b", 3, 1),
     ]
     script.update("b")
     assert script.update("a") == [
         AcceptUpdate("a", 3, 1),
-        CloseRehearsal(3, 1, ("a", "b")),
+        CloseFinalEvaluation(3, 1, ("a", "b")),
         FinishRun("all rounds are done"),
     ]
     assert script.engine.finished
@@ -388,7 +388,7 @@ def test_a_report_is_admitted_when_new_or_changed_and_not_twice():
 
 
 def test_leavers_are_not_drawn_again_and_the_run_ends_when_none_is_left():
-    script = Script(rounds=9, rehearsal=True, start_with=2, quorum=2)
+    script = Script(rounds=9, final_evaluation=True, start_with=2, quorum=2)
     script.ready("a", "b")
     script.update("a", leaving=True)
     assert asked(script.update("b")) == ("b",)  # the quorum shrinks with those that left
@@ -398,7 +398,7 @@ def test_leavers_are_not_drawn_again_and_the_run_ends_when_none_is_left():
     assert script.state.stage == "rehearsing"
     assert script.state.turn == (3, 1)
     assert script.updates("a", "b")[2:] == [
-        CloseRehearsal(3, 1, ("a", "b")),
+        CloseFinalEvaluation(3, 1, ("a", "b")),
         FinishRun("every device has left"),
     ]
 
@@ -429,20 +429,20 @@ def test_a_device_that_is_only_gone_has_one_deadline_to_come_back_before_the_run
     assert script.tick(DEADLINE_S) == [FinishRun("every device has left")]
 
 
-def test_a_rehearsal_after_an_abandoned_attempt_has_an_attempt_of_its_own():
-    script = Script(rounds=5, rehearsal=True, start_with=2, quorum=2)
+def test_a_final_evaluation_after_an_abandoned_attempt_has_an_attempt_of_its_own():
+    script = Script(rounds=5, final_evaluation=True, start_with=2, quorum=2)
     script.ready("a", "b")
     script.update("a", leaving=True)
     assert asked(script.tick(DEADLINE_S)) == ("b",)
     assert script.tick(2 * DEADLINE_S)[0] == AbandonRound(1, 2, "deadline")
     actions = script.update("b", (1, 2), leaving=True)
     assert actions[:2] == [RejectUpdate("b", 1, 2, "stale"), AbandonRound(1, 3, "too-few")]
-    assert actions[2] == StartRound(Round(1, ("a", "b"), rehearsal=True), 4)
+    assert actions[2] == StartRound(Round(1, ("a", "b"), final_evaluation=True), 4)
     assert script.update("a", (1, 1)) == [RejectUpdate("a", 1, 1, "stale")]
 
 
-def test_the_rehearsal_closes_at_its_deadline_without_a_quorum():
-    script = Script(rounds=1, rehearsal=True, start_with=3, quorum=3)
+def test_the_final_evaluation_closes_at_its_deadline_without_a_quorum():
+    script = Script(rounds=1, final_evaluation=True, start_with=3, quorum=3)
     script.ready("a", "b", "c")
     script.updates("a", "b", "c")
     assert script.state.stage == "rehearsing"
@@ -450,12 +450,12 @@ def test_the_rehearsal_closes_at_its_deadline_without_a_quorum():
     script.decline("a")
     assert script.gone("c") == []
     assert script.update("b") == [RejectUpdate("b", 2, 1, "duplicate")]
-    assert script.tick(DEADLINE_S)[0] == CloseRehearsal(2, 1, ("b",))
+    assert script.tick(DEADLINE_S)[0] == CloseFinalEvaluation(2, 1, ("b",))
     assert script.engine.finished
 
 
-def test_without_anybody_there_the_rehearsal_is_skipped():
-    script = Script(rounds=1, rehearsal=True)
+def test_without_anybody_there_the_final_evaluation_is_skipped():
+    script = Script(rounds=1, final_evaluation=True)
     script.ready("a")
     script.gone("a")
     assert script.update("a")[1:] == [CloseRound(1, 1, ("a",)), FinishRun("all rounds are done")]
@@ -532,7 +532,7 @@ def test_between_two_rounds_those_that_were_there_may_come_back_before_one_train
     script.updates(*script.state.participants)
     script.ready("b", "c")
     assert script.engine.finished
-    script.run = RunSection(name="test", rounds=2, rehearsal=False)
+    script.run = RunSection(name="test", rounds=2, final_evaluation=False)
     script.engine = RoundEngine(script.run, script.round, script.state)
     script.engine.reopen()
     assert script.restart(now=100.0) == []

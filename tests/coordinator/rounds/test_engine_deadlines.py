@@ -169,8 +169,8 @@ def test_a_deadline_that_was_the_whole_one_is_not_stretched_further():
     assert script.state.members["b"].stretch == 1.0
 
 
-def test_the_rehearsal_gets_the_whole_deadline():
-    script = predicted(rounds=1, rehearsal=True)
+def test_the_final_evaluation_gets_the_whole_deadline():
+    script = predicted(rounds=1, final_evaluation=True)
     expecting(script, a=2.0)
     script.update("a")
     assert script.state.stage == "rehearsing"

@@ -15,7 +15,7 @@ from fleetune.coordinator.rounds.events import (
     AbandonRound,
     AcceptUpdate,
     Admit,
-    CloseRehearsal,
+    CloseFinalEvaluation,
     CloseRound,
     Declined,
     DeviceGone,
@@ -35,7 +35,11 @@ NAMES = ["a", "b", "c", "d", "e"]
 devices = st.sampled_from(NAMES)
 numbers = st.integers(-1, 6)
 runs = st.builds(
-    RunSection, name=st.just("t"), seed=st.integers(0, 3), rounds=st.integers(1, 4), rehearsal=st.booleans()
+    RunSection,
+    name=st.just("t"),
+    seed=st.integers(0, 3),
+    rounds=st.integers(1, 4),
+    final_evaluation=st.booleans(),
 )
 
 
@@ -74,7 +78,7 @@ class Ledger:
         self.closed = 0
         self.admitted = set()
         self.last_turn = (0, 0)
-        self.rehearsed = self.over = False
+        self.evaluated = self.over = False
 
     def take(self, actions):
         for action in actions:
@@ -97,10 +101,10 @@ class Ledger:
             return
         assert self.open is None
         assert turn > self.last_turn
-        assert not self.rehearsed
-        if action.round.rehearsal:
-            assert self.run.rehearsal
-            self.rehearsed = True
+        assert not self.evaluated
+        if action.round.final_evaluation:
+            assert self.run.final_evaluation
+            self.evaluated = True
         else:
             assert self.closed < self.run.rounds
         self.open, self.accepted, self.last_turn = action, set(), turn
@@ -121,7 +125,7 @@ class Ledger:
 
     def CloseRound(self, action):
         self._current(action.number, action.attempt)
-        assert not self.open.round.rehearsal
+        assert not self.open.round.final_evaluation
         assert list(action.devices) == sorted(self.accepted)
         assert action.devices
         limit = self.round_settings.participants or len(self.open.round.participants)
@@ -139,9 +143,9 @@ class Ledger:
         assert len(self.accepted) < self.round_settings.quorum
         self.open = None
 
-    def CloseRehearsal(self, action):
+    def CloseFinalEvaluation(self, action):
         self._current(action.number, action.attempt)
-        assert self.open.round.rehearsal
+        assert self.open.round.final_evaluation
         assert list(action.devices) == sorted(self.accepted)
         self.open = None
 
@@ -244,7 +248,7 @@ class AnyOrder(RuleBasedStateMachine):
             span_s, whole_s = self.engine.state.span_s, self.round_.deadline_s
             assert min(1.0, whole_s) <= span_s <= whole_s
             proposed = self.round_.deadline == "predicted" and self.ledger.open.attempt == 1
-            assert span_s == whole_s or (proposed and not self.ledger.open.round.rehearsal)
+            assert span_s == whole_s or (proposed and not self.ledger.open.round.final_evaluation)
 
     @invariant()
     def the_views_agree_with_what_was_done(self):
@@ -299,7 +303,7 @@ def play(run, round_, ready_order, reply_orders):
         turn = engine.state.turn
         for name in [name for name in order if name in engine.state.participants]:
             actions += engine.handle(UpdateArrived(name, *turn), 0.0)
-    shown = Admit | StartRound | SendTask | CloseRound | CloseRehearsal | FinishRun | AbandonRound
+    shown = Admit | StartRound | SendTask | CloseRound | CloseFinalEvaluation | FinishRun | AbandonRound
     return [action for action in actions if isinstance(action, shown)]
 
 

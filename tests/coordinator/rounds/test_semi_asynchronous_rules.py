@@ -191,11 +191,11 @@ def test_leavers_lower_the_quorum_and_the_run_ends_without_them():
     ]
 
 
-def test_the_rehearsal_asks_everybody_whatever_they_are_at():
-    script = buffered(1, start_with=2, rounds=1, rehearsal=True)
+def test_the_final_evaluation_asks_everybody_whatever_they_are_at():
+    script = buffered(1, start_with=2, rounds=1, final_evaluation=True)
     script.ready("a", "slow")
     assert script.update("a")[2:] == [
-        StartRound(Round(2, ("a", "slow"), rehearsal=True), 1),
+        StartRound(Round(2, ("a", "slow"), final_evaluation=True), 1),
         SendTask("a", 2, 1),
         SendTask("slow", 2, 1),
     ]
@@ -266,7 +266,7 @@ class Judge:
         self.counted = set()  # (device, turn), ever aggregated
         self.admitted = set()
         self.closed = 0
-        self.rehearsed = self.over = False
+        self.evaluated = self.over = False
 
     def take(self, actions):
         for action in actions:
@@ -287,10 +287,10 @@ class Judge:
             assert set(self.open.round.participants) <= set(participants)
         else:
             assert self.open is None
-            assert not self.rehearsed
-        if action.round.rehearsal and not action.resumed:
-            self.rehearsed, self.tasks, self.buffer = True, {}, {}
-        assert action.round.rehearsal or self.closed < self.run.rounds
+            assert not self.evaluated
+        if action.round.final_evaluation and not action.resumed:
+            self.evaluated, self.tasks, self.buffer = True, {}, {}
+        assert action.round.final_evaluation or self.closed < self.run.rounds
         self.open = action
 
     def SendTask(self, action):
@@ -322,8 +322,8 @@ class Judge:
         assert len(self.buffer) < self.round.quorum
         self.open, self.buffer, self.tasks = None, {}, {}
 
-    def CloseRehearsal(self, action):
-        assert self.open.round.rehearsal
+    def CloseFinalEvaluation(self, action):
+        assert self.open.round.final_evaluation
         assert list(action.devices) == sorted(self.buffer)
         self.open = None
 
@@ -336,13 +336,13 @@ class Judge:
 class AnyOrder(RuleBasedStateMachine):
     @initialize(
         rounds=st.integers(1, 4),
-        rehearsal=st.booleans(),
+        final_evaluation=st.booleans(),
         round_=round_settings,
         now=st.sampled_from([0.0, -50.0, 1e9]),
     )
-    def begin(self, rounds, rehearsal, round_, now):
+    def begin(self, rounds, final_evaluation, round_, now):
         self.run, self.round_, self.now = (
-            RunSection(name="t", rounds=rounds, rehearsal=rehearsal),
+            RunSection(name="t", rounds=rounds, final_evaluation=final_evaluation),
             round_,
             now,
         )

@@ -12,7 +12,7 @@ from fleetune.coordinator.run.changed_settings import CHANGEABLE
 from fleetune.coordinator.run.opening import open_run
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceReport
 
 ROUND = {"start_with": 4, "deadline_s": 1000.0}
@@ -34,7 +34,7 @@ def go_on(desk, settings):
     desk.settings, desk.tasks, desk.closed = settings, {}, []
     desk.run = open_run(settings, desk.folder, durable=False)
     assert desk.run.resumed
-    desk.take(desk.run.conductor.resume(desk.now))
+    desk.take(desk.run.controller.resume(desk.now))
     desk.play()
     desk.run.store.close()
     return desk
@@ -43,19 +43,19 @@ def go_on(desk, settings):
 @pytest.mark.parametrize("round_", [{}, {"mode": "buffer", "buffer": 2}])
 def test_a_finished_run_goes_on_when_its_rounds_are_raised_and_again(tmp_path, round_):
     desk = played(tmp_path / "run", **round_)
-    first = [record for record in desk.closed if not record.rehearsal]
+    first = [record for record in desk.closed if not record.final_evaluation]
     name = desk.run.enrolment.run
     for rounds in (6, 7):
         go_on(desk, with_rounds(desk.settings, rounds))
         assert desk.run.enrolment.run == name
         with look_at(desk.folder) as run:
-            records = run.conductor.records()
+            records = run.controller.records()
             assert run.settings.run.rounds == rounds
-            assert run.conductor.engine.state.reason == "all rounds are done"
-            assert run.conductor.ledger.ended_at is not None
-            updates = sum(traffic.updates for traffic in run.conductor.ledger.traffic.values())
+            assert run.controller.engine.state.reason == "all rounds are done"
+            assert run.controller.ledger.ended_at is not None
+            updates = sum(traffic.updates for traffic in run.controller.ledger.traffic.values())
         assert [record.number for record in records] == list(range(1, rounds + 2))
-        assert [record.rehearsal for record in records] == [False] * rounds + [True]
+        assert [record.final_evaluation for record in records] == [False] * rounds + [True]
         assert records[: len(first)] == first
         assert all(record.devices for record in records)
         assert updates == sum(len(record.devices) for record in records[:-1])
@@ -64,31 +64,31 @@ def test_a_finished_run_goes_on_when_its_rounds_are_raised_and_again(tmp_path, r
         desk.settings = with_rounds(desk.settings, rounds + 1)
 
 
-def test_rounds_are_raised_in_the_midst_of_a_run_and_in_its_rehearsal(tmp_path):
+def test_rounds_are_raised_in_the_midst_of_a_run_and_in_its_final_evaluation(tmp_path):
     desk = Desk(tmp_path / "run", with_rounds(desk_settings(**ROUND), 2), restart=False)
     for device in desk.DEVICES:
-        desk.take(desk.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
+        desk.take(desk.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
     desk.now = 1.0
-    while desk.run.conductor.engine.state.stage != "rehearsing":
+    while desk.run.controller.engine.state.stage != "rehearsing":
         for device in [name for name in desk.DEVICES if name in desk.tasks]:
             reply = desk.reply(device, desk.tasks.pop(device))
-            desk.take(desk.run.conductor.receive(device, reply, Footprint(), desk.now))
+            desk.take(desk.run.controller.receive(device, reply, RoundCost(), desk.now))
     desk.run.store.close()
     go_on(desk, with_rounds(desk.settings, 5))
     with look_at(desk.folder) as run:
-        assert [record.number for record in run.conductor.records()] == [1, 2, 3, 4, 5, 6]
+        assert [record.number for record in run.controller.records()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_late_answer_to_the_rehearsal_counts_for_nothing_in_the_round_that_came_instead(tmp_path):
+def test_a_late_answer_to_the_final_evaluation_counts_for_nothing_in_the_round_that_came_instead(tmp_path):
     desk = played(tmp_path / "run", rounds=2)
     run = open_run(with_rounds(desk.settings, 3), desk.folder, durable=False)
-    run.conductor.resume(50.0)
-    assert run.conductor.engine.state.turn == (3, 2)
+    run.controller.resume(50.0)
+    assert run.controller.engine.state.turn == (3, 2)
     for device in desk.DEVICES:
-        run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), 51.0)
-    state = run.conductor.engine.state
+        run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 51.0)
+    state = run.controller.engine.state
     assert state.stage == "training"
-    run.conductor.engine.handle(UpdateArrived("a", 3, 1), 52.0)
+    run.controller.engine.handle(UpdateArrived("a", 3, 1), 52.0)
     assert state.replied == ()
     assert state.counters["stale"] == 1
     run.store.close()
@@ -100,7 +100,7 @@ def test_a_finished_run_with_as_many_rounds_is_left_as_it_is(tmp_path):
         with pytest.raises(SettingError, match="holds a finished run: raise run"):
             open_run(with_rounds(desk.settings, rounds), desk.folder, durable=False)
     with look_at(desk.folder) as run:
-        assert run.conductor.engine.finished
+        assert run.controller.engine.finished
         assert run.settings.run.rounds == 4
 
 
@@ -159,7 +159,7 @@ def test_a_run_that_nobody_joined_begins_anew_with_other_settings(tmp_path):
     assert other.enrolment.run != first.enrolment.run
     assert other.enrolment.training.epochs == 7
     assert not other.resumed
-    other.conductor.handle(DeviceReady(DeviceReport("a", num_samples=10)), 0.0)
+    other.controller.handle(DeviceReady(DeviceReport("a", num_samples=10)), 0.0)
     other.store.close()
     with pytest.raises(SettingError, match="epochs was 7"):
         open_run(settings, tmp_path / "run", durable=False)

@@ -114,7 +114,7 @@ def test_without_the_bound_no_task_holds_what_is_not_finite_and_the_run_ends(
     largest = forged(lambda values: np.full_like(values, 3e38))
     world = World(tmp_path, name, options, weights, forge=largest, max_strain=0.0).play()
     assert not world.turned_away
-    assert not_finite(world.conductor.state, "state") is None
+    assert not_finite(world.controller.state, "state") is None
     assert world.finished == "all rounds are done" or "each time" in world.finished
 
 

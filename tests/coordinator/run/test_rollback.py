@@ -21,7 +21,7 @@ def once(forge, number=2):
 
 
 def states(world):
-    return codec.encode(world.conductor.state, world.enrolment.spec)
+    return codec.encode(world.controller.state, world.enrolment.spec)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -41,22 +41,22 @@ def test_a_round_that_breaks_everybodys_training_is_taken_back_and_done_without_
     while not world.state.counters.get("taken-back"):
         world.step()
     assert states(world) == before
-    assert world.conductor.records()[-1].number == 1
+    assert world.controller.records()[-1].number == 1
     assert world.state.turn == (2, 2)
     assert set(world.state.participants) == HONEST
     while world.finished is None:
         world.step()
     assert world.finished == "all rounds are done"
-    assert [(record.number, record.attempt) for record in world.conductor.records()] == [
+    assert [(record.number, record.attempt) for record in world.controller.records()] == [
         (1, 1),
         (2, 2),
         (3, 2),  # its first attempt was declined by all
         (4, 1),
     ]
-    assert set(world.conductor.records()[1].devices) == HONEST
-    assert set(world.conductor.records()[2].devices) == set(DEVICES)
+    assert set(world.controller.records()[1].devices) == HONEST
+    assert set(world.controller.records()[2].devices) == set(DEVICES)
     assert abs(world.shared()).max() < 10
-    traffic = world.conductor.ledger.traffic
+    traffic = world.controller.ledger.traffic
     assert {traffic[name].updates for name in HONEST} == {5}  # round 2 was done twice
 
 
@@ -87,7 +87,7 @@ def test_after_a_few_tries_training_ends_by_name_on_the_last_model_that_was_good
         "it; see what was refused"
     )
     assert states(world) == good
-    assert [record.number for record in world.conductor.records()] == [1]
+    assert [record.number for record in world.controller.records()] == [1]
 
 
 def test_updates_that_do_not_aggregate_are_told_apart_and_the_round_closes_without_them(weights, tmp_path):
@@ -104,7 +104,7 @@ def test_updates_that_do_not_aggregate_are_told_apart_and_the_round_closes_witho
     object.__setattr__(world.run.method, "aggregate", careless.__get__(world.run.method))
     world.play()
     assert world.finished == "all rounds are done"
-    assert [set(record.devices) for record in world.conductor.records()] == 4 * [HONEST]
+    assert [set(record.devices) for record in world.controller.records()] == 4 * [HONEST]
     assert world.state.counters["spoilt"] == 4
     assert np.isfinite(world.shared()).all()
 
@@ -116,7 +116,7 @@ def test_a_round_that_never_aggregates_ends_training_by_name(weights, tmp_path):
     object.__setattr__(world.run.method, "aggregate", broken.__get__(world.run.method))
     world.play()
     assert world.finished.startswith("round 1 was tried 4 times and each time its updates did not aggregate")
-    assert not world.conductor.records()
+    assert not world.controller.records()
     assert np.array_equal(world.shared(), weights)
 
 
@@ -138,4 +138,4 @@ def test_a_fleet_whose_training_diverges_from_the_start_ends_by_name(weights, tm
     assert world.finished.startswith(
         "round 1 was tried 4 times and each time the training of all devices div"
     )
-    assert not world.conductor.records()
+    assert not world.controller.records()

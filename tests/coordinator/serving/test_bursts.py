@@ -13,7 +13,7 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.skeletons.method import DeviceReport
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.incoming_parts import part_folder
-from fleetune.protocols.wire.messages import Ack, Errand, Offer
+from fleetune.protocols.wire.messages import Ack, Offer, TransferKey
 from fleetune.protocols.wire.pacing import Window
 from fleetune.protocols.wire.sender import Sender
 from fleetune.protocols.wire.transfer import digest_of, transfer_id
@@ -62,7 +62,7 @@ def test_events_that_wait_together_are_one_transaction_and_told_of_after_it(talk
     devices = [f"d{index:02}" for index in range(40)]
     talk.come(devices)
     assert talk.serve() == ["COMMIT", *devices]
-    assert talk.run.conductor.engine.state.participants == tuple(devices)
+    assert talk.run.controller.engine.state.participants == tuple(devices)
     assert all(len(peer.outbox) == 1 for peer in talk.server.peers.values()), "its task"
 
 
@@ -164,7 +164,7 @@ SIZES = {"one": SMALL_BYTES, "two": 60, "long": SMALL_BYTES + 1}
 def test_small_payloads_leave_no_file_and_larger_ones_do(tmp_path):
     room = Room(100)
     parts = small_parts(part_folder(tmp_path), room)
-    offers = [Offer(name, "0" * 32, size, Errand("update", "r", 1, 1)) for name, size in SIZES.items()]
+    offers = [Offer(name, "0" * 32, size, TransferKey("update", "r", 1, 1)) for name, size in SIZES.items()]
     part, other, long = map(parts, offers)
     long.append(b"!")
     assert [path.name for path in tmp_path.iterdir()] == ["long.part"], (
@@ -194,12 +194,12 @@ def test_a_payload_that_was_too_large_for_memory_arrives_the_same(tmp_path):
     talk = Coordinating.of(tmp_path, run_settings(start_with=1))
     talk.server.peers.room.left_bytes = 0
     talk.greet("a")
-    errand = Errand("update", talk.id, 1, 1)
+    transfer_key = TransferKey("update", talk.id, 1, 1)
     payload = b"no reply at all" * 10
     digest = digest_of(payload)
-    talk.hear("a", Offer(transfer_id(errand, "a", digest), digest, len(payload), errand))
+    talk.hear("a", Offer(transfer_id(transfer_key, "a", digest), digest, len(payload), transfer_key))
     assert isinstance(wire.read_to_device(talk.take("a")[-1][1]), wire.Resume)
-    refused = talk.send("a", errand, payload)
+    refused = talk.send("a", transfer_key, payload)
     assert not isinstance(refused, Ack)
     assert talk.server.peers["a"].inbox.progress is None
     talk.run.store.close()
@@ -210,7 +210,7 @@ def test_an_offer_is_repeated_no_sooner_than_its_peer_takes_to_answer():
     window, payload = Window(), b"x" * 100
 
     def sender(number, now):
-        made = Sender("a", Errand("update", "r", number, 1), payload, window=window)
+        made = Sender("a", TransferKey("update", "r", number, 1), payload, window=window)
         made.start(now)
         return made
 

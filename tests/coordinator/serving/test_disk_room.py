@@ -11,7 +11,7 @@ import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.serving import disk_room
 from fleetune.coordinator.serving.disk_room import RESERVE_BYTES, remove_left
 from fleetune.coordinator.store.run_folder import INCOMING
-from fleetune.protocols.wire.messages import Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 
@@ -37,9 +37,9 @@ def talk(tmp_path, monkeypatch):
 
 
 def offer(talk, device, payload):
-    errand = Errand("update", talk.id, 1, 1)
+    transfer_key = TransferKey("update", talk.id, 1, 1)
     digest = digest_of(payload)
-    return Offer(transfer_id(errand, device, digest), digest, len(payload), errand)
+    return Offer(transfer_id(transfer_key, device, digest), digest, len(payload), transfer_key)
 
 
 def answers(talk, device):
@@ -54,14 +54,14 @@ def test_an_update_without_room_is_declined_by_name_and_the_round_goes_on_withou
     assert isinstance(refused, Refuse)
     assert "no room for 50 bytes" in refused.reason
     assert "no room for 50 bytes" in caplog.text
-    member = talk.run.conductor.engine.state.members["a"]
+    member = talk.run.controller.engine.state.members["a"]
     assert member.answer == "declined"
     assert "no room" in member.declined_reason
-    assert talk.run.conductor.ledger.turned_away == {"a": {"PacketForeign": 1}}
+    assert talk.run.controller.ledger.turned_away == {"a": {"PacketForeign": 1}}
 
     talk.free = 10 * RESERVE_BYTES
-    talk.send("b", Errand("update", talk.id, 1, 1), answered(talk.session("b"), talk.tasks["b"]))
-    assert talk.run.conductor.engine.state.turn.number == 2
+    talk.send("b", TransferKey("update", talk.id, 1, 1), answered(talk.session("b"), talk.tasks["b"]))
+    assert talk.run.controller.engine.state.turn.number == 2
 
 
 def test_room_that_was_promised_to_one_is_not_given_to_another(talk):

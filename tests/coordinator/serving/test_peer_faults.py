@@ -14,7 +14,7 @@ from fleetune.coordinator.run.opening import open_run
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.skeletons.method import DeviceReport
 from fleetune.protocols.wire import messages as wire
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 
 DEVICES = ("a", "b")
 
@@ -40,32 +40,32 @@ def _greeted(talk):
 
 def play(talk, sessions, device):
     """The device's part in the round that is open; what became of its reply."""
-    turn = talk.run.conductor.engine.state.turn
-    rehearsal = talk.run.conductor.engine.state.stage == "rehearsing"
+    turn = talk.run.controller.engine.state.turn
+    final_evaluation = talk.run.controller.engine.state.stage == "rehearsing"
     reply = answered(sessions[device], talk.task(device))
-    return talk.send(device, Errand("update", talk.id, *turn, rehearsal), reply)
+    return talk.send(device, TransferKey("update", talk.id, *turn, final_evaluation), reply)
 
 
-def remembered(conductor):
+def remembered(controller):
     """All that a step may change."""
-    ledger = msgspec.json.decode(msgspec.json.encode(conductor.ledger), type=Ledger)
+    ledger = msgspec.json.decode(msgspec.json.encode(controller.ledger), type=Ledger)
     ledger.refusals = {}
-    state = conductor.engine.state
+    state = controller.engine.state
     return (
         state.turn,
         state.stage,
         state.replied,
         sorted(state.members),
         ledger.traffic,
-        conductor.state.weights.tobytes(),
+        controller.state.weights.tobytes(),
     )
 
 
 def finished(talk, sessions):
-    while not talk.run.conductor.engine.finished:
+    while not talk.run.controller.engine.finished:
         for device in DEVICES:
             play(talk, sessions, device)
-    return talk.run.conductor.state.weights.tobytes()
+    return talk.run.controller.state.weights.tobytes()
 
 
 class Broken:
@@ -93,7 +93,7 @@ def test_a_fault_in_mid_step_is_told_counted_and_logged_and_the_run_goes_on(
     assert play(talk, sessions, "a").refused is None
     broken.armed = True
     with caplog.at_level(logging.DEBUG):
-        monkeypatch.setattr(talk.run.conductor, "_go_back", _disarmed(talk.run.conductor, broken))
+        monkeypatch.setattr(talk.run.controller, "_go_back", _disarmed(talk.run.controller, broken))
         refused = play(talk, sessions, "b").refused
     assert "unexpected ZeroDivisionError" in refused
     lines = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -102,13 +102,13 @@ def test_a_fault_in_mid_step_is_told_counted_and_logged_and_the_run_goes_on(
     ]
     assert lines[0].exc_info is None  # its traceback is in the debug log
     assert any(record.exc_info for record in caplog.records)
-    assert talk.run.conductor.ledger.refusals["ZeroDivisionError"] == 1
+    assert talk.run.controller.ledger.refusals["ZeroDivisionError"] == 1
     finished(talk, sessions)
 
 
-def _disarmed(conductor, broken):
+def _disarmed(controller, broken):
     """Going back plans the round again, on what worked before."""
-    go_back = conductor._go_back
+    go_back = controller._go_back
 
     def go():
         broken.armed = False
@@ -122,17 +122,17 @@ def test_a_run_goes_on_in_the_next_process_as_if_nothing_had_happened(begun, tmp
     talk, sessions = begun(tmp_path / "shaken")
     broken = Broken(monkeypatch, type(talk.run.method), "aggregate")
     play(talk, sessions, "a")
-    conductor = talk.run.conductor
+    controller = talk.run.controller
     reply = answered(sessions["b"], talk.task("b"))
-    before, broken.armed = remembered(conductor), True
+    before, broken.armed = remembered(controller), True
     with pytest.raises(ZeroDivisionError):
-        conductor.receive("b", reply, wire.Footprint(), 0.0)
-    assert remembered(conductor) == before
+        controller.receive("b", reply, wire.RoundCost(), 0.0)
+    assert remembered(controller) == before
     broken.armed = False
     talk.run.store.close()
     again = open_run(talk.run.settings, talk.run.folder, durable=False)
-    again.conductor.resume(0.0)
-    assert remembered(again.conductor)[2:] == before[2:]
+    again.controller.resume(0.0)
+    assert remembered(again.controller)[2:] == before[2:]
     again.store.close()
     talk, again_sessions = begun(tmp_path / "third")
     assert finished(talk, again_sessions) == calm
@@ -142,15 +142,15 @@ def test_the_step_that_failed_can_be_taken_again(begun, tmp_path, monkeypatch):
     calm = finished(*begun(tmp_path / "calm"))
     talk, sessions = begun(tmp_path / "shaken")
     broken = Broken(monkeypatch, type(talk.run.method), "aggregate")
-    conductor = talk.run.conductor
+    controller = talk.run.controller
     play(talk, sessions, "a")
     reply = answered(sessions["b"], talk.task("b"))
     broken.armed = True
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            conductor.receive("b", reply, wire.Footprint(), 0.0)
+            controller.receive("b", reply, wire.RoundCost(), 0.0)
     broken.armed = False
-    talk.server._follow(conductor.receive("b", reply, wire.Footprint(), 0.0))
+    talk.server._follow(controller.receive("b", reply, wire.RoundCost(), 0.0))
     assert finished(talk, sessions) == calm
 
 
@@ -167,10 +167,10 @@ def test_a_fault_of_the_disk_still_ends_the_coordinator(begun, tmp_path, monkeyp
 
 def test_a_number_beyond_every_column_is_refused_and_the_loop_goes_on(begun, tmp_path):
     talk, sessions = begun(tmp_path)
-    measured = wire.encode(wire.Measured(talk.id, 1, 1, wire.Footprint()))
+    measured = wire.encode(wire.Measured(talk.id, 1, 1, wire.RoundCost()))
     for digits in (2**31, 2**63, 2**70):
         talk.hear("a", measured.replace(b'"round":1', b'"round":%d' % digits))
-    assert talk.run.conductor.ledger.refusals == {"PacketCorrupt": 3}
+    assert talk.run.controller.ledger.refusals == {"PacketCorrupt": 3}
     finished(talk, sessions)
 
 
@@ -182,21 +182,21 @@ def test_an_agent_too_blames_what_came_and_goes_on(tmp_path, monkeypatch, caplog
 
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG):
         patched.setattr(talk.agent._intake, "offer", fail)
-        assert talk.send(Errand("enrolment", "run-1"), b"anything") is None
+        assert talk.send(TransferKey("enrolment", "run-1"), b"anything") is None
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert line == "what came on 'down' is refused: unexpected KeyError ('nobody thought of this')"
     assert any(record.exc_info for record in caplog.records if record.levelno == logging.DEBUG)
-    assert talk.send(Errand("enrolment", "run-1"), b"anything").refused is None
+    assert talk.send(TransferKey("enrolment", "run-1"), b"anything").refused is None
     talk.close()
 
 
 def test_a_device_that_thinks_the_run_is_over_is_enrolled_again_and_counts_only_then(tmp_path, begun):
     talk, sessions = begun(tmp_path)
     talk.hear("a", wire.Left(talk.id))
-    assert not talk.run.conductor.engine.state.members["a"].ready
+    assert not talk.run.controller.engine.state.members["a"].ready
     talk.hear("a", wire.Ready(talk.id, talk.run.enrolment.spec.hash, DeviceReport("a", num_samples=10)))
-    assert talk.run.conductor.ledger.refusals == {"PacketForeign": 1}
-    assert not talk.run.conductor.engine.state.members["a"].ready
+    assert talk.run.controller.ledger.refusals == {"PacketForeign": 1}
+    assert not talk.run.controller.engine.state.members["a"].ready
     talk.greet("a", num_samples=10)
-    assert talk.run.conductor.engine.state.members["a"].ready
+    assert talk.run.controller.engine.state.members["a"].ready
     finished(talk, sessions)

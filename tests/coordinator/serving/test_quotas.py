@@ -8,7 +8,7 @@ from tests.helpers.talk import Coordinating, answered, run_settings
 import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.serving import admission
 from fleetune.coordinator.store.run_folder import INCOMING
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 from fleetune.protocols.wire.transport import Connected, Received
 from fleetune.protocols.wire.transport.backlog import OVERHEAD_BYTES, Backlog
@@ -35,10 +35,10 @@ def begun(talk):
 
 
 def finish_round(talk, *devices):
-    turn = talk.run.conductor.engine.state.turn
+    turn = talk.run.controller.engine.state.turn
     for device in devices:
         reply = answered(talk.session(device), talk.task(device))
-        talk.send(device, Errand("update", talk.id, *turn), reply)
+        talk.send(device, TransferKey("update", talk.id, *turn), reply)
 
 
 def working(talk):
@@ -51,14 +51,14 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     for _ in range(admission.WORDS + 10 * admission.PATIENCE):
         talk.hear("a", working(talk))
     assert len(read) <= admission.WORDS
-    ledger = talk.run.conductor.ledger
+    ledger = talk.run.controller.ledger
     surplus = admission.WORDS + 10 * admission.PATIENCE - len(read)
     assert ledger.refusals == {"surplus": surplus}
     assert ledger.turned_away == {"a": {"surplus": surplus}}
     assert [line for line in caplog.messages if "a floods" in line] == [
         f"a floods: not heard for {admission.MUTED_S:g} s"
     ]
-    assert not talk.run.conductor.engine.state.members["a"].ready, "no round is started with it"
+    assert not talk.run.controller.engine.state.members["a"].ready, "no round is started with it"
 
     talk.hear("b", working(talk))
     assert talk.server.peers["b"].stage == "training", "others are heard"
@@ -69,7 +69,7 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     assert [line for line in caplog.messages if "again" in line] == ["a is heard again"]
     talk.greet("a", num_samples=10)
     finish_round(talk, "a", "b")
-    assert talk.run.conductor.engine.state.turn.number == 2
+    assert talk.run.controller.engine.state.turn.number == 2
 
 
 def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplog):
@@ -87,8 +87,10 @@ def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplo
 def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begun):
     talk, payload = begun, bytes(5 * admission.WORDS)
     payload = payload[: talk.server.peers["a"].inbox._max_bytes]
-    errand = Errand("update", talk.id, 1, 1)
-    offer = Offer(transfer_id(errand, "a", digest_of(payload)), digest_of(payload), len(payload), errand)
+    transfer_key = TransferKey("update", talk.id, 1, 1)
+    offer = Offer(
+        transfer_id(transfer_key, "a", digest_of(payload)), digest_of(payload), len(payload), transfer_key
+    )
     talk.task("a")
     talk.hear("a", offer)
     assert isinstance(wire.read_to_device(talk.take("a")[-1][1]), Resume)
@@ -116,14 +118,14 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     strangers = [name for name in talk.server.peers if name.startswith("ghost")]
     assert len(strangers) <= 100
     assert {"a", "b"} <= talk.server.peers.keys()
-    assert talk.run.conductor.ledger.refusals["stranger"] >= 900
+    assert talk.run.controller.ledger.refusals["stranger"] >= 900
     assert len([line for line in caplog.messages if "never enrolled" in line]) == 1
     assert len(talk.server._queue.timers._wanted) <= 102
 
     talk.now = admission.GRACE_S
     talk.hear("ghost-99", working(talk))
     talk.greet("c", num_samples=10)
-    assert "c" in talk.run.conductor.engine.state.members, "the longest silent made room"
+    assert "c" in talk.run.controller.engine.state.members, "the longest silent made room"
     assert "ghost-0" not in talk.server.peers
     assert "ghost-97" in talk.server.peers
     for index in range(1000, 2000):
@@ -132,18 +134,18 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     assert len(talk.server.peers) <= 103
     assert len(talk.server._gate._strangers) <= 100
     finish_round(talk, "a", "b")
-    assert talk.run.conductor.engine.state.turn.number == 2
+    assert talk.run.controller.engine.state.turn.number == 2
 
 
 def test_a_name_that_was_never_enrolled_leaves_nothing_behind(begun):
-    talk, errand = begun, Errand("update", begun.id, 1, 1)
-    offer = Offer(transfer_id(errand, "ghost", digest_of(b"1")), digest_of(b"1"), 1, errand)
+    talk, transfer_key = begun, TransferKey("update", begun.id, 1, 1)
+    offer = Offer(transfer_id(transfer_key, "ghost", digest_of(b"1")), digest_of(b"1"), 1, transfer_key)
     talk.hear("ghost", offer)
     talk.hear("ghost", Chunk(offer.transfer, 0, b"1").encode(), "update")
     talk.hear("ghost", wire.Decline(talk.id, 0, 0, "no"))
-    assert "ghost" not in talk.run.conductor.engine.state.members
+    assert "ghost" not in talk.run.controller.engine.state.members
     assert not (talk.run.folder / INCOMING / "ghost").exists()
-    assert "PacketForeign" in talk.run.conductor.ledger.refusals
+    assert "PacketForeign" in talk.run.controller.ledger.refusals
 
 
 def received(channel, num_bytes):
@@ -178,5 +180,5 @@ def test_what_waits_for_the_loop_is_bounded_and_chunks_are_let_go_first():
 def test_dropped_messages_are_counted_and_told_once_in_a_while(begun, caplog):
     for _ in range(3):
         begun.server._gate.look(begun.now, dropped=7)
-    assert begun.run.conductor.ledger.refusals["overflow"] == 21
+    assert begun.run.controller.ledger.refusals["overflow"] == 21
     assert len([line for line in caplog.messages if "dropped" in line]) == 1

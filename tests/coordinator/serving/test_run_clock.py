@@ -54,15 +54,15 @@ class Rebooting(Desk):
         self.run = open_run(self.settings, self.folder, durable=False)
         wall = self.now - 10.0
         self.now = RunClock.of(self.run.store, wall=lambda: wall, steady=lambda: 3.0)()
-        self.take(self.run.conductor.resume(self.now))
+        self.take(self.run.controller.resume(self.now))
         for device in self.DEVICES:
-            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
+            self.take(self.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
 
 
 def test_no_round_of_a_run_takes_less_than_no_time(tmp_path):
     desk = Rebooting(tmp_path, settings(start_with=4, deadline_s=1000.0), restart=True).play()
     with closing(desk.run.store):
-        records, summary = desk.run.conductor.records(), summary_of(desk.run, simulated=False)
+        records, summary = desk.run.controller.records(), summary_of(desk.run, simulated=False)
     times = [at for record in records for at in (record.opened_s, record.closed_s)]
     assert len(times) > 4
     assert times == sorted(times)

@@ -6,7 +6,7 @@ from tests.fleet.test_semi_asynchronous import Desk, settings
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.rounds.orders import Closed
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceReport
 
 
@@ -17,7 +17,7 @@ class Crowd(Desk):
         self.DEVICES = tuple(f"d{index:03}" for index in range(size))
         super().__init__(folder, settings(rounds=1, start_with=size, **round_), restart=False)
         for device in self.DEVICES:
-            self.take(self.run.conductor.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
+            self.take(self.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
 
     def written(self, act):
         """Rows that the store was given while `act`, and 100s of bytes of what is written at every event."""
@@ -36,17 +36,17 @@ def test_an_event_writes_the_same_in_a_small_and_a_large_fleet(tmp_path, mode):
     written = {}
     for size in (50, 500):
         desk = Crowd(tmp_path / str(size), size, **mode)
-        conductor = desk.run.conductor
+        controller = desk.run.controller
         first, second, third = sorted(desk.tasks)[:3]
         data = desk.reply(first, desk.tasks[first])
-        turn = conductor.engine.state.turn
+        turn = controller.engine.state.turn
         events = [
-            lambda c=conductor, d=first, p=data: c.receive(d, p, Footprint(), 1.0),
-            lambda c=conductor, d=first, p=data: c.receive(d, p, Footprint(), 1.0),
-            lambda c=conductor, d=first, t=turn: c.note_measured(d, t, Footprint(upload_s=2.0)),
-            lambda c=conductor, d=second, t=turn: c.handle(Declined(d, *t, "busy"), 1.0),
-            lambda c=conductor, d=third: c.handle(DeviceGone(d), 1.0),
-            lambda c=conductor: c.handle(DeviceReady(DeviceReport("new")), 1.0),
+            lambda c=controller, d=first, p=data: c.receive(d, p, RoundCost(), 1.0),
+            lambda c=controller, d=first, p=data: c.receive(d, p, RoundCost(), 1.0),
+            lambda c=controller, d=first, t=turn: c.note_measured(d, t, RoundCost(upload_s=2.0)),
+            lambda c=controller, d=second, t=turn: c.handle(Declined(d, *t, "busy"), 1.0),
+            lambda c=controller, d=third: c.handle(DeviceGone(d), 1.0),
+            lambda c=controller: c.handle(DeviceReady(DeviceReport("new")), 1.0),
         ]
         written[size] = [desk.written(event) for event in events]
         desk.run.store.close()
@@ -56,37 +56,37 @@ def test_an_event_writes_the_same_in_a_small_and_a_large_fleet(tmp_path, mode):
 
 def test_what_is_told_after_the_round_changes_one_row_of_its_record(tmp_path):
     desk = Crowd(tmp_path, 8)
-    first, turn = desk.DEVICES[0], desk.run.conductor.engine.state.turn
+    first, turn = desk.DEVICES[0], desk.run.controller.engine.state.turn
     for device in desk.DEVICES:
         desk.take(
-            desk.run.conductor.receive(device, desk.reply(device, desk.tasks[device]), Footprint(), 1.0)
+            desk.run.controller.receive(device, desk.reply(device, desk.tasks[device]), RoundCost(), 1.0)
         )
     (before,) = desk.closed
-    rows, _ = desk.written(lambda: desk.run.conductor.note_measured(first, turn, Footprint(upload_s=2.0)))
+    rows, _ = desk.written(lambda: desk.run.controller.note_measured(first, turn, RoundCost(upload_s=2.0)))
     assert rows == 1
-    (record,) = desk.run.conductor.records()
+    (record,) = desk.run.controller.records()
     assert record.devices.pop(first).actual.upload_s == 2.0
     assert before.devices.pop(first).actual.upload_s is None
     assert record == before
-    desk.run.conductor.note_measured(first, (1, 2), Footprint(upload_s=3.0))
-    assert desk.run.conductor.records()[0].devices[first].actual.upload_s == 2.0
+    desk.run.controller.note_measured(first, (1, 2), RoundCost(upload_s=3.0))
+    assert desk.run.controller.records()[0].devices[first].actual.upload_s == 2.0
     desk.run.store.close()
 
 
 def test_a_simulation_is_written_down_when_a_round_closes(tmp_path):
     """Nobody goes on with one, and what was aggregated can be looked at."""
     desk = Desk(tmp_path, settings(rounds=2, start_with=4), restart=False)
-    store, conductor = desk.run.store, desk.run.conductor
-    conductor.keeps_steps = False
+    store, controller = desk.run.store, desk.run.controller
+    controller.keeps_steps = False
     for device in desk.DEVICES:
         ready = DeviceReady(DeviceReport(device, num_samples=10))
-        assert rows_of(store, lambda ready=ready: desk.take(conductor.handle(ready, 0.0))) == 0
+        assert rows_of(store, lambda ready=ready: desk.take(controller.handle(ready, 0.0))) == 0
     payload = [desk.reply(device, desk.tasks[device]) for device in desk.DEVICES]
     for device, data in zip(desk.DEVICES[:-1], payload, strict=False):
-        take = lambda d=device, p=data: desk.take(conductor.receive(d, p, Footprint(), 1.0))  # noqa: E731
+        take = lambda d=device, p=data: desk.take(controller.receive(d, p, RoundCost(), 1.0))  # noqa: E731
         assert rows_of(store, take) == 1, "the reply itself"
-    orders = conductor.receive(desk.DEVICES[-1], payload[-1], Footprint(), 1.0)
-    assert [Closed(record) for record in conductor.records()] == orders[:1]
-    assert read_engine(store) == conductor.engine.state
-    assert read_ledger(store) == conductor.ledger
+    orders = controller.receive(desk.DEVICES[-1], payload[-1], RoundCost(), 1.0)
+    assert [Closed(record) for record in controller.records()] == orders[:1]
+    assert read_engine(store) == controller.engine.state
+    assert read_ledger(store) == controller.ledger
     store.close()

@@ -7,7 +7,7 @@ import pytest
 from fleetune.coordinator.serving.outgoing_spool import SMALL_BYTES, spooled
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.wire.mailbox import Outbox
-from fleetune.protocols.wire.messages import Errand, Resume
+from fleetune.protocols.wire.messages import Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk
 
 
@@ -27,7 +27,7 @@ def test_a_small_one_stays_as_it_is(tmp_path):
 def test_an_outbox_sends_it_like_any_other(tmp_path):
     payload = bytes(range(256)) * 1024
     outbox = Outbox("d")
-    (offer,) = outbox.post(Errand("task", "r", 1, 1), spooled(payload, tmp_path), 0.0)
+    (offer,) = outbox.post(TransferKey("task", "r", 1, 1), spooled(payload, tmp_path), 0.0)
     chunks = [item for item in outbox.handle(Resume(offer.transfer, 0), 0.0) if isinstance(item, Chunk)]
     assert b"".join(bytes(chunk.data) for chunk in chunks) == payload[: sum(len(c.data) for c in chunks)]
     assert chunks

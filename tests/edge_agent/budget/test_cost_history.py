@@ -14,26 +14,26 @@ from hypothesis import strategies as st
 from tests.helpers.world import CAPABILITY, CHOICES, Device, World
 
 from fleetune.edge_agent.budget.cost_forecast import demand, predict
-from fleetune.edge_agent.budget.cost_history import ROUNDS, Experience, plausible
+from fleetune.edge_agent.budget.cost_history import ROUNDS, CostHistory, plausible
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import decide
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Choice, Cost
 
 UNLIMITED = Limits()
-NOTHING = Experience()
-QUANTITIES = Footprint.__struct_fields__
+NOTHING = CostHistory()
+QUANTITIES = RoundCost.__struct_fields__
 
 
 def error(predicted, actual, quantity):
     return abs(getattr(predicted, quantity) / getattr(actual, quantity) - 1)
 
 
-def after(world, choices, experience=NOTHING, seed=0):
-    device = Device(world, UNLIMITED, experience=experience, seed=seed)
+def after(world, choices, cost_history=NOTHING, seed=0):
+    device = Device(world, UNLIMITED, cost_history=cost_history, seed=seed)
     for choice in choices:
         device.learn(choice)
-    return device.experience
+    return device.cost_history
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
@@ -100,15 +100,15 @@ def test_one_stray_round_changes_little(stray):
 @pytest.mark.parametrize("quantity", ["download_s", "train_s", "upload_s"])
 def test_a_clock_that_jumps_teaches_nothing(quantity, absurd):
     choice, world = CHOICES[4], World()
-    experience = after(world, [choice])
+    cost_history = after(world, [choice])
     told = msgspec.structs.replace(world.round(choice, np.random.default_rng(0)), **{quantity: absurd})
-    taught = experience.learned(demand(choice, CAPABILITY), told)
+    taught = cost_history.learned(demand(choice, CAPABILITY), told)
     assert getattr(taught.lessons[-1].actual, quantity) is None
-    assert predict(choice, CAPABILITY, taught) == predict(choice, CAPABILITY, experience)
+    assert predict(choice, CAPABILITY, taught) == predict(choice, CAPABILITY, cost_history)
 
 
 def test_what_cannot_be_true_is_left_out_and_what_can_stays():
-    true = Footprint(
+    true = RoundCost(
         bytes_down=1000,
         bytes_up=2000,
         download_s=1.0,
@@ -124,13 +124,13 @@ def test_what_cannot_be_true_is_left_out_and_what_can_stays():
         assert getattr(left, name) is None
         if name != "download_s":  # without it less energy is plausible, too
             assert msgspec.structs.replace(left, **{name: getattr(true, name)}) == true
-    assert plausible(Footprint(joules=5.0)) == Footprint()  # over how long?
+    assert plausible(RoundCost(joules=5.0)) == RoundCost()  # over how long?
 
 
 @given(
     st.lists(
         st.builds(
-            Footprint,
+            RoundCost,
             **{
                 name: st.none() | st.integers(-(2**70), 2**70)
                 for name in ("bytes_down", "bytes_up", "memory_bytes")
@@ -142,16 +142,16 @@ def test_what_cannot_be_true_is_left_out_and_what_can_stays():
     st.lists(st.sampled_from(CHOICES), min_size=12, max_size=12),
 )
 def test_whatever_it_is_told_it_predicts_something_finite(told, choices):
-    experience = NOTHING
+    cost_history = NOTHING
     for choice, actual in zip(choices, told, strict=False):
-        experience = experience.learned(demand(choice, CAPABILITY), actual)
+        cost_history = cost_history.learned(demand(choice, CAPABILITY), actual)
     for choice in CHOICES:
-        predicted = predict(choice, CAPABILITY, experience)
+        predicted = predict(choice, CAPABILITY, cost_history)
         for quantity in QUANTITIES:
             value = getattr(predicted, quantity)
             assert value is not None
             assert 0 <= value < 1e15
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(experience), type=Experience) == experience
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(cost_history), type=CostHistory) == cost_history
 
 
 def test_latency_and_bandwidth_are_told_apart_when_sizes_differ():
@@ -163,51 +163,55 @@ def test_latency_and_bandwidth_are_told_apart_when_sizes_differ():
 
 
 def test_of_one_size_the_latency_is_the_one_that_was_measured():
-    experience = after(World(latency_s=2.0), [CHOICES[3]] * 3)
+    cost_history = after(World(latency_s=2.0), [CHOICES[3]] * 3)
     seconds = 2.0 + 320_000 * 8 / 0.5e6
     for measured in (None, 2.0, 50.0):
-        assert experience.link("up", measured).seconds(320_000) == pytest.approx(seconds)
-    assert experience.link("up", None).latency_s == 0
-    assert experience.link("up", 2.0).seconds(640_000) == pytest.approx(2 * seconds - 2.0)
-    assert experience.link("up", 50.0).s_per_byte > 0  # never more latency than its transfers leave room for
+        assert cost_history.link("up", measured).seconds(320_000) == pytest.approx(seconds)
+    assert cost_history.link("up", None).latency_s == 0
+    assert cost_history.link("up", 2.0).seconds(640_000) == pytest.approx(2 * seconds - 2.0)
+    assert (
+        cost_history.link("up", 50.0).s_per_byte > 0
+    )  # never more latency than its transfers leave room for
 
 
 def test_a_link_that_got_faster_is_not_taken_for_one_without_bandwidth():
     small_and_slow = after(World(uplink_bps=0.1e6), [CHOICES[1]] * 2)
-    experience = after(World(uplink_bps=5e6), [CHOICES[5]] * 2, small_and_slow)
-    assert experience.link("up", None).latency_s == 0
-    assert experience.link("up", None).seconds(480_000) == pytest.approx(0.3 + 480_000 * 8 / 5e6)
+    cost_history = after(World(uplink_bps=5e6), [CHOICES[5]] * 2, small_and_slow)
+    assert cost_history.link("up", None).latency_s == 0
+    assert cost_history.link("up", None).seconds(480_000) == pytest.approx(0.3 + 480_000 * 8 / 5e6)
 
 
 def test_a_ratio_that_costs_more_than_the_method_says_is_remembered_by_itself():
     """The work of these choices grows with the ratio, says the method; on this board it does not."""
     honest, wrong = (Choice(ratio, Cost(1000, 1000, work=ratio)) for ratio in (0.2, 1.0))
-    experience = NOTHING
+    cost_history = NOTHING
     for choice in (honest, wrong, honest, honest, honest, honest, honest):
         seconds = 4.0 if choice is honest else 60.0
-        experience = experience.learned(demand(choice, CAPABILITY), Footprint(train_s=seconds))
-    assert predict(honest, CAPABILITY, experience).train_s == pytest.approx(4.0)
-    assert predict(wrong, CAPABILITY, experience).train_s == pytest.approx(60.0)
+        cost_history = cost_history.learned(demand(choice, CAPABILITY), RoundCost(train_s=seconds))
+    assert predict(honest, CAPABILITY, cost_history).train_s == pytest.approx(4.0)
+    assert predict(wrong, CAPABILITY, cost_history).train_s == pytest.approx(60.0)
     for _ in range(5):
-        experience = experience.learned(demand(honest, CAPABILITY), Footprint(train_s=4.0))
-    assert predict(wrong, CAPABILITY, experience).train_s == pytest.approx(20.0)  # forgotten after ten rounds
+        cost_history = cost_history.learned(demand(honest, CAPABILITY), RoundCost(train_s=4.0))
+    assert predict(wrong, CAPABILITY, cost_history).train_s == pytest.approx(
+        20.0
+    )  # forgotten after ten rounds
 
 
 def test_memory_is_predicted_by_the_worst_of_the_last_rounds():
-    experience, choice = NOTHING, CHOICES[4]
+    cost_history, choice = NOTHING, CHOICES[4]
     asked = demand(choice, CAPABILITY)
     for base in (300, 310, 305):
-        told = Footprint(memory_bytes=base * 1_000_000 + asked.working_bytes)
-        experience = experience.learned(asked, told)
-    assert predict(choice, CAPABILITY, experience).memory_bytes == 310_000_000 + asked.working_bytes
+        told = RoundCost(memory_bytes=base * 1_000_000 + asked.working_bytes)
+        cost_history = cost_history.learned(asked, told)
+    assert predict(choice, CAPABILITY, cost_history).memory_bytes == 310_000_000 + asked.working_bytes
 
 
 def test_of_a_board_without_watts_the_mean_power_is_learned():
     unknown = replace(CAPABILITY, train_w=None)
     assert predict(CHOICES[4], unknown, NOTHING).joules is None
-    experience = after(World(watts=7.0), [CHOICES[4]])
+    cost_history = after(World(watts=7.0), [CHOICES[4]])
     for choice in (CHOICES[4], CHOICES[0]):  # the other has another share of transfers in its time
-        predicted = predict(choice, unknown, experience)
+        predicted = predict(choice, unknown, cost_history)
         assert predicted.joules == pytest.approx(7.0 * predicted.round_s)
 
 
@@ -254,7 +258,7 @@ def test_in_a_steady_world_the_ratio_comes_to_rest(
 
 def test_ratios_do_not_swing_when_the_limit_lies_between_two():
     """Noise of 2 % moves predictions across the limit all the time; the margin keeps the ratio."""
-    forecast = partial(predict, capability=CAPABILITY, experience=after(World(), [CHOICES[2], CHOICES[6]]))
+    forecast = partial(predict, capability=CAPABILITY, cost_history=after(World(), [CHOICES[2], CHOICES[6]]))
     needs_s = forecast(CHOICES[5]).round_s
     device = Device(World(noise=0.02), Limits(deadline_s=1.001 * needs_s))
     ratios = []
@@ -267,8 +271,8 @@ def test_ratios_do_not_swing_when_the_limit_lies_between_two():
 
 
 def test_it_is_small_on_disk_and_survives_the_trip():
-    experience = after(World(noise=0.1), CHOICES * 2)
-    data = msgspec.msgpack.encode(experience)
-    assert len(experience.lessons) == ROUNDS
+    cost_history = after(World(noise=0.1), CHOICES * 2)
+    data = msgspec.msgpack.encode(cost_history)
+    assert len(cost_history.lessons) == ROUNDS
     assert len(data) <= 4096
-    assert msgspec.msgpack.decode(data, type=Experience) == experience
+    assert msgspec.msgpack.decode(data, type=CostHistory) == cost_history

@@ -19,21 +19,21 @@ from fleetune.edge_agent.budget.cost_forecast import (
     demand,
     predict,
 )
-from fleetune.edge_agent.budget.cost_history import Experience
+from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import decide, explain_table
 from fleetune.edge_agent.probes.board_profile import report_of
 from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.model.architectures import build
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.method import Choice, Cost, DeviceReport
 
-NOTHING = Experience()
+NOTHING = CostHistory()
 
 
-def forecast(capability=CAPABILITY, experience=NOTHING):
-    return partial(predict, capability=capability, experience=experience)
+def forecast(capability=CAPABILITY, cost_history=NOTHING):
+    return partial(predict, capability=capability, cost_history=cost_history)
 
 
 def decided(limits, wanted=1.0, capability=CAPABILITY, current=None, choices=CHOICES):
@@ -90,7 +90,7 @@ def test_memory_depends_on_what_trains(batch_size, samples_held):
 )
 def test_what_is_not_known_is_not_predicted(unknown, quantities):
     predicted = predict(CHOICES[3], replace(CAPABILITY, **unknown), NOTHING)
-    assert {name for name in Footprint.__struct_fields__ if getattr(predicted, name) is None} == quantities
+    assert {name for name in RoundCost.__struct_fields__ if getattr(predicted, name) is None} == quantities
 
 
 def test_the_largest_that_fits_is_taken_and_explained():
@@ -263,9 +263,9 @@ def test_more_of_anything_never_gives_a_smaller_ratio_after_learning(tried, name
         device = Device(world, Limits())
         for choice in tried:
             device.learn(choice)
-        return device.experience
+        return device.cost_history
 
-    before, after = (forecast(experience=taught(factor)) for factor in (1, more))
+    before, after = (forecast(cost_history=taught(factor)) for factor in (1, more))
     for choice in CHOICES:
         assert after(choice).known_s <= before(choice).known_s * (1 + 1e-9)
     limits = Limits(deadline_s * (1 + 1e-6))

@@ -8,59 +8,60 @@ import msgspec
 import numpy as np
 import pytest
 import rich.console
+from msgspec import structs
 from tests.helpers.world import CAPABILITY, CHOICES, World
 
 from fleetune.edge_agent.budget.explain import explanation
 from fleetune.edge_agent.budget.gauges import Gauges
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.policy_guard import FRESH_S, Guard
-from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
-from fleetune.edge_agent.run.membership import Participation
+from fleetune.edge_agent.budget.ratio_controller import RatioController, remembered
+from fleetune.edge_agent.run.membership import Membership
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 
-FIRST = Errand("task", "run", 1, 1)
-REHEARSAL = Errand("task", "run", 2, 1, rehearsal=True)
+FIRST = TransferKey("task", "run", 1, 1)
+FINAL_EVALUATION = TransferKey("task", "run", 2, 1, final_evaluation=True)
 UNKNOWN = Conditions()
 
 
-def an_allowance(deadline_s=20.0, **policy):
+def a_ratio_controller(deadline_s=20.0, **policy):
     report = DeviceReport("d", num_samples=CAPABILITY.num_samples)
     board = load("raspberry-pi-4b")
-    return Allowance(CHOICES, CAPABILITY, board, Policy(**policy), deadline_s, report).chosen(UNKNOWN)
+    return RatioController(CHOICES, CAPABILITY, board, Policy(**policy), deadline_s, report).chosen(UNKNOWN)
 
 
-def taught(allowance, world, rounds=5):
+def taught(ratio_controller, world, rounds=5):
     rng = np.random.default_rng(0)
     for _ in range(rounds):
-        ratio = allowance.report.ratio or CHOICES[0].ratio
+        ratio = ratio_controller.report.ratio or CHOICES[0].ratio
         choice = next(one for one in CHOICES if one.ratio == ratio)
-        allowance = allowance.learned(ratio, world.round(choice, rng)).chosen(UNKNOWN)
-    return allowance
+        ratio_controller = ratio_controller.learned(ratio, world.round(choice, rng)).chosen(UNKNOWN)
+    return ratio_controller
 
 
 def test_what_rounds_took_lowers_the_ratio_and_the_coordinator_hears_of_it():
-    before = an_allowance()
+    before = a_ratio_controller()
     after = taught(before, World())
     assert 0 < after.report.ratio < before.report.ratio
     assert after.predicted.round_s <= 20
     assert after.report.round_s == after.predicted.round_s
     assert after.is_news(before.report)
     assert not after.is_news(after.report)
-    assert not replace(after, report=replace(after.report, round_s=1.05 * after.report.round_s)).is_news(
-        after.report
-    )
-    assert replace(after, report=replace(after.report, round_s=1.2 * after.report.round_s)).is_news(
+    assert not structs.replace(
+        after, report=replace(after.report, round_s=1.05 * after.report.round_s)
+    ).is_news(after.report)
+    assert structs.replace(after, report=replace(after.report, round_s=1.2 * after.report.round_s)).is_news(
         after.report
     )
 
 
 def test_where_nothing_fits_it_declines_until_it_has_forgotten():
-    broken = taught(an_allowance(), World(samples_per_s=0.5))
+    broken = taught(a_ratio_controller(), World(samples_per_s=0.5))
     assert not broken.fits
     assert broken.report.reason.startswith("nothing fits: 0.1 would need ")
     for _ in range(10):
@@ -69,23 +70,23 @@ def test_where_nothing_fits_it_declines_until_it_has_forgotten():
 
 
 def test_a_choice_made_elsewhere_is_kept_whatever_it_takes():
-    fixed = replace(an_allowance(ratio=0.6), deadline_s=None).chosen(UNKNOWN)
+    fixed = structs.replace(a_ratio_controller(ratio=0.6), deadline_s=None).chosen(UNKNOWN)
     assert taught(fixed, World(samples_per_s=0.5)).report.ratio == 0.6
 
 
 def test_it_is_remembered_as_it_was_and_damage_only_costs_what_was_learned():
-    known = taught(an_allowance(max_celsius=40), World())
+    known = taught(a_ratio_controller(max_celsius=40), World())
     again = remembered(known.encoded())
     assert again.report == known.report
-    assert again.experience == known.experience
+    assert again.cost_history == known.cost_history
     assert again.explained(UNKNOWN) == known.explained(UNKNOWN)
     assert remembered(None) is None
     assert remembered(known.encoded()[:-3]) is None
     assert remembered(b"\xc1 not msgpack") is None
 
 
-def test_an_older_agents_allowance_was_of_torch_and_an_unknown_trainers_is_forgotten():
-    known = taught(an_allowance(), World())
+def test_an_older_agents_ratio_controller_was_of_torch_and_an_unknown_trainers_is_forgotten():
+    known = taught(a_ratio_controller(), World())
     written = msgspec.msgpack.decode(known.encoded())
     del written["capability"]["trainer"]
     assert remembered(msgspec.msgpack.encode(written)).capability.trainer == "torch"
@@ -94,7 +95,7 @@ def test_an_older_agents_allowance_was_of_torch_and_an_unknown_trainers_is_forgo
 
 
 def test_the_explanation_shows_every_ratio_its_limits_and_why():
-    known = taught(an_allowance(max_celsius=40), World())
+    known = taught(a_ratio_controller(max_celsius=40), World())
     console = rich.console.Console(width=120, file=io.StringIO())
     console.print(explanation(known, Conditions(memory_bytes=500_000_000, celsius=50)))
     shown = console.file.getvalue()
@@ -112,8 +113,10 @@ def test_the_explanation_shows_every_ratio_its_limits_and_why():
 @pytest.mark.parametrize("thin", [1.0, 1e-3, 1e5])
 def test_the_explanation_fits_into_80_characters(thin):
     """Also of a slow link, a large model and a thin battery."""
-    known = an_allowance(max_battery_percent_per_hour=0.5)
-    known = replace(known, capability=replace(known.capability, uplink_bps=thin * 1.1e6, base_bytes=10**9))
+    known = a_ratio_controller(max_battery_percent_per_hour=0.5)
+    known = structs.replace(
+        known, capability=replace(known.capability, uplink_bps=thin * 1.1e6, base_bytes=10**9)
+    )
     console = rich.console.Console(width=80, file=io.StringIO())
     console.print(explanation(known, Conditions(memory_bytes=64 * 10**9, power="battery", battery=0.5)))
     table, _, _ = console.file.getvalue().partition("p = ")
@@ -170,30 +173,30 @@ class SomeMemory:
         self.data = data
 
 
-def take_part(session=None, allowance=None):
+def take_part(session=None, ratio_controller=None):
     clock = iter(range(1000))
-    return Participation(
+    return Membership(
         None,
         session or SomeSession(),
-        allowance or an_allowance(),
+        ratio_controller or a_ratio_controller(),
         SomeGauges(),
         SomeMemory(),
         clock=lambda: float(7 * next(clock)),
     )
 
 
-def play(joined, errand=FIRST, download_s=0.5, upload_s=2.0):
-    joined.begin(errand, 100, download_s)
+def play(joined, transfer_key=FIRST, download_s=0.5, upload_s=2.0):
+    joined.begin(transfer_key, 100, download_s)
     joined.work(b"task")
     joined.delivered(upload_s)
 
 
 def test_a_round_is_measured_predicted_and_learned_from():
     joined = take_part()
-    expected = joined.allowance.predicted
+    expected = joined.ratio_controller.predicted
     play(joined)
     assert joined.expected == expected
-    assert joined.taken == Footprint(
+    assert joined.taken == RoundCost(
         bytes_down=100,
         bytes_up=len(b"task answered"),
         download_s=0.5,
@@ -202,15 +205,15 @@ def test_a_round_is_measured_predicted_and_learned_from():
         memory_bytes=260_000_000,
         joules=10.0,
     )
-    (lesson,) = joined.allowance.experience.lessons
+    (lesson,) = joined.ratio_controller.cost_history.lessons
     assert lesson.actual == joined.taken
-    assert remembered(joined._memory.data).experience.lessons == (lesson,)
+    assert remembered(joined._memory.data).cost_history.lessons == (lesson,)
 
 
-def test_a_rehearsal_teaches_nothing():
+def test_a_final_evaluation_teaches_nothing():
     joined = take_part()
-    play(joined, REHEARSAL)
-    assert joined.allowance.experience.lessons == ()
+    play(joined, FINAL_EVALUATION)
+    assert joined.ratio_controller.cost_history.lessons == ()
     assert not joined._gauges.running
 
 
@@ -218,7 +221,7 @@ def test_the_budget_of_the_next_round_follows_what_was_learned():
     session = SomeSession()
     joined = take_part(session)
     for number in range(1, 5):
-        play(joined, Errand("task", "run", number, 1), upload_s=15.0)
+        play(joined, TransferKey("task", "run", number, 1), upload_s=15.0)
     assert session.budgets[0] == Budget(1.0)
     assert session.budgets[-1].ratio < 1.0
     assert session.budgets[-1] == Budget(session.budgets[-1].ratio)
@@ -226,11 +229,11 @@ def test_the_budget_of_the_next_round_follows_what_was_learned():
 
 def test_a_late_word_about_another_round_is_not_this_ones():
     joined = take_part()
-    joined.begin(Errand("task", "run", 2, 1), 100, None)
-    assert joined.is_at(Errand("update", "run", 2, 1))
-    assert not joined.is_at(Errand("update", "run", 1, 1))
-    assert not joined.is_at(Errand("update", "other", 2, 1))
-    assert not take_part().is_at(Errand("update", "run", 1, 1))
+    joined.begin(TransferKey("task", "run", 2, 1), 100, None)
+    assert joined.is_at(TransferKey("update", "run", 2, 1))
+    assert not joined.is_at(TransferKey("update", "run", 1, 1))
+    assert not joined.is_at(TransferKey("update", "other", 2, 1))
+    assert not take_part().is_at(TransferKey("update", "run", 1, 1))
 
 
 def test_work_that_was_stopped_leaves_no_meter_running():
@@ -239,14 +242,14 @@ def test_work_that_was_stopped_leaves_no_meter_running():
     with pytest.raises(TrainingStopped):
         joined.work(b"task")
     assert not joined._gauges.running
-    assert joined.allowance.experience.lessons == ()
+    assert joined.ratio_controller.cost_history.lessons == ()
 
 
 def test_a_full_disk_does_not_stop_a_round():
     joined = take_part()
     joined._memory.data = None
     play(joined)
-    assert len(joined.allowance.experience.lessons) == 1
+    assert len(joined.ratio_controller.cost_history.lessons) == 1
 
 
 def test_the_coordinator_hears_the_first_report_and_then_what_changed():

@@ -1,4 +1,6 @@
-"""Which model a device serves: through rounds, rehearsals, restarts with other data, crashes and runs."""
+"""Which model a device serves: through rounds, final evaluations, restarts with other data, crashes and
+runs.
+"""
 
 from dataclasses import replace
 
@@ -103,7 +105,7 @@ class Scripted:
         return max(0.0, 1 - self.loss(weights))
 
 
-class Device:
+class ClientState:
     """A device and the disk it keeps through restarts and runs."""
 
     def __init__(self, num_validation=4):
@@ -139,12 +141,12 @@ class Device:
         )
         return self
 
-    def work(self, number, leads_to, *, shared=0.0, rehearsal=False):
+    def work(self, number, leads_to, *, shared=0.0, final_evaluation=False):
         """One round from a shared model; the measures of the reply."""
         state = self.method.init_coordinator(np.full(SPEC.size, shared, np.float32))
-        _, tasks = self.method.plan(state, Round(number, ("d",), rehearsal), run_key(0))
+        _, tasks = self.method.plan(state, Round(number, ("d",), final_evaluation), run_key(0))
         self.trainer.leads_to = [leads_to]
-        data = codec.encode(Assignment("d", number, 1, rehearsal, tasks["d"]), SPEC)
+        data = codec.encode(Assignment("d", number, 1, final_evaluation, tasks["d"]), SPEC)
         reply = codec.decode(self.session.answer(data, Budget()), Reply[self.method.update_type], SPEC)
         return reply.measures
 
@@ -161,10 +163,10 @@ class Device:
 
 
 def test_a_worse_round_leaves_what_is_served():
-    device = Device().join()
+    device = ClientState().join()
     assert device.now is None
     for number, (to, kept) in enumerate([(0.5, 0.5), (0.75, 0.75), (0.25, 0.75), (0.875, 0.875)], 1):
-        assert device.work(number, to).kept is UNSET  # the rehearsal tells, and costs no round a byte
+        assert device.work(number, to).kept is UNSET  # the final evaluation tells, and costs no round a byte
         assert device.kept == kept
     assert device.now == ("a", 4, 0.875)
     assert device.session.personal_model[0] == 0.875
@@ -174,7 +176,7 @@ def test_a_worse_round_leaves_what_is_served():
 
 
 def test_without_validation_samples_the_newest_is_served():
-    device = Device(num_validation=0).join()
+    device = ClientState(num_validation=0).join()
     for number, to in ((1, 0.5), (2, 0.25)):
         device.work(number, to)
         assert device.kept == to
@@ -190,10 +192,10 @@ def test_without_validation_samples_the_newest_is_served():
         (0, 0.9375, 0.5, 0.5),  # nothing to judge by: the newest that was trained
     ],
 )
-def test_the_closing_rehearsal_is_not_thrown_away(num_validation, shared, leads_to, wanted):
-    device = Device(num_validation).join()
+def test_the_closing_final_evaluation_is_not_thrown_away(num_validation, shared, leads_to, wanted):
+    device = ClientState(num_validation).join()
     device.work(1, 0.75)
-    measures = device.work(2, leads_to, shared=shared, rehearsal=True)
+    measures = device.work(2, leads_to, shared=shared, final_evaluation=True)
     assert device.now[2] == wanted
     assert measures.kept == wanted
     assert measures.personal == 0.75
@@ -201,7 +203,7 @@ def test_the_closing_rehearsal_is_not_thrown_away(num_validation, shared, leads_
 
 @pytest.mark.parametrize("num_validation", [4, 0])
 def test_the_next_run_changes_nothing_until_it_has_something_better(num_validation):
-    device = Device(num_validation).join()
+    device = ClientState(num_validation).join()
     device.work(1, 0.75)
     device.join("b", start=0.0)
     assert device.now == ("a", 1, 0.75)
@@ -217,7 +219,7 @@ def test_the_next_run_changes_nothing_until_it_has_something_better(num_validati
 
 
 def test_a_restart_judges_what_is_served_by_the_samples_of_today():
-    device = Device().join()
+    device = ClientState().join()
     device.work(1, 0.75)
     device.trainer.best, device.samples = 0.0, "tomorrow"
     device.join()
@@ -230,11 +232,11 @@ def test_a_restart_judges_what_is_served_by_the_samples_of_today():
 
 
 def test_without_validation_samples_runs_are_compared_on_the_training_samples_of_today():
-    device = Device(num_validation=0).join()
+    device = ClientState(num_validation=0).join()
     device.work(1, 0.75)
     device.join("b")
-    device.work(1, 0.5, rehearsal=True)
-    assert device.now == ("a", 1, 0.75)  # not even the closing rehearsal of a worse run replaces it
+    device.work(1, 0.5, final_evaluation=True)
+    assert device.now == ("a", 1, 0.75)  # not even the final evaluation of a worse run replaces it
     device.trainer.best, device.samples = 0.0, "tomorrow"  # now it is the better one
     device.join("c")
     device.work(1, 0.5)
@@ -243,7 +245,7 @@ def test_without_validation_samples_runs_are_compared_on_the_training_samples_of
 
 @pytest.mark.parametrize("leads_to", [0.875, 0.5])
 def test_a_crash_between_the_two_writes_changes_nothing(leads_to):
-    wanted, device = Device().join(), Device().join()
+    wanted, device = ClientState().join(), ClientState().join()
     for one in (wanted, device):
         one.work(1, 0.75)
     device.sessions["a"].full = True
@@ -257,7 +259,7 @@ def test_a_crash_between_the_two_writes_changes_nothing(leads_to):
 
 
 def test_a_model_that_cannot_be_written_stays_the_one_before():
-    device = Device().join()
+    device = ClientState().join()
     device.work(1, 0.75)
     device.served.full = True
     with pytest.raises(StoreError):
@@ -267,14 +269,14 @@ def test_a_model_that_cannot_be_written_stays_the_one_before():
 
 
 def test_a_model_that_is_not_finite_on_the_validation_samples_is_never_served():
-    device = Device().join()
+    device = ClientState().join()
     device.trainer.loss = lambda *_: float("nan")
     device.work(1, 0.75)
     assert device.now is None
 
 
 def test_a_device_that_continues_begins_with_its_own_model():
-    device = Device().join()
+    device = ClientState().join()
     device.work(1, 0.75)
     device.join("b", own=lambda: np.full(SPEC.size, 0.75, np.float32))
     assert device.session.personal_model[0] == 0.75

@@ -22,7 +22,7 @@ from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.messages import Ack, Errand, Fetch, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Fetch, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 ENROLMENT = prepare(
@@ -78,9 +78,9 @@ def again_on(device):
     return Intake("d", device.store, is_in=lambda _: False, objection=lambda: None, clock=lambda: 0.0)
 
 
-def offer_of(payload, run=RUN, errand=None):
-    errand, digest = errand or Errand("bundle", run), digest_of(payload)
-    return Offer(transfer_id(errand, "d", digest), digest, len(payload), errand)
+def offer_of(payload, run=RUN, transfer_key=None):
+    transfer_key, digest = transfer_key or TransferKey("bundle", run), digest_of(payload)
+    return Offer(transfer_id(transfer_key, "d", digest), digest, len(payload), transfer_key)
 
 
 def receive(intake, payload, offer=None):
@@ -155,11 +155,11 @@ def test_the_same_bundle_serves_the_next_run_without_travelling(device):
 
 
 def test_what_was_taken_and_is_gone_from_the_disk_is_taken_again(device):
-    task = Errand("task", RUN, 1, 1)
+    task = TransferKey("task", RUN, 1, 1)
     newer, older, enrolment = (
-        offer_of(b"newer", errand=task),
-        offer_of(b"older", errand=task),
-        offer_of(b"new", errand=Errand("enrolment", RUN)),
+        offer_of(b"newer", transfer_key=task),
+        offer_of(b"older", transfer_key=task),
+        offer_of(b"new", transfer_key=TransferKey("enrolment", RUN)),
     )
     intake = Intake("d", device.store, is_in=lambda _: True, objection=lambda: None, clock=lambda: 0.0)
     for offer, payload in [(older, b"older"), (newer, b"newer"), (enrolment, b"new")]:

@@ -18,10 +18,10 @@ from fleetune.edge_agent.run.joining import DeviceSettings, join
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.bundle.shipped import bundle_path
 from fleetune.protocols.errors import FleetuneError
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.messages import Ack, Errand, Offer
+from fleetune.protocols.wire.messages import Ack, Offer, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
@@ -97,14 +97,14 @@ def test_the_link_is_probed_once_a_run_also_through_restarts(tmp_path):
 
 
 def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
-    enrolled, store, took = enrolment(), AgentStore(tmp_path), Footprint(memory_bytes=300_000_000)
+    enrolled, store, took = enrolment(), AgentStore(tmp_path), RoundCost(memory_bytes=300_000_000)
     store.keep_bundle(enrolled.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
     before = joined(enrolled, tmp_path)
-    store.allowance(enrolled.run).write(before.allowance.learned(1.0, took).encoded())
-    assert len(joined(enrolled, tmp_path).allowance.experience.lessons) == 1
+    store.ratio_controller(enrolled.run).write(before.ratio_controller.learned(1.0, took).encoded())
+    assert len(joined(enrolled, tmp_path).ratio_controller.cost_history.lessons) == 1
     other = joined(enrolled, tmp_path, link=LinkSpeed(uplink_bps=1.0), kind="onnx")
-    assert other.allowance.capability.trainer == "onnx"
-    assert other.allowance.experience.lessons == ()
+    assert other.ratio_controller.capability.trainer == "onnx"
+    assert other.ratio_controller.cost_history.lessons == ()
     assert other.report.uplink_bps == 2e6  # the link is the same
 
 
@@ -116,17 +116,17 @@ def serve(store: AgentStore, enrolled: Enrolment, weights, run="") -> None:
 
 def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(tmp_path):
     first, second, store = enrolment(), enrolment(), AgentStore(tmp_path)
-    took, thin = Footprint(memory_bytes=300_000_000), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
+    took, thin = RoundCost(memory_bytes=300_000_000), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
     before = joined(first, tmp_path)
     store.enrolment(first.run).write(codec.encode(first, first.spec))
-    store.allowance(first.run).write(before.allowance.learned(1.0, took).encoded())
+    store.ratio_controller(first.run).write(before.ratio_controller.learned(1.0, took).encoded())
     taken = joined(second, tmp_path, link=thin)
-    assert len(taken.allowance.experience.lessons) == 1
+    assert len(taken.ratio_controller.cost_history.lessons) == 1
     assert taken.report.uplink_bps == 2e6
     larger = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
-    assert joined(larger, tmp_path, link=thin).allowance.experience.lessons == ()
+    assert joined(larger, tmp_path, link=thin).ratio_controller.cost_history.lessons == ()
     store.keep_bundle(second.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
-    assert joined(second, tmp_path, kind="onnx").allowance.experience.lessons == ()
+    assert joined(second, tmp_path, kind="onnx").ratio_controller.cost_history.lessons == ()
 
 
 def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_path):
@@ -152,8 +152,8 @@ def test_a_damaged_served_model_is_named(tmp_path):
 
 def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):
     clock, store, payload = iter(range(100)), AgentStore(tmp_path), b"an enrolment"
-    errand, digest = Errand("enrolment", "r"), digest_of(payload)
-    offer = Offer(transfer_id(errand, "d", digest), digest, len(payload), errand)
+    transfer_key, digest = TransferKey("enrolment", "r"), digest_of(payload)
+    offer = Offer(transfer_id(transfer_key, "d", digest), digest, len(payload), transfer_key)
 
     def intake():
         return Intake(

@@ -11,9 +11,9 @@ from tests.helpers.places import OLD_STATES
 from tests.helpers.world import CAPABILITY, CHOICES
 
 from fleetune.edge_agent.budget.cost_forecast import Capability
-from fleetune.edge_agent.budget.cost_history import Demand, Experience, Lesson
+from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Lesson
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.ratio_controller import Allowance, remembered
+from fleetune.edge_agent.budget.ratio_controller import RatioController, remembered
 from fleetune.edge_agent.run.session import Kept, Session
 from fleetune.edge_agent.state import layouts
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
@@ -23,7 +23,7 @@ from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreVersion
 from fleetune.protocols.methods import REGISTRY, create, from_section
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
@@ -32,53 +32,53 @@ SPEC = tiny_spec()
 OLD = OLD_STATES / "agent-d2699e9.tar.xz"  # made by make_agent_state.py beside it
 TRAINS_OTHERWISE = ("per-fedavg",)  # since then, on purpose: by the run's batches and epochs
 TINY, HUGE = 5e-324, 1e308
-LESSON = Lesson(Demand(0.5, 500, 500, 100.0, 10**6), Footprint(500, 500, 0.001, 1.0, 0.001, 10**8, 1.0))
+LESSON = Lesson(Demand(0.5, 500, 500, 100.0, 10**6), RoundCost(500, 500, 0.001, 1.0, 0.001, 10**8, 1.0))
 
 
-def allowance(capability=CAPABILITY, deadline_s=20.0, conditions=Conditions(), **policy):  # noqa: B008
+def ratio_controller(capability=CAPABILITY, deadline_s=20.0, conditions=Conditions(), **policy):  # noqa: B008
     report = DeviceReport("d", num_samples=CAPABILITY.num_samples)
     board = load("raspberry-pi-4b")
-    chosen = Allowance(CHOICES, capability, board, Policy(**policy), deadline_s, report)
-    return replace(chosen, experience=Experience((LESSON,))).chosen(conditions)
+    chosen = RatioController(CHOICES, capability, board, Policy(**policy), deadline_s, report)
+    return replace(chosen, cost_history=CostHistory((LESSON,))).chosen(conditions)
 
 
 EXTREMES = {
-    "nothing fits the deadline": allowance(deadline_s=TINY),
-    "nothing fits the memory": allowance(max_memory_mb=TINY),
-    "nothing fits the battery": allowance(
+    "nothing fits the deadline": ratio_controller(deadline_s=TINY),
+    "nothing fits the memory": ratio_controller(max_memory_mb=TINY),
+    "nothing fits the battery": ratio_controller(
         max_battery_percent_per_hour=TINY, conditions=Conditions(power="battery", battery=0.0)
     ),
-    "no deadline": allowance(deadline_s=float("inf")),
-    "a link that carries nothing": allowance(replace(CAPABILITY, uplink_bps=TINY, downlink_bps=TINY)),
-    "a link without end": allowance(replace(CAPABILITY, uplink_bps=HUGE, downlink_bps=HUGE)),
-    "a latency without end": allowance(replace(CAPABILITY, latency_s=float("inf"))),
-    "a board that stands still": allowance(replace(CAPABILITY, samples_per_s=TINY)),
-    "a board that draws all there is": allowance(replace(CAPABILITY, train_w=HUGE)),
-    "a board without samples that stands still": allowance(
+    "no deadline": ratio_controller(deadline_s=float("inf")),
+    "a link that carries nothing": ratio_controller(replace(CAPABILITY, uplink_bps=TINY, downlink_bps=TINY)),
+    "a link without end": ratio_controller(replace(CAPABILITY, uplink_bps=HUGE, downlink_bps=HUGE)),
+    "a latency without end": ratio_controller(replace(CAPABILITY, latency_s=float("inf"))),
+    "a board that stands still": ratio_controller(replace(CAPABILITY, samples_per_s=TINY)),
+    "a board that draws all there is": ratio_controller(replace(CAPABILITY, train_w=HUGE)),
+    "a board without samples that stands still": ratio_controller(
         replace(CAPABILITY, samples_per_s=TINY, num_samples=0)
     ),
-    "sensors at their ends": allowance(
+    "sensors at their ends": ratio_controller(
         conditions=Conditions(2**60, "battery", 1.0, 1e9, 10_000.0, throttled=True, metered=True)
     ),
-    "nothing known": allowance(Capability(0, 1, 1, 0, 0.0)),
+    "nothing known": ratio_controller(Capability(0, 1, 1, 0, 0.0)),
 }
 
 
 @pytest.mark.parametrize("known", EXTREMES.values(), ids=EXTREMES)
 def test_what_a_device_can_afford_is_remembered_in_every_state(known, tmp_path):
-    for one in (known, replace(known, experience=Experience()).chosen(Conditions())):
-        memory = FileMemory(tmp_path / "allowance", layouts.ALLOWANCE)
+    for one in (known, replace(known, cost_history=CostHistory()).chosen(Conditions())):
+        memory = FileMemory(tmp_path / "allowance", layouts.RATIO_CONTROLLER)
         memory.write(one.encoded())
         again = remembered(memory.read())
         assert again is not None
         assert again.fits == one.fits
         assert (again.report, again.predicted) == (one.report, one.predicted)
-        assert again.experience == one.experience
+        assert again.cost_history == one.cost_history
         assert again.capability == one.capability
 
 
 def test_where_nothing_fits_the_ratio_stays_one_that_a_report_may_hold():
-    known = allowance()
+    known = ratio_controller()
     nothing = replace(known, deadline_s=TINY).chosen(Conditions())
     assert not nothing.fits
     assert nothing.report.ratio == known.report.ratio
@@ -153,12 +153,12 @@ def test_the_reply_to_the_last_task_is_still_there(old):
     assert (kept.round, kept.reply) == (2, (following / "fedavg" / "last").read_bytes())
 
 
-def test_experience_of_the_release_before_is_kept_also_where_nothing_fitted(old):
+def test_cost_history_of_the_release_before_is_kept_also_where_nothing_fitted(old):
     store, _ = old
-    well, badly = (remembered(store.allowance(run).read()) for run in ("fedavg", "fedprox"))
+    well, badly = (remembered(store.ratio_controller(run).read()) for run in ("fedavg", "fedprox"))
     assert (well.fits, badly.fits) == (True, False)
-    assert well.experience == badly.experience
-    assert [lesson.actual.train_s for lesson in well.experience.lessons] == [3.0]
+    assert well.cost_history == badly.cost_history
+    assert [lesson.actual.train_s for lesson in well.cost_history.lessons] == [3.0]
     assert well.capability.uplink_bps == 2e6
     assert badly.report.reason.startswith("nothing fits")
     assert badly.chosen(Conditions()).report == badly.report

@@ -21,7 +21,7 @@ def a_device(folder, runs=("r1", "r2")):
         store.enrolment(run).write(b"enrolment")
         store.session(run).write(b"session")
         store.served.write(b"served")
-        store.allowance(run).write(b"experience")
+        store.ratio_controller(run).write(b"experience")
         store.keep_task(run, DIGEST, b"task")
         store.keep_bundle(run, b"bundle")
     store.incoming.mkdir()

@@ -123,7 +123,7 @@ def test_weights_of_another_model_are_refused(backend):
         backend.load(WEIGHTS[:5])
 
 
-def test_a_guide_that_the_bundle_cannot_compute_is_named(backend):
+def test_a_loss_term_that_the_bundle_cannot_compute_is_named(backend):
     hint = Hint(Distillation(WEIGHTS, 1.0, 2.0), (np.zeros((3, 3), np.float32),))
     with pytest.raises(ModelError, match=r"cannot do 'train\+distillation'"):
         backend.step(X, Y, KEY, hint=hint)

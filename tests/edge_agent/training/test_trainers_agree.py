@@ -156,16 +156,16 @@ def test_dropout_drops_the_same_entries_in_a_users_model(name, shape, user_model
 
 
 @pytest.mark.parametrize("kind", [Distillation, Contrast])
-def test_guides_are_the_same_terms(kind):
+def test_loss_terms_are_the_same_terms(kind):
     torch_backend, onnx_backend = backends("lenet5")
     weights = torch_backend.weights.copy()
     others = [
         weights + np.float32(0.05) * Key.of(n).generator().standard_normal(weights.size, np.float32)
         for n in "ab"
     ]
-    guide = Distillation(others[0], 0.7, 2.0) if kind is Distillation else Contrast(*others, 0.7, 0.5)
+    loss_term = Distillation(others[0], 0.7, 2.0) if kind is Distillation else Contrast(*others, 0.7, 0.5)
     data = samples(torch_backend.spec.input_shape)
-    plan = FitPlan(guide=guide)
+    plan = FitPlan(loss_term=loss_term)
     plain, wanted, found = (
         trained(each, data, what, weights)
         for each, what in ((onnx_backend, FitPlan()), (torch_backend, plan), (onnx_backend, plan))

@@ -510,9 +510,9 @@ def test_choices_are_whole_layers():
     assert choices[-1].ratio == 1.0
 
 
-def test_a_rehearsal_holds_no_trial_and_sends_nothing_up(fleet):
+def test_a_final_evaluation_holds_no_trial_and_sends_nothing_up(fleet):
     run = fleet().until("trial")
-    _, tasks = run.method.plan(run.state, Round(run.number + 1, ("a0",), rehearsal=True), Key.of(1))
+    _, tasks = run.method.plan(run.state, Round(run.number + 1, ("a0",), final_evaluation=True), Key.of(1))
     assert tasks["a0"].trial is None
     assert tasks["a0"].upload == Layers(())
 

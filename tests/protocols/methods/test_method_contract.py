@@ -9,7 +9,7 @@ from tests.helpers.every_method import SETTINGS
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import create
-from fleetune.protocols.model.compute_cost import effort
+from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, DeviceReport, Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import run_key, work_key
@@ -34,10 +34,10 @@ class Counting:
         return getattr(self._trainer, name)
 
     def fit(self, weights, plan, key):
-        guides = len(plan.guide.models) if plan.guide else 0
-        work = 1.0 if plan.trainable is None else effort(SPEC, plan.trainable)
+        loss_terms = len(plan.loss_term.models) if plan.loss_term else 0
+        work = 1.0 if plan.trainable is None else compute_cost(SPEC, plan.trainable)
         epochs = RUN_EPOCHS if plan.epochs is None else plan.epochs
-        self.epochs += work * epochs + guides * EVALUATION_EPOCHS
+        self.epochs += work * epochs + loss_terms * EVALUATION_EPOCHS
         return self._trainer.fit(weights, plan, key)
 
     def gradient(self, weights, rows=None):

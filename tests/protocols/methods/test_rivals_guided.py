@@ -1,4 +1,6 @@
-"""Loss terms that other models guide (`protocols.model.loss_terms`), and the two methods that use them."""
+"""Loss terms that other models loss term (`protocols.model.loss_terms`), and the two methods that use
+them.
+"""
 
 import numpy as np
 import pytest
@@ -67,10 +69,10 @@ def softmax(logits):
 def test_distillation_adds_its_closed_form_gradient_and_leaves_the_loss_alone(temperature):
     backend, spec, weights = loaded()
     x, y = samples(5)
-    guide = Distillation(other(weights, "teacher"), 0.7, temperature)
-    taught = answers(backend, guide.teacher, x, "logits")
+    loss_term = Distillation(other(weights, "teacher"), 0.7, temperature)
+    taught = answers(backend, loss_term.teacher, x, "logits")
     plain_loss, plain = gradient(backend, x, y)
-    loss, guided = gradient(backend, x, y, Hint(guide, (taught,)))
+    loss, guided = gradient(backend, x, y, Hint(loss_term, (taught,)))
     own = backend.answer(x, "logits")
     wanted = 0.7 * temperature * (softmax(own / temperature) - softmax(taught / temperature)).mean(0)
     bias = spec.slices[spec.tensors[-1].name]
@@ -82,10 +84,10 @@ def test_distillation_adds_its_closed_form_gradient_and_leaves_the_loss_alone(te
 def test_contrast_adds_the_gradient_of_its_formula():
     backend, spec, weights = loaded()
     x, y = samples(5)
-    guide = Contrast(other(weights, "near"), other(weights, "far"), 2.0, 0.5)
-    near, far = (answers(backend, model, x, "features") for model in guide.models)
+    loss_term = Contrast(other(weights, "near"), other(weights, "far"), 2.0, 0.5)
+    near, far = (answers(backend, model, x, "features") for model in loss_term.models)
     _, plain = gradient(backend, x, y)
-    _, guided = gradient(backend, x, y, Hint(guide, (near, far)))
+    _, guided = gradient(backend, x, y, Hint(loss_term, (near, far)))
     parts = {t.name: torch.tensor(view, requires_grad=True) for t, view in spec.views(weights)}
     hidden = torch.from_numpy(x).flatten(1)
     for layer in list(spec.layers)[:-1]:
@@ -167,7 +169,7 @@ def test_each_batch_comes_with_its_own_samples_answers_made_once():
     noting = Noting.from_spec(spec)
     noting.hints = []
     trainer, teacher = local_trainer(noting), other(weights, "teacher")
-    trainer.fit(weights, FitPlan(guide=Distillation(teacher, 1.0, 1.0)), KEY)
+    trainer.fit(weights, FitPlan(loss_term=Distillation(teacher, 1.0, 1.0)), KEY)
     assert noting.asked == 11
     assert len(noting.hints) == 9
     for x, hint in noting.hints:
@@ -180,7 +182,7 @@ def test_a_taught_model_stays_nearer_to_its_teacher():
     x, _ = samples(11)
     gaps = []
     for strength in (0.0, 10.0):
-        fit = trainer.fit(weights, FitPlan(guide=Distillation(teacher, strength, 1.0)), KEY)
+        fit = trainer.fit(weights, FitPlan(loss_term=Distillation(teacher, strength, 1.0)), KEY)
         shares = [softmax(answers(backend, model, x, "logits")) for model in (fit.weights, teacher)]
         gaps.append(np.abs(shares[0] - shares[1]).mean())
     assert gaps[1] < gaps[0] / 2
@@ -209,11 +211,11 @@ def rounds(method, weights, numbers=(1, 2)):
 
 def test_pfedsd_is_taught_by_the_devices_last_model_once_there_is_one(weights):
     (first, _), (second, before) = rounds(PFedSD(SPEC, strength=0.3, temperature=2.0), weights)
-    assert first.plan.guide is None
-    guide = second.plan.guide
-    assert (guide.strength, guide.temperature) == (0.3, 2.0)
-    assert np.array_equal(guide.teacher, before)
-    assert not np.array_equal(guide.teacher, second.start)
+    assert first.plan.loss_term is None
+    loss_term = second.plan.loss_term
+    assert (loss_term.strength, loss_term.temperature) == (0.3, 2.0)
+    assert np.array_equal(loss_term.teacher, before)
+    assert not np.array_equal(loss_term.teacher, second.start)
 
 
 def test_pfedsd_counts_all_participants_alike(weights):
@@ -229,8 +231,8 @@ def test_pfedsd_counts_all_participants_alike(weights):
 def test_moon_is_near_the_shared_model_and_far_from_the_devices_last(weights):
     (first, _), (second, before) = rounds(MOON(SPEC, strength=5.0), weights)
     for trainer in (first, second):
-        assert np.array_equal(trainer.plan.guide.near, trainer.start)
-    assert np.array_equal(first.plan.guide.far, weights)  # the initial model, as in the authors' code
-    assert np.array_equal(second.plan.guide.far, before)
+        assert np.array_equal(trainer.plan.loss_term.near, trainer.start)
+    assert np.array_equal(first.plan.loss_term.far, weights)  # the initial model, as in the authors' code
+    assert np.array_equal(second.plan.loss_term.far, before)
     assert not np.array_equal(before, second.start)
-    assert (second.plan.guide.strength, second.plan.guide.temperature) == (5.0, 0.5)
+    assert (second.plan.loss_term.strength, second.plan.loss_term.temperature) == (5.0, 0.5)

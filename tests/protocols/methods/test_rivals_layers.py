@@ -234,14 +234,14 @@ def test_cd2_parts_teach_each_other_in_turn_before_the_whole_is_trained(weights)
     (first, one, after), (second, other, later), (whole, last, end) = trainer.fits
     start = np.where(shared, weights, own)
     assert np.array_equal(first, cut(start, shared, SPEC))
-    assert np.array_equal(one.guide.teacher, cut(start, private, SPEC))
+    assert np.array_equal(one.loss_term.teacher, cut(start, private, SPEC))
     assert np.array_equal(second, cut(start, private, SPEC))
-    assert np.array_equal(other.guide.teacher, np.where(shared, after, cut(start, shared, SPEC)))
+    assert np.array_equal(other.loss_term.teacher, np.where(shared, after, cut(start, shared, SPEC)))
     for plan, part in ((one, shared), (other, private)):
         assert np.array_equal(plan.trainable, part)
-        assert (plan.guide.strength, plan.guide.temperature, plan.epochs) == (0.3, 2.0, 3)
+        assert (plan.loss_term.strength, plan.loss_term.temperature, plan.epochs) == (0.3, 2.0, 3)
     assert np.array_equal(whole, np.select([shared, private], [after, later], own))
-    assert (last.trainable, last.guide, last.epochs) == (None, None, None)
+    assert (last.trainable, last.loss_term, last.epochs) == (None, None, None)
     assert np.array_equal(device.weights, end)
     assert np.array_equal(update.patch.values, end[shared])
 

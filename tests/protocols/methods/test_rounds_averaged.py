@@ -102,13 +102,13 @@ TRIPLES = [(0, 1), (3, 4), (1, 2), (4, 0)]  # the third is the Hessian's; the la
 
 def moon(trainer, mine, put):
     start = put(mine["own"])
-    mine["own"] = trainer.train(start, guide=Contrast(start, mine["own"], 0.5, 0.25))
+    mine["own"] = trainer.train(start, loss_term=Contrast(start, mine["own"], 0.5, 0.25))
     return mine["own"], mine["own"]
 
 
 def pfedsd(trainer, mine, put):
     teacher = Distillation(mine["own"], 0.5, 2.0) if mine.get("trained") else None
-    mine["own"], mine["trained"] = trainer.train(put(mine["own"]), guide=teacher), True
+    mine["own"], mine["trained"] = trainer.train(put(mine["own"]), loss_term=teacher), True
     return mine["own"], mine["own"]
 
 
@@ -118,8 +118,8 @@ def cd2(trainer, mine, put):
     private = PARAMETERS & ~shared
     if private.any():
         for part, teacher in ((shared, private), (private, shared)):
-            guide = Distillation(cut(start, teacher, SPEC), 0.5 / 2, 2.0)
-            taught = trainer.train(cut(start, part, SPEC), trainable=part, guide=guide, epochs=1)
+            loss_term = Distillation(cut(start, teacher, SPEC), 0.5 / 2, 2.0)
+            taught = trainer.train(cut(start, part, SPEC), trainable=part, loss_term=loss_term, epochs=1)
             start = np.where(part, taught, start)
     mine["own"] = trainer.train(start)
     return mine["own"], mine["own"]

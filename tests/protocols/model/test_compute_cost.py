@@ -16,7 +16,7 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.architectures import build, names, training_flops
-from fleetune.protocols.model.compute_cost import effort, step_products, trained_tensors
+from fleetune.protocols.model.compute_cost import compute_cost, step_products, trained_tensors
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.method import DeviceReport
@@ -61,21 +61,21 @@ def test_worked_numbers():
     spec = chain(10, 20, 30)  # forward 60, inputs' gradients 50, weights' 60
     tensors = [(), ("0.bias",), ("1.weight",), ("1.bias", "2.weight"), ("2.bias",), None]
     assert [step_products(spec, some) for some in tensors] == [60, 110, 110, 120, 60, 170]
-    assert effort(spec, Layers(("2",)).mask(spec)) == 90 / 170
-    assert effort(spec, Layers(("0", "1", "2")).mask(spec)) == 1
+    assert compute_cost(spec, Layers(("2",)).mask(spec)) == 90 / 170
+    assert compute_cost(spec, Layers(("0", "1", "2")).mask(spec)) == 1
     one_entry = np.arange(spec.size) == 12  # of layer 1's weight: the whole of it is computed
     assert trained_tensors(one_entry, spec) == {"1.weight"}
-    assert effort(spec, one_entry) == 110 / 170
+    assert compute_cost(spec, one_entry) == 110 / 170
 
 
 def test_neurons_save_nothing():
     spec, _ = draw("lenet5", (3, 32, 32), 10, KEY)
-    assert effort(spec, Neurons(0.1, 1).mask(spec)) == 1
+    assert compute_cost(spec, Neurons(0.1, 1).mask(spec)) == 1
 
 
 def test_what_is_not_known_counts_as_a_full_step():
     spec = replace(chain(3, 4), tensors=tuple(replace(tensor, uses=0) for tensor in chain(3, 4).tensors))
-    assert effort(spec, np.zeros(spec.size, dtype=bool)) == 1
+    assert compute_cost(spec, np.zeros(spec.size, dtype=bool)) == 1
 
 
 class Uses(nn.Module):
@@ -139,9 +139,9 @@ def test_perfedmask_asks_for_no_less_than_any_layers_it_may_train():
             for some in combinations(range(len(sizes)), count):
                 if sum(sizes[i] for i in some) <= choice.ratio * sum(sizes):
                     taken = Layers(tuple(name for i in some for name in method.maskable[i].names))
-                    assert effort(spec, taken.mask(spec)) <= choice.cost.work
+                    assert compute_cost(spec, taken.mask(spec)) <= choice.cost.work
 
 
 def test_everything_is_a_full_step():
     spec = tiny_spec()
-    assert effort(spec, Everything().mask(spec)) == 1
+    assert compute_cost(spec, Everything().mask(spec)) == 1

@@ -14,7 +14,7 @@ from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply
 
 RUN, TRANSFER = "run-1", "0" * 32
-FOOTPRINT = {"bytes_down": 1}
+ROUND_COST = {"bytes_down": 1}
 REPORT = {"device": "a", "num_samples": 1}
 
 
@@ -75,8 +75,8 @@ def test_everything_in_a_payload_of_every_method_is_bounded():
     "said",
     [
         {"type": "Decline", "run": RUN, "round": 2**70, "attempt": 1, "reason": ""},
-        {"type": "Measured", "run": RUN, "round": 2**40, "attempt": 1, "actual": FOOTPRINT},
-        {"type": "Measured", "run": RUN, "round": 1, "attempt": -1, "actual": FOOTPRINT},
+        {"type": "Measured", "run": RUN, "round": 2**40, "attempt": 1, "actual": ROUND_COST},
+        {"type": "Measured", "run": RUN, "round": 1, "attempt": -1, "actual": ROUND_COST},
         {"type": "Working", "run": RUN, "round": 1, "stage": "training", "progress": 1e300},
         {"type": "Working", "run": f"{RUN}\n", "round": 1, "stage": "training"},
         {"type": "Resume", "transfer": TRANSFER, "offset": -1},

@@ -20,7 +20,7 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import ModelError, PacketCorrupt, PacketError, PacketTooLarge, TransportError
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.elements import check_elements
-from fleetune.protocols.wire.messages import Errand, Offer, Refuse
+from fleetune.protocols.wire.messages import Offer, Refuse, TransferKey
 from fleetune.protocols.wire.transfer import transfer_id
 from fleetune.protocols.wire.transport import Disconnected, Received
 
@@ -99,11 +99,13 @@ def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypa
         clock=lambda: 0.0,
         memory=lambda: 100_000_000,
     )
-    errand = Errand("enrolment", "run-1")
+    transfer_key = TransferKey("enrolment", "run-1")
 
     def offered(num_bytes):
         digest = f"{num_bytes:032x}"
-        (answer,) = intake.offer(Offer(transfer_id(errand, "a", digest), digest, num_bytes, errand))
+        (answer,) = intake.offer(
+            Offer(transfer_id(transfer_key, "a", digest), digest, num_bytes, transfer_key)
+        )
         return answer.reason if isinstance(answer, Refuse) else None
 
     assert offered(40_000_000) is None

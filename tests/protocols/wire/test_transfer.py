@@ -14,12 +14,12 @@ from fleetune.protocols.errors import PacketForeign, PacketTooLarge, PacketTrunc
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.incoming_parts import PartFile, PartMemory, part_folder
 from fleetune.protocols.wire.mailbox import Arrived, Inbox, Outbox, Sent
-from fleetune.protocols.wire.messages import Ack, Errand, Offer, Refuse, Resume
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.pacing import TARGET_QUEUE_S, Window
 from fleetune.protocols.wire.sender import Sender
 from fleetune.protocols.wire.transfer import Chunk, Receiver, digest_of, objection, transfer_id
 
-ERRAND = Errand("update", "run", 3)
+TRANSFER_KEY = TransferKey("update", "run", 3)
 MIB = 1 << 20
 
 
@@ -27,9 +27,9 @@ def payload_of(num_bytes, seed=0):
     return Key.of("payload", seed).generator().bytes(num_bytes)
 
 
-def offer_of(payload, errand=ERRAND, device="pi"):
+def offer_of(payload, transfer_key=TRANSFER_KEY, device="pi"):
     digest = digest_of(payload)
-    return Offer(transfer_id(errand, device, digest), digest, len(payload), errand)
+    return Offer(transfer_id(transfer_key, device, digest), digest, len(payload), transfer_key)
 
 
 class Wire:
@@ -56,22 +56,22 @@ class Wire:
 
     def start_sender(self):
         self.outbox = Outbox("pi", self.max_chunk_bytes)
-        done = {sent.errand for sent in self.sent}
-        for errand, payload in self.payloads.items():
-            if errand not in done:
-                self.transmit("up", self.outbox.post(errand, payload, self.now))
+        done = {sent.transfer_key for sent in self.sent}
+        for transfer_key, payload in self.payloads.items():
+            if transfer_key not in done:
+                self.transmit("up", self.outbox.post(transfer_key, payload, self.now))
 
     def start_receiver(self):
         open_part = part_folder(self.folder) if self.folder else lambda _: PartMemory()
-        self.inbox = Inbox("pi", open_part, max_bytes=64 * MIB, have=lambda o: o.errand in self.stored)
+        self.inbox = Inbox("pi", open_part, max_bytes=64 * MIB, have=lambda o: o.transfer_key in self.stored)
 
     def transmit(self, way, items):
         for item in items:
             if isinstance(item, Sent):
                 self.sent.append(item)
             elif isinstance(item, Arrived):
-                self.deliveries.append(item.offer.errand)
-                self.stored[item.offer.errand] = item.payload()
+                self.deliveries.append(item.offer.transfer_key)
+                self.stored[item.offer.transfer_key] = item.payload()
                 self.inbox.settle(item.offer.transfer)
             else:
                 self._put(way, item)
@@ -131,7 +131,7 @@ class Wire:
 
 
 def test_payloads_arrive_one_after_another():
-    payloads = {Errand("task", "run", n): payload_of(300_000 * n, n) for n in range(4)}
+    payloads = {TransferKey("task", "run", n): payload_of(300_000 * n, n) for n in range(4)}
     wire = Wire(payloads)
     wire.finish()
     assert wire.stored == payloads
@@ -157,7 +157,7 @@ FATES = st.sampled_from(["deliver"] * 12 + ["lose", "repeat"])
     on_disk=st.booleans(),
 )
 def test_any_accident_ends_with_the_exact_payload_once(sizes, accidents, fates, on_disk):
-    payloads = {Errand("update", "run", n): payload_of(size, n) for n, size in enumerate(sizes)}
+    payloads = {TransferKey("update", "run", n): payload_of(size, n) for n, size in enumerate(sizes)}
     with tempfile.TemporaryDirectory() as folder:
         wire = Wire(payloads, folder=Path(folder) if on_disk else None, max_chunk_bytes=32_768)
         fate = iter(fates)
@@ -179,8 +179,8 @@ def test_any_accident_ends_with_the_exact_payload_once(sizes, accidents, fates, 
             wire.reconnect()
         wire.finish()
         assert wire.stored == payloads
-        assert sorted(wire.deliveries, key=lambda errand: errand.round) == list(payloads)
-        assert {sent.errand for sent in wire.sent} == set(payloads)
+        assert sorted(wire.deliveries, key=lambda transfer_key: transfer_key.round) == list(payloads)
+        assert {sent.transfer_key for sent in wire.sent} == set(payloads)
         fair = sum(size // 8192 + 8 for size in sizes) * 2
         assert wire.messages < 6 * fair * (1 + len(accidents)) + 200
         assert not on_disk or not list(Path(folder).glob("*.part"))
@@ -188,18 +188,18 @@ def test_any_accident_ends_with_the_exact_payload_once(sizes, accidents, fates, 
 
 def test_a_killed_receiver_goes_on_from_its_part_file(tmp_path):
     payload = payload_of(MIB)
-    wire = Wire({ERRAND: payload}, folder=tmp_path, bits_per_s=2e6)
+    wire = Wire({TRANSFER_KEY: payload}, folder=tmp_path, bits_per_s=2e6)
     while not list(tmp_path.glob("*.part")) or next(tmp_path.glob("*.part")).stat().st_size < MIB // 2:
         wire.step()
     wire.start_receiver()
     wire.reconnect()
     wire.finish()
-    assert wire.stored[ERRAND] == payload
+    assert wire.stored[TRANSFER_KEY] == payload
     assert wire.sent[0].sent_bytes < 1.2 * MIB
 
 
 def test_a_sender_without_answer_asks_for_ever_ever_more_slowly():
-    sender = Sender("pi", ERRAND, b"abc")
+    sender = Sender("pi", TRANSFER_KEY, b"abc")
     assert sender.start(0.0) == [sender.offer]
     gaps, last = [], 0.0
     for _ in range(50):
@@ -219,7 +219,7 @@ def test_a_sender_without_answer_asks_for_ever_ever_more_slowly():
 @pytest.mark.parametrize("delay_s", [0.001, 0.04])
 def test_a_control_message_waits_little_and_the_link_never_idles(mbps, delay_s):
     num_bytes = min(int(mbps * 1e6 / 8 * 30), 32 * MIB)
-    wire = Wire({ERRAND: payload_of(num_bytes)}, bits_per_s=mbps * 1e6, delay_s=delay_s)
+    wire = Wire({TRANSFER_KEY: payload_of(num_bytes)}, bits_per_s=mbps * 1e6, delay_s=delay_s)
     wire.finish()
     assert max(wire.waits) < 0.5
     assert sorted(wire.waits)[len(wire.waits) // 2] < 0.3
@@ -227,7 +227,7 @@ def test_a_control_message_waits_little_and_the_link_never_idles(mbps, delay_s):
 
 
 def test_a_fast_link_gets_whole_chunks():
-    wire = Wire({ERRAND: payload_of(48 * MIB)}, bits_per_s=2e9, delay_s=0.0005)
+    wire = Wire({TRANSFER_KEY: payload_of(48 * MIB)}, bits_per_s=2e9, delay_s=0.0005)
     wire.finish()
     assert wire.messages < 2.5 * 48 * 4
     assert wire.sent[0].goodput_bps > 0.5e9
@@ -248,7 +248,7 @@ def test_the_window_stays_within_its_bounds():
 
 def test_a_restart_after_loss_does_not_mistake_old_acknowledgements_for_fast_ones():
     window = Window()
-    sender = Sender("pi", ERRAND, payload_of(100_000), window=window)
+    sender = Sender("pi", TRANSFER_KEY, payload_of(100_000), window=window)
     transfer = sender.offer.transfer
     sender.start(0.0)
     sender.handle(Resume(transfer, 0), 0.6)
@@ -261,7 +261,7 @@ def test_a_restart_after_loss_does_not_mistake_old_acknowledgements_for_fast_one
 
 
 def streaming_sender(payload):
-    sender = Sender("pi", ERRAND, payload)
+    sender = Sender("pi", TRANSFER_KEY, payload)
     sender.start(0.0)
     return sender, sender.handle(Resume(sender.offer.transfer, 0), 0.1)
 
@@ -283,13 +283,13 @@ def test_nonsense_from_the_receiver_is_ignored():
 
 def test_a_refused_payload_ends_with_the_reason_and_the_next_begins():
     outbox = Outbox("pi")
-    [offer] = outbox.post(ERRAND, b"one", 0.0)
-    assert outbox.post(ERRAND, b"one", 0.0) == []
-    assert outbox.post(Errand("update", "run", 4), b"two", 0.0) == []
+    [offer] = outbox.post(TRANSFER_KEY, b"one", 0.0)
+    assert outbox.post(TRANSFER_KEY, b"one", 0.0) == []
+    assert outbox.post(TransferKey("update", "run", 4), b"two", 0.0) == []
     [sent, following] = outbox.handle(Refuse(offer.transfer, "no"), 1.5)
-    assert (sent.refused, sent.seconds, sent.errand) == ("no", 1.5, ERRAND)
-    assert following.errand.round == 4
-    assert outbox.drop(lambda errand: errand.round == 4, 2.0) == []
+    assert (sent.refused, sent.seconds, sent.transfer_key) == ("no", 1.5, TRANSFER_KEY)
+    assert following.transfer_key.round == 4
+    assert outbox.drop(lambda transfer_key: transfer_key.round == 4, 2.0) == []
     assert (len(outbox), outbox.wake_at) == (0, None)
 
 
@@ -328,7 +328,7 @@ def test_a_wrong_digest_starts_over_and_is_refused_the_third_time():
 @pytest.mark.parametrize("num_bytes", [-1, 1001, 2**63, 10**40])
 def test_a_length_beyond_the_limit_is_refused_before_a_part_is_made(num_bytes):
     digest = digest_of(b"x")
-    offer = Offer(transfer_id(ERRAND, "pi", digest), digest, num_bytes, ERRAND)
+    offer = Offer(transfer_id(TRANSFER_KEY, "pi", digest), digest, num_bytes, TRANSFER_KEY)
     inbox = Inbox("pi", lambda _: pytest.fail("a part was made"), max_bytes=1000)
     [reply] = inbox.handle_offer(offer)
     assert isinstance(reply, Refuse)
@@ -339,10 +339,10 @@ def test_an_offer_under_a_foreign_id_is_refused():
     assert objection(good, "pi", 10) is None
     assert objection(good, "other", 10) is not None
     for transfer in ("../../etc/passwd", "0" * 32, good.transfer.upper(), ""):
-        assert objection(Offer(transfer, good.digest, 3, ERRAND), "pi", 10) is not None
-    assert objection(Offer(good.transfer, "../x", 3, ERRAND), "pi", 10) is not None
+        assert objection(Offer(transfer, good.digest, 3, TRANSFER_KEY), "pi", 10) is not None
+    assert objection(Offer(good.transfer, "../x", 3, TRANSFER_KEY), "pi", 10) is not None
     receiver = Receiver(good, PartMemory())
-    assert isinstance(receiver.handle_offer(Offer(good.transfer, good.digest, 4, ERRAND)), Refuse)
+    assert isinstance(receiver.handle_offer(Offer(good.transfer, good.digest, 4, TRANSFER_KEY)), Refuse)
 
 
 def test_an_inbox_answers_again_what_it_has_and_refuses_what_it_does_not_want():
@@ -363,9 +363,12 @@ def test_an_inbox_answers_again_what_it_has_and_refuses_what_it_does_not_want():
 
 
 def test_an_inbox_gives_up_what_is_not_wanted_any_more():
-    wanted, unwanted = offer_of(b"abc"), offer_of(b"abc", Errand("update", "run", 2))
+    wanted, unwanted = offer_of(b"abc"), offer_of(b"abc", TransferKey("update", "run", 2))
     over = set()
-    objects = lambda errand: f"round {errand.round} is over" if errand.round in over else None  # noqa: E731
+
+    def objects(key):
+        return f"round {key.round} is over" if key.round in over else None
+
     inbox = Inbox("pi", lambda _: PartMemory(), max_bytes=10, objects=objects)
     inbox.handle_offer(unwanted)
     inbox.handle_chunk(Chunk(unwanted.transfer, 0, b"a").encode(), 0.0)
@@ -385,7 +388,7 @@ def test_an_inbox_gives_up_what_is_not_wanted_any_more():
 def test_a_peer_that_opens_many_transfers_holds_few_parts(tmp_path):
     inbox = Inbox("pi", part_folder(tmp_path), max_bytes=10)
     for n in range(20):
-        offer = offer_of(b"abc", Errand("update", "run", n))
+        offer = offer_of(b"abc", TransferKey("update", "run", n))
         inbox.handle_offer(offer)
         inbox.handle_chunk(Chunk(offer.transfer, 0, b"a").encode(), 0.0)
     assert len(list(tmp_path.glob("*.part"))) == 4
@@ -435,5 +438,5 @@ def test_parts_of_earlier_processes_are_swept_but_for_the_latest(tmp_path):
         os.utime(path, (n, n))
     open_part = part_folder(tmp_path, keep=2)
     assert sorted(path.stat().st_size for path in tmp_path.glob("*.part")) == [4, 5]
-    latest = Offer(f"{5:032x}", "0" * 32, 9, ERRAND)
+    latest = Offer(f"{5:032x}", "0" * 32, 9, TRANSFER_KEY)
     assert open_part(latest).size == 5

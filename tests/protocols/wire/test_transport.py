@@ -14,7 +14,7 @@ import pytest
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
 from fleetune.protocols.errors import SettingError, TransportError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.wire.messages import Errand
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.transfer import digest_of
 from fleetune.protocols.wire.transport import Connected, Disconnected, Received, Will
 from fleetune.protocols.wire.transport.memory import MemoryBroker
@@ -282,8 +282,8 @@ def test_payloads_both_ways_survive_a_broker_that_is_killed(kind, tmp_path):
     for end in ends:
         end.transport.connect()
         assert end.run(lambda end=end: end.connections == 1, PATIENCE_S)
-    hub.post(Errand("task", "run", 1), down)
-    device.post(Errand("update", "run", 1), up)
+    hub.post(TransferKey("task", "run", 1), down)
+    device.post(TransferKey("update", "run", 1), up)
     threads = serve(ends, stop_in_the_middle)
     assert under_way.wait(PATIENCE_S)
     broker.kill()

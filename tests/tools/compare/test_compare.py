@@ -15,7 +15,7 @@ from fleetune.coordinator.reports.outcome import personal
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.methods import REGISTRY
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
@@ -304,12 +304,12 @@ def hand_made(label="ours", seed=0, *, afters=((0.2, 0.4), (0.6, 0.8)), devices=
         RoundRecord(
             number=number,
             attempt=1,
-            rehearsal=False,
+            final_evaluation=False,
             opened_s=10.0 * (number - 1),
             closed_s=10.0 * number,
             participants=(),
             devices={
-                f"d{index}": DeviceRound(1.0, 50, 100, Measures(5, 5, 0.1, after / 2, after), Footprint())
+                f"d{index}": DeviceRound(1.0, 50, 100, Measures(5, 5, 0.1, after / 2, after), RoundCost())
                 for index, after in enumerate(row)
                 if after is not None
             },

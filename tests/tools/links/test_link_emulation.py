@@ -66,7 +66,9 @@ def wait_until(happened):
 
 def traffic(net, namespace, *words):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = net.command(namespace, sys.executable, str(ROOT / "tests" / "helpers" / "link_traffic.py"), *words)
+    command = net.command(
+        namespace, sys.executable, str(ROOT / "tests" / "helpers" / "link_traffic.py"), *words
+    )
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 

@@ -15,7 +15,7 @@ import fleetune.tools.papers.cells
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.round_cost import Footprint
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.sections import Partition
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
@@ -88,7 +88,7 @@ def hand_made(rounds, *, accuracy=None, seed=0):
             float(number),
             (),
             {
-                name: DeviceRound(1.0, 1, 1, Measures(samples, 5, 0.1, before, after), Footprint())
+                name: DeviceRound(1.0, 1, 1, Measures(samples, 5, 0.1, before, after), RoundCost())
                 for name, (before, after, samples) in devices.items()
             },
         )

@@ -33,7 +33,7 @@ def settings(**sections):
 
 def play(tmp_path: Path, name="a", workers=0, **sections):
     run, summary = simulate(settings(**sections), tmp_path / name, workers=workers, fresh=True)
-    weights = run.method.shared_model(run.conductor.state)
+    weights = run.method.shared_model(run.controller.state)
     run.store.close()
     return run, summary, weights
 
@@ -139,7 +139,7 @@ def run_records(tmp_path):
     from fleetune.coordinator.store.run_store import RunStore
 
     store = RunStore.open(tmp_path / "a" / "state.sqlite", durable=False)
-    records = [record for record in store.records() if not record.rehearsal]
+    records = [record for record in store.records() if not record.final_evaluation]
     store.close()
     return records
 

@@ -31,7 +31,7 @@ def settings(**sections):
 
 def play(tmp_path, name="a", **sections):
     run, summary = simulate(settings(**sections), tmp_path / name, workers=0, fresh=True)
-    records = run.conductor.records()
+    records = run.controller.records()
     run.store.close()
     return summary, records
 
