@@ -5,7 +5,7 @@ It holds:
     runs/<run>/enrolment        what it started from
     runs/<run>/bundle           the digest of its bundle
     runs/<run>/session          personal model, method state, last reply: one file, one write
-    runs/<run>/ratio controller        what it can afford in it, by what past rounds took
+    runs/<run>/allowance        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
     served                      the model that the device serves, from whatever run it is
     incoming/*.part             payloads that are not complete yet

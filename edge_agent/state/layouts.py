@@ -70,7 +70,7 @@ def _as_it_is(content: bytes) -> bytes:
 
 
 def _fits_said_apart(content: bytes) -> bytes:
-    """An ratio controller of version 0 said by ratio 0 that nothing fits, which a report may not hold."""
+    """A ratio controller of version 0 said by ratio 0 that nothing fits, which a report may not hold."""
     try:
         ratio_controller = msgspec.msgpack.decode(content)
         if ratio_controller["report"]["ratio"] == 0:
