@@ -2,7 +2,7 @@
 
 "May take" counts what it has already, so it compares with a predicted peak. Page cache counts as free, as
 the kernel drops it when asked; on a limit so tight that the libraries' own pages are dropped, training slows
-down long before it is killed (FINDINGS.md, "Boards").
+down long before it is killed (LeNet-5 steps with torch took 0.75 s within 512 MB, 354 s within 256 MB).
 """
 
 import os

@@ -1,6 +1,6 @@
 """ClusterFL (Ouyang et al., MobiSys 2021; TOSN 2022) as DC-PFL's table has it: K-means groups, kept close.
 
-DC-PFL (seed 004, section V-A): devices are clustered by K-means once and for all, and a device's model is
+DC-PFL (Liu et al., section V-A): devices are clustered by K-means once and for all, and a device's model is
 updated by its own data and the models of its cluster. ClusterFL's objective for that, with w_i the devices'
 models and F the scaled cluster indicators, is
 

@@ -1,10 +1,10 @@
-"""FedSPU (Niu, Dong, Qin; seed 001): personal full models, a random part of the neurons trained and sent.
+"""FedSPU (Niu, Dong, Qin 2024): personal full models, a random part of the neurons trained and sent.
 
 Round: for each participant the coordinator draws a share p of every layer's neurons and sends the entries
 between them; the device puts them into its own full model, trains only these, sends only these back; each
 entry is averaged over the devices that sent it. The draw is shared by its key, so positions never travel.
 
-Follows the paper where the authors' code departs from it (METHODS.md). In the first and last layer the
+Follows the paper where the authors' code departs from it (docs/methods.md). In the first and last layer the
 active share is p, not the p^2 of Lemma 1, because network inputs and outputs are always active.
 """
 

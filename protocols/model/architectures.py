@@ -157,7 +157,7 @@ def _classic(channels: Shape, widths: Shape) -> Build:
 
 def _fedspu(channels: Shape, widths: Shape) -> Build:
     """Two padded 3x3 convolutions, each with norm, pooling and ReLU, and fully connected layers, of which
-    only the last has a bias (FedSPU's networks, as METHODS.md gives them).
+    only the last has a bias (FedSPU's networks, as docs/methods.md gives them).
     """
 
     def make(input_shape: Shape, num_classes: int) -> nn.Module:

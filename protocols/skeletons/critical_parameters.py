@@ -1,7 +1,7 @@
 """Critical parameters: which entries matter most to a device's loss, and who has similar ones.
 
-The steps that FedCAC (Wu et al., ICCV 2023) and FedPURIN (Xie, He, Shi; seed 003) share; sections and
-equations are FedPURIN's. Masks are bool and weights float32 (float64 stays float64), all of one shape (d,);
+The steps that FedCAC (Wu et al., ICCV 2023) and FedPURIN (Xie, He, Shi) share; sections and equations
+are FedPURIN's. Masks are bool and weights float32 (float64 stays float64), all of one shape (d,);
 with a `spec`, d is spec.size.
 """
 

@@ -58,7 +58,7 @@ def estimate_bytes(num_values: int) -> int:
     """About how many bytes a payload with this many float32 values takes.
 
     Trained float32 weights shrink to 0.92 of their size under shuffle + zstd (measured on the models of
-    METHODS.md, 0.91 to 0.93); a payload without values takes about 150 bytes.
+    docs/methods.md, 0.91 to 0.93); a payload without values takes about 150 bytes.
     """
     return 150 + int(4 * 0.92 * num_values)
 

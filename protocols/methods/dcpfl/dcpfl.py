@@ -1,4 +1,4 @@
-"""DC-PFL (Liu, Huang, He, Cao; seed 004): one group of devices that splits while training.
+"""DC-PFL (Liu, Huang, He, Cao): one group of devices that splits while training.
 
 Round: a device takes over the layers that its group has averaged since it last took part, reports its
 training loss, trains, and uploads the layers that are due; each group averages its own. Device models'

@@ -1,3 +1,1 @@
-"""FedPURIN (Xie, He, Shi; seed 003): devices send the weights that matter most to their loss, nothing
-else.
-"""
+"""FedPURIN (Xie, He, Shi): devices send the weights that matter most to their loss, nothing else."""

@@ -1,4 +1,4 @@
-"""FedPURIN (Xie, He, Shi; seed 003): devices send the weights that matter most to their loss, nothing else.
+"""FedPURIN (Xie, He, Shi): devices send the weights that matter most to their loss, nothing else.
 
 Round t: a device trains its whole model, scores every entry by |gradient * weight|, marks the top tau of
 each tensor as critical (m_i) and sends these. Devices with similar masks average their critical entries

@@ -1,4 +1,4 @@
-"""BLS (seed 002, section 5): which of KAPC's layers are worth sending, down and up.
+"""BLS (Zhi et al., section 5): which of KAPC's layers are worth sending, down and up.
 
 Layers count from 0 in arrays; `uploaded`, the paper's Omega, is a number of layers, 1..L: layers
 1..Omega are sent up.

@@ -1,4 +1,4 @@
-"""KAPC and BLS (Zhi et al., IEEE TMC 2024; seed 002): each layer coached by a mix of the others'.
+"""KAPC and BLS (Zhi et al., IEEE TMC 2024): each layer coached by a mix of the others'.
 
 Round: from the latest layers it knows of the participants, the coordinator takes a step on the relationship
 cube R and sends each participant i its own target s_i^l = sum_j r_ij^l w_j^l; the device trains from its own

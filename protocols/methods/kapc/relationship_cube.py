@@ -1,4 +1,4 @@
-"""KAPC's relationship cube (seed 002, section 4): who learns which layer from whom.
+"""KAPC's relationship cube (Zhi et al., section 4): who learns which layer from whom.
 
 Shapes, for N devices and L layers: `cube` is (N, L, N); cube[i, l, j] is the share that device j has in
 the target of device i's layer l, so that a row cube[i, l] is not negative and sums to 1. `copies[l][j]`

@@ -1,4 +1,4 @@
-"""SRP-pFed (Hu et al.; seed 000): small weights are shared, at a rate that a reinforced random walk draws.
+"""SRP-pFed (Hu et al.): small weights are shared, at a rate that a reinforced random walk draws.
 
 Round: the coordinator draws K rates and sends its whole model; a device shares, for each rate p, the p of its
 weights that are smallest in magnitude, takes the coordinator's values there, keeps the mixture of least
@@ -138,7 +138,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         num_rates: c; the candidates are 1/c, 2/c, ..., 1.
         draws: K, with replacement.
         decay: lambda of eq. 6. The paper gives none.
-        aggregation: see `merge`. Measured (METHODS.md), eq. 4 as printed drives w_g to zero.
+        aggregation: see `merge`. Measured (docs/methods.md), eq. 4 as printed drives w_g to zero.
         loss: of a round in `increment`, the "mean" or the "sum" of the devices' losses.
         ranking: magnitudes are compared over the whole "model" or within each "layer".
 
