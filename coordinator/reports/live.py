@@ -59,7 +59,7 @@ class LiveView:
 
 def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     """A closed round in one line of ASCII, for logs and what is no terminal."""
-    what = "rehearsal" if record.final_evaluation else f"round {record.number}/{settings.run.rounds}"
+    what = "final evaluation" if record.final_evaluation else f"round {record.number}/{settings.run.rounds}"
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
     replies = record.devices.values()
@@ -115,7 +115,7 @@ def _round(shot: Snapshot) -> Text:
         case "training":
             return _line((number, "bold"), (f"  training: {replies}{left}", ""))
         case "rehearsing":
-            return _line(("rehearsal", "bold"), (f"  one more round on a copy: {replies}{left}", ""))
+            return _line(("final evaluation", "bold"), (f"  one more round on a copy: {replies}{left}", ""))
         case "finished":
             last = f"  after round {shot.curve[-1].number}" if shot.curve else ""
             return _line(("finished", "bold green"), (last, ""))

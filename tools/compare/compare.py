@@ -68,18 +68,7 @@ def compare(
     if len(missing) < len(cells):
         console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are finished already, in {folder}")
     watch = _Watch(console, cells, missing)
-    stopped: BaseException | None = None
-    try:
-        with watch.bar:
-            play_all(
-                missing,
-                workers=workers,
-                on_round=watch.round_done,
-                on_done=watch.run_done,
-                on_stopping=watch.stopping,
-            )
-    except (KeyboardInterrupt, FleetuneError) as problem:
-        stopped = problem
+    stopped = _play(missing, workers, watch)
     runs = tuple(run for cell in cells if (run := finished(cell)))
     comparison = _compared(settings, contenders, seeds, runs, target)
     if runs:
@@ -138,6 +127,22 @@ def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int,
         for seed in range(settings.run.seed, settings.run.seed + seeds)
         for one in contenders
     ]
+
+
+def _play(missing: Sequence[Cell], workers: int, watch: "_Watch") -> KeyboardInterrupt | FleetuneError | None:
+    """What ended it early, if anything did."""
+    try:
+        with watch.bar:
+            play_all(
+                missing,
+                workers=workers,
+                on_round=watch.round_done,
+                on_done=watch.run_done,
+                on_stopping=watch.stopping,
+            )
+    except (KeyboardInterrupt, FleetuneError) as problem:
+        return problem
+    return None
 
 
 def _check_options(seeds: int, target: float | None) -> None:

@@ -37,7 +37,7 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
 
         def on_closed(record: RoundRecord) -> None:
             if record.final_evaluation:
-                bar.update(task, description=f"{method}, last look at every device")
+                bar.update(task, description=f"{method}, final evaluation")
                 return
             accuracy = mean(reply.measures.after for reply in record.devices.values())
             bar.update(task, completed=record.number, accuracy=f"accuracy {percent(accuracy)}")
