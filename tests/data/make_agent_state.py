@@ -1,7 +1,7 @@
 """Make the state folder of an agent, with the code of whatever release stands first in PYTHONPATH.
 
-    git archive d2699e9 | tar x -C /tmp/old
-    PYTHONPATH=/tmp/old:/tmp/old/tests python tests/data/make_agent_state.py tests/data/agent-d2699e9.tar.xz
+    git archive COMMIT | tar x -C /tmp/old
+    PYTHONPATH=/tmp/old/src:/tmp/old python tests/data/make_agent_state.py tests/data/agent-COMMIT.tar.xz
 
 It holds a run of every method, two rounds old, and beside the folder what that release did next: the model
 that the device had, the task of round 3 and the reply to it.
@@ -10,10 +10,10 @@ that the device had, the task of round 3 and the reply to it.
 import sys
 import tarfile
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.edge_agent.budget.cost_forecast import Capability
@@ -88,7 +88,9 @@ def keep_others(store: AgentStore) -> None:
     chosen = RatioController(CHOICES, capability, load("raspberry-pi-4b"), Policy(), 20.0, report)
     known = chosen.chosen(Conditions()).learned(0.5, RoundCost(500_000, 500_000, 1.0, 3.0, 2.0, 3 * 10**8))
     store.ratio_controller("fedavg").write(known.chosen(Conditions()).encoded())
-    store.ratio_controller("fedprox").write(replace(known, deadline_s=0.1).chosen(Conditions()).encoded())
+    store.ratio_controller("fedprox").write(
+        structs.replace(known, deadline_s=0.1).chosen(Conditions()).encoded()
+    )
     store.keep_bundle("fedavg", b"some bundle")
     store.keep_task("fedavg", "1" * 32, b"some task")
     part = store.incoming / f"{'2' * 32}.part"

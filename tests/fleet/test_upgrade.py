@@ -1,5 +1,6 @@
 """A run that another version of Fleetune began: it goes on, or one line says whose it is."""
 
+import json
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -11,7 +12,9 @@ from msgspec.structs import replace
 from tests.fleet.test_semi_asynchronous import Desk, settings
 from tests.helpers.fleet_processes import Fleet
 from tests.helpers.places import OLD_STATES
+from tests.helpers.played_run import PlayedRun
 
+from fleetune.coordinator.rounds.records import RoundRecord, Traffic
 from fleetune.coordinator.run.opening import open_run
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.store import store_versions
@@ -20,6 +23,11 @@ from fleetune.protocols.errors import SettingError, StoreError, StoreVersion
 from fleetune.protocols.settings.run_toml import read_run
 
 OLD_RUN = OLD_STATES / "run-d2699e9.tar.xz"
+OLD_RUNS = OLD_STATES / "runs-6e33d00.tar.xz"
+with tarfile.open(OLD_RUNS) as found:
+    OLD_RUNS_HOLD = sorted(
+        tuple(name.split("/")[1:3]) for name in found.getnames() if name.endswith("/end.json")
+    )
 OLD_WINDOW = OLD_RUN.with_name("window-d2699e9.tar.xz")
 
 
@@ -89,6 +97,30 @@ def test_an_open_window_of_an_old_run_goes_on_to_the_same_bits(tmp_path):
     assert upgraded.run.store.get("arrived") is None
     for desk in (plain, upgraded):
         desk.run.store.close()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Runs of every method of commit 6e33d00, stopped in the middle of a round; see tests/data/make_runs.py."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with tarfile.open(OLD_RUNS) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.parametrize(("mode", "method"), OLD_RUNS_HOLD)
+def test_a_stopped_run_of_any_method_ends_as_its_own_release_would_have_ended_it(stopped, mode, method):
+    """Tasks and replies to the byte, the shared model, the devices' own ones, records and traffic."""
+    folder = stopped / mode / method
+    then = json.loads((folder / "end.json").read_text())
+    run = PlayedRun(folder, method, mode)
+    assert run.run.resumed
+    run.play(begin=then.pop("begin"))
+    now = run.end()
+    run.close()
+    assert now.pop("records") == msgspec.convert(then.pop("records"), list[RoundRecord])
+    assert now.pop("traffic") == msgspec.convert(then.pop("traffic"), dict[str, Traffic])
+    assert json.loads(json.dumps(now)) == then
 
 
 def test_what_a_release_adds_to_run_toml_strands_no_run(old):

@@ -1,0 +1,132 @@
+"""A run of a real method whose devices are an agent's own sessions over arithmetic: it ends alike everywhere.
+
+Coordinator and agents keep their states on disk; both may be closed after any event and opened again, by
+another release too. What is sent and what it comes to is noted, for that release to be held against.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from tests.conftest import PullToTarget, tiny_spec
+
+from fleetune.coordinator.rounds.events import DeviceReady, Tick
+from fleetune.coordinator.rounds.orders import Order, Send
+from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.wire.payloads import Enrolment
+
+SPEC = tiny_spec()
+DEVICES = {"a": 1.0, "b": 0.5, "c": 1.0, "d": 0.5}  # their ratios
+PACE = (
+    "a",
+    "b",
+    "a",
+    "c",
+    "b",
+    "a",
+    "b",
+    "a",
+    "d",
+    "c",
+    "b",
+    "a",
+)  # who may reply: a and b are the fast ones
+MODES = {
+    "synchronous": {"deadline_s": 1000.0, "start_with": 4},
+    "buffer": {"mode": "buffer", "buffer": 2, "max_staleness": 3, "start_with": 4, "deadline_s": 1000.0},
+}
+ROUNDS = 4
+
+
+def settings(method: str, mode: str) -> RunSettings:
+    return parse_run(
+        {
+            "run": {"name": "played", "rounds": ROUNDS},
+            "model": {"name": "tiny", "input_shape": [4], "num_classes": 3},
+            "method": {"name": method},
+            "data": {"source": "digits", "validation_fraction": 0.2},
+            "round": MODES[mode],
+        }
+    )
+
+
+def enrolment(run_settings: RunSettings) -> Enrolment:
+    weights = Key.of("weights").uniform(SPEC.size).astype(np.float32) - np.float32(0.5)
+    training = run_settings.training
+    return Enrolment(
+        "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
+    )
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+class PlayedRun:
+    """Coordinator in `folder`/run, agents in `folder`/agents."""
+
+    def __init__(self, folder: Path, method: str, mode: str) -> None:
+        asked = settings(method, mode)
+        self.folder = folder
+        self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
+        self.sessions = {device: self.session(device) for device in DEVICES}
+        self.tasks: dict[str, bytes] = {}
+        self.sent: list[tuple[str, int, int, str]] = []
+
+    def session(self, device: str) -> Session:
+        store = AgentStore(self.folder / "agents" / "fleet" / device)
+        store.claim().close()
+        trainer = PullToTarget(SPEC, device, rate=0.2 + 0.1 * ord(device) % 0.3)
+        return Session(self.run.enrolment, device, self.run.method, trainer, store.session("played"))
+
+    def play(self, begin: int = 0, end: int = 200) -> int:
+        """From after `begin` events, which the folder holds, until `end` of them or the run's end."""
+        self.take(self.run.controller.resume(float(begin)) if begin else [])
+        for device, ratio in DEVICES.items():
+            report = DeviceReport(device, num_samples=10, ratio=ratio)
+            self.take(self.run.controller.handle(DeviceReady(report), float(begin)))
+        number = begin
+        while number < end and not self.run.controller.engine.finished:
+            number += 1
+            self.step(PACE[number % len(PACE)], float(number))
+        return number
+
+    def step(self, device: str, now: float) -> None:
+        """The device replies if it has a task; else time goes by."""
+        if device not in self.tasks:
+            self.take(self.run.controller.handle(Tick(), now))
+            return
+        reply = self.sessions[device].answer(self.tasks.pop(device), Budget(DEVICES[device]))
+        self.sent.append((device, -1, -1, digest(reply)))
+        self.take(self.run.controller.receive(device, reply, RoundCost(), now))
+
+    def take(self, orders: list[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Send):
+                task, key = order.make(), order.transfer_key
+                self.tasks[order.device] = task
+                self.sent.append((order.device, key.round, key.attempt, digest(task)))
+                self.run.controller.note_delivered(order.device, key, len(task))
+
+    def end(self) -> dict[str, object]:
+        """What was sent, in order and by digest, and what the run came to."""
+        controller, shared = self.run.controller, self.run.method.shared_model(self.run.controller.state)
+        personal = {name: digest(one.personal_model.tobytes()) for name, one in self.sessions.items()}
+        return {
+            "sent": [list(one) for one in self.sent],
+            "shared": None if shared is None else digest(shared.tobytes()),
+            "personal": personal,
+            "records": controller.records(),
+            "traffic": controller.ledger.traffic,
+        }
+
+    def close(self) -> None:
+        self.run.store.close()
