@@ -101,7 +101,7 @@ def test_an_open_window_of_an_old_run_goes_on_to_the_same_bits(tmp_path):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """Runs of every method of commit 6e33d00, stopped in the middle of a round; see tests/data/make_runs.py."""
+    """Runs of every method of commit 6e33d00, stopped in the middle of a round: tests/data/make_runs.py."""
     folder = tmp_path_factory.mktemp("stopped")
     with tarfile.open(OLD_RUNS) as archive:
         archive.extractall(folder, filter="data")
