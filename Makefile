@@ -1,7 +1,7 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
 # make test    every test
 # make check   style, types, layering
-# make docs    docs/map.md, from the docstrings
+# make docs    docs/map.md and docs/run-toml.md, from the code
 
 PYTHON ?= python3
 VENV := .venv
@@ -25,7 +25,7 @@ check: $(VENV)/dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/dev
-	$(BIN)/python -m fleetune.tools.file_map
+	$(BIN)/python -m fleetune.tools.docs
 
 # A stamp says that a step came to its end, and is written last: what was interrupted begins anew.
 $(VENV)/python:

@@ -84,11 +84,11 @@ class FedAMP(PersonalTargets[ServerState]):
     """Settings.
 
     Attributes:
-        form: of the attention.
+        form: of the attention: by `distance` (eq. 4), or by `cosine` (the paper's HeurFedAMP).
         alpha: of eq. 4; alpha / sigma is the largest share of another device.
         sigma: the squared distance at which a share has fallen to 1/e; with `cosine` its sharpness.
         pull: lambda; the devices pull with strength lambda / (2 alpha).
-        self_share: xi_ii of `cosine`.
+        self_share: xi_ii of `cosine`, a device's share in its own mixture.
     """
 
     form: Literal["distance", "cosine"] = "distance"

@@ -14,7 +14,11 @@ from fleetune.protocols.update.selection import Everything
 
 @dataclass(frozen=True)
 class FedProx(ModelAveraging):
-    """Local loss f(w) + proximal / 2 * ||w - w_shared||^2 (eq. 2; `proximal` is mu)."""
+    """Local loss f(w) + proximal / 2 * ||w - w_shared||^2 (eq. 2).
+
+    Attributes:
+        proximal: mu, how near local training is held to the shared model; 0: FedAvg.
+    """
 
     proximal: Annotated[float, Meta(ge=0)] = 0.01
 

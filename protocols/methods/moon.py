@@ -28,7 +28,7 @@ class MOON(ModelAveraging):
 
     Attributes:
         strength: mu. The paper chooses among 0.1, 1, 5 and 10; the authors' code has 1.
-        temperature: T.
+        temperature: T, which divides the cosines.
     """
 
     strength: Annotated[float, Meta(ge=0)] = 1.0

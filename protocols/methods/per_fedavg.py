@@ -74,11 +74,11 @@ class PerFedAvg(ModelAveraging):
 
     Attributes:
         steps: tau, of exact gradients; None: batch after batch of the run's epochs.
-        adaptation_rate: alpha.
-        meta_rate: beta.
+        adaptation_rate: alpha, of the step that a device adapts the shared model by.
+        meta_rate: beta, of the step that the shared model takes on a device.
         approximation: of the Hessian's product. The Hessian-free one works twice as much, follows larger
             alphas better, and wants a smaller beta where the loss is sharp.
-        difference: delta of the Hessian-free one.
+        difference: delta, the step of the Hessian-free one's difference quotient.
         adaptation_steps: of the personal model; the paper takes one.
 
     The paper's alpha is 0.01 and its beta 0.001, over 1000 rounds of 10 steps; the default beta suits tens of

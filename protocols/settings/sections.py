@@ -72,7 +72,7 @@ class ModelSection(Settings, frozen=True):
 
 
 class Partition(Settings, frozen=True):
-    """[data] partition: how a simulation deals one data set to its devices.
+    """[data.partition] How a simulation deals one data set to its devices.
 
     Attributes:
         kind: `iid`; `dirichlet` (each class is dealt over devices by Dir(alpha)); `mix` (each device
@@ -117,7 +117,15 @@ class DataSection(Settings, frozen=True):
 
 
 class TrainingSection(Settings, frozen=True):
-    """[training] plain SGD: v = momentum * v + g + weight_decay * w; w -= learning_rate * v."""
+    """[training] Plain SGD: v = momentum * v + g + weight_decay * w; w -= learning_rate * v.
+
+    Attributes:
+        epochs: passes over a device's training samples in a round; a method may have its own.
+        batch_size: samples a step; the last batch of an epoch is smaller, or larger by one.
+        learning_rate: of every step; a method may have rates of its own beside it.
+        momentum: of v, which begins at zero in every round.
+        weight_decay: added to the gradient, as in torch's SGD.
+    """
 
     epochs: Count = 1
     batch_size: Count = 32
@@ -191,7 +199,7 @@ class RoundSection(Settings, frozen=True):
 
 
 class WirelessSection(Settings, frozen=True):
-    """[fleet.wireless] one radio cell around the coordinator; the defaults are the KAPC paper's Table 4.
+    """[fleet.wireless] One radio cell around the coordinator; the defaults are the KAPC paper's Table 4.
 
     Attributes:
         bandwidth_mhz, power_dbm, distance_m: of a device, drawn uniformly between the two.
@@ -222,7 +230,7 @@ class WirelessSection(Settings, frozen=True):
 
 
 class FleetSection(Settings, frozen=True):
-    """[fleet] the simulated fleet (and the demo's). `serve` heeds `ratios` of it, and names what else is set.
+    """[fleet] The simulated fleet (and the demo's). `serve` heeds `ratios` of it, and names what else is set.
 
     Attributes:
         devices: how many.
@@ -269,7 +277,7 @@ class FleetSection(Settings, frozen=True):
 
 
 class PaperSection(Settings, frozen=True):
-    """[paper] the cell of a paper's table that the file repeats, for `edge-sim paper`. A run ignores it.
+    """[paper] The cell of a paper's table that the file repeats, for `edge-sim paper`. A run ignores it.
 
     Attributes:
         table: of which paper, and where in it.

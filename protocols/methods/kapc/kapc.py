@@ -219,7 +219,8 @@ class KAPCwithBLS(KAPC):
 
     Attributes:
         self_threshold: mu. A layer is not sent down when the device's share in its own target is above it.
-        search: for Omega: layers 1..Omega are sent up, see `bls.search`.
+        search: for Omega, the number of layers that go up: `largest`, the largest that satisfies
+            inequality (29); or `literal`, as Algorithm 4 is printed.
         targets: which layers get a target: those that the device sent up at its last visit (eq. 20; at the
             first visit all), or `all` (Algorithm 5 as printed): the mix then holds layers that hardly
             anybody ever sent, and pulls them back to the initial weights (measured in docs/decisions.md).

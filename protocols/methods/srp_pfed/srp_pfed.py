@@ -138,8 +138,9 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         num_rates: c; the candidates are 1/c, 2/c, ..., 1.
         draws: K, with replacement.
         decay: lambda of eq. 6. The paper gives none.
-        aggregation: see `merge`. Measured (docs/methods.md), eq. 4 as printed drives w_g to zero.
-        loss: of a round in `increment`, the "mean" or the "sum" of the devices' losses.
+        aggregation: `covered`, each entry's mean over the devices that sent it; `delta`, the form of the
+            proof (eq. 16); or `literal`, eq. 4 as printed, which drives w_g to zero (docs/methods.md).
+        loss: by which a round's rates are credited, the "mean" or the "sum" of the devices' losses.
         ranking: magnitudes are compared over the whole "model" or within each "layer".
 
     The ratio a device reports bounds its rates: it tries those drawn that fit, else the largest candidate

@@ -1,0 +1,36 @@
+"""Reading the house's docstrings: what a class says of its attributes."""
+
+import inspect
+import re
+from collections.abc import Iterator
+
+_ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.+)")
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """By name, what the docstrings of a class and of those it derives from say below `Attributes:`.
+
+    Several names may share a text (`mean, std: ...`). A nearer class's text goes before a farther one's.
+    """
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        found.update(_entries(inspect.cleandoc(one.__dict__.get("__doc__") or "")))
+    return found
+
+
+def _entries(docstring: str) -> Iterator[tuple[str, str]]:
+    _, there, rest = docstring.partition("Attributes:\n")
+    names: list[str] = []
+    words: list[str] = []
+    for line in rest.splitlines() if there else ():
+        entry = _ENTRY.fullmatch(line.strip()) if line.startswith("    ") and line[4:5] != " " else None
+        if entry or not line.startswith("    "):
+            yield from ((name, " ".join(words)) for name in names)
+            names, words = [], []
+        if entry:
+            names, words = entry["names"].split(", "), [entry["text"]]
+        elif not line.startswith("    "):
+            return
+        else:
+            words.append(line.strip())
+    yield from ((name, " ".join(words)) for name in names)

@@ -1,0 +1,159 @@
+"""docs/run-toml.md: every key of run.toml, every method's own too, from the types and docstrings."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any, get_type_hints
+
+import msgspec
+from msgspec import Struct, inspect
+from msgspec.structs import replace
+
+from fleetune.coordinator.run.changed_settings import CHANGEABLE
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.protocols.methods import REGISTRY
+from fleetune.protocols.settings.sections import RunSettings, simulated_keys
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.docs.docstrings import attributes
+from fleetune.tools.docs.value_words import default_words, unit, value_words
+
+_HEAD = """# Reference of run.toml
+
+Every section and key, made by `make docs` from the settings' own types and docstrings; a test holds it
+against the code. A misspelt key, a value out of range, a model that does not fit the data: one line that
+names it. `--set section.key=value` (`edge-sim`) changes one key for one run.
+
+*Who* heeds a key: the **devices**, which are told it when they are enrolled; the **coordinator**,
+whoever plans the rounds (`edge-coordinator serve`, or `edge-sim` in its place); the **simulation**,
+which is `edge-sim` alone: `serve` names such keys and goes on without them. A key with a star may change
+in a run that is under way: serve the run again.
+"""
+_METHODS = """## [method]: what each method takes
+
+`[method] name` is one of these, or `package.module:Class` of [your own](add-a-method.md). Keys beside it
+are the method's; what they mean in its paper is told in [methods.md](methods.md). These take none:
+{plain}.
+"""
+_POLICY = """## [fleet.policy]
+
+The keys of the file that `edge-agent run --policy` takes: see [ratios.md](ratios.md)."""
+_WIDE = ("| key | value | default | who | meaning |", "|---|---|---|---|---|")
+_SLIM = ("| key | value | default | meaning |", "|---|---|---|---|")
+
+
+class UndescribedError(Exception):
+    """A key about which its section's docstring says nothing."""
+
+
+def run_toml_reference() -> str:
+    """The page. Raises UndescribedError."""
+    parts = [_HEAD, *_sections(RunSettings, ""), *_policy(), *_methods()]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _sections(kind: type[Struct], path: str) -> Iterator[str]:
+    """A section, then those in it; of the whole file only these."""
+    fields = _info(kind).fields
+    inner = [(field, found) for field in fields if (found := _section_of(field.type))]
+    if not path:
+        label = described(kind, "compare")
+        yield f"## [compare.LABEL]\n\n{label[:1].upper()}{label[1:]}"
+    else:
+        keys = [field for field in fields if field.name not in {one.name for one, _ in inner}]
+        yield "\n".join([_title(kind, path), "", *_WIDE, *(_row(kind, field, path) for field in keys)])
+    for field, section in inner:
+        yield from _sections(section, ".".join(filter(None, [path, field.encode_name])))
+
+
+def _title(kind: type[Struct], path: str) -> str:
+    first = (kind.__doc__ or "").split("\n\n", maxsplit=1)[0]
+    _, _, said = " ".join(first.split()).rpartition("] ")
+    return f"## [{path}]" + (f"\n\n{said[:1].upper()}{said[1:]}" if said and not said.endswith("]") else "")
+
+
+def _row(kind: type[Struct], field: inspect.Field, path: str) -> str:
+    key = field.encode_name
+    star = r" \*" if f"{path}.{key}" in CHANGEABLE else ""
+    value = ", ".join(filter(None, [value_words(field.type), unit(key)]))
+    return _line(
+        f"`{key}`{star}", value, default_words(field), _who(path, key), described(kind, field.name, key)
+    )
+
+
+def described(kind: type, *names: str) -> str:
+    """What the class's docstrings say of an attribute by one of its names. Raises UndescribedError."""
+    texts = attributes(kind)
+    for name in names:
+        if name in texts:
+            return texts[name].replace("None: ", "left out: ")  # TOML has no None
+    raise UndescribedError(f"{kind.__module__}.{kind.__qualname__}: its docstring says nothing of {names[0]}")
+
+
+def _who(path: str, key: str) -> str:
+    if _only_simulated(path, key):
+        return "simulation"
+    told = {field.name for field in dataclasses.fields(Enrolment)} - {"run", "weights"}
+    return "devices" if key in told or path in told or path == "model" else "coordinator"
+
+
+def _only_simulated(path: str, key: str) -> bool:
+    """Whether `serve` would name the key as one for simulations."""
+    if path in ("data.partition", "fleet.wireless"):
+        return True
+    if path != "fleet":
+        return path == "paper"
+    bare = msgspec.convert({"run": {"name": "r"}, "model": {"name": "m"}, "method": {}}, RunSettings)
+    return bool(simulated_keys(replace(bare, fleet=replace(bare.fleet, **{key: object()}))))
+
+
+def _policy() -> Iterator[str]:
+    """What an owner may say, for simulated owners too."""
+    yield _POLICY
+    fields = _info(Policy).fields
+    yield "\n".join([*_SLIM, *(_slim(Policy, field) for field in fields)])
+
+
+def _methods() -> Iterator[str]:
+    kinds = {name: _method(target) for name, target in REGISTRY.items()}
+    keys = {name: list(_method_fields(kind)) for name, kind in kinds.items()}
+    yield _METHODS.format(plain=", ".join(f"`{name}`" for name, found in keys.items() if not found))
+    for name, found in keys.items():
+        if found:
+            rows = [_slim(kinds[name], field) for field in found]
+            yield "\n".join([f"### {name}", "", *_SLIM, *rows])
+
+
+def _method(target: str) -> type:
+    module, _, attribute = target.partition(":")
+    found: type = getattr(import_module(module), attribute)
+    return found
+
+
+def _method_fields(kind: Any) -> Iterator[inspect.Field]:
+    """A method's settings, as msgspec describes fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        if field.name != "spec":
+            default = field.default
+            yield inspect.Field(field.name, field.name, inspect.type_info(hints[field.name]), False, default)
+
+
+def _slim(kind: type, field: inspect.Field) -> str:
+    value = ", ".join(filter(None, [value_words(field.type), unit(field.name)]))
+    return _line(f"`{field.name}`", value, default_words(field), described(kind, field.name))
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _info(kind: type[Struct]) -> inspect.StructType:
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)
+    return found
+
+
+def _section_of(kind: inspect.Type) -> type[Struct] | None:
+    """The section that a key holds, if it holds one (perhaps beside a plain value)."""
+    types: Iterable[inspect.Type] = kind.types if isinstance(kind, inspect.UnionType) else [kind]
+    return next((one.cls for one in types if isinstance(one, inspect.StructType)), None)
