@@ -1,7 +1,7 @@
-"""What each board can do, one TOML file a board, each figure with its source.
+"""What each board can do and how it is recognised: one TOML file a board, each figure with its source.
 
-`load("raspberry-pi-4b")` gives a `Board`, `names()` all there are, `load_file` reads a file of the user's
-own and `save` writes one.
+`load("raspberry-pi-4b")` gives a `Board`, `names()` all there are, `recognised` the one that a machine is;
+`load_file` reads a file of the user's own and `save` writes one. A new board is a new file; docs/boards.md.
 """
 
 import os
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
+from fleetune.firmware_profiles.recognition import Machine, Recognition, closest
 from fleetune.firmware_profiles.schema import (
     ESTIMATE,
     MEASURED,
@@ -29,16 +30,20 @@ __all__ = [
     "Board",
     "Figure",
     "Figures",
+    "Machine",
     "Profile",
     "ProfileError",
+    "Recognition",
     "load",
     "load_file",
     "names",
+    "recognised",
     "save",
     "stated",
 ]
 
 UNKNOWN = "generic"  # the board of which agents claim nothing
+_FILES = resources.files(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Board:
 
 def names() -> tuple[str, ...]:
     """All boards with a profile, in alphabetical order."""
-    files = (entry.name for entry in resources.files(__name__).iterdir())
+    files = (entry.name for entry in _FILES.iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
@@ -90,8 +95,15 @@ def load(name: str) -> Board:
     """
     if name not in names():
         raise KeyError(f"no board {name!r}; known: {', '.join(names())}")
-    entry = resources.files(__name__) / f"{name}.toml"
+    entry = _FILES / f"{name}.toml"
     return _board(name, decode(entry.read_text(encoding="utf-8"), entry.name))
+
+
+def recognised(machine: Machine) -> str:
+    """The board whose file describes this machine most closely; `UNKNOWN` when none does."""
+    profiles = {name: load(name).profile for name in names()}
+    known = {name: one.recognise for name, one in profiles.items() if one.recognise is not None}
+    return closest(known, machine) or UNKNOWN
 
 
 def load_file(path: Path) -> Board:

@@ -8,6 +8,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from fleetune.firmware_profiles.recognition import Recognition
+
 ESTIMATE = "estimate"
 MEASURED = "measured"
 
@@ -89,10 +91,12 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         title: as its maker calls it.
         figures: what it can do.
+        recognise: by what a machine is recognised as this board; None: only who names it gets it.
     """
 
     title: Annotated[str, Meta(min_length=1, max_length=100)]
     figures: Figures
+    recognise: Recognition | None = None
 
 
 def stated(figures: Figures) -> dict[str, Figure[object]]:
@@ -121,8 +125,11 @@ def decode(text: str, where: str) -> Profile:
 
 def encode(profile: Profile) -> str:
     """The TOML that `decode` reads as `profile`."""
-    lines = (_line(key, figure) for key, figure in stated(profile.figures).items())
-    return "\n".join([f"title = {_toml(profile.title)}", "", "[figures]", *lines, ""])
+    figures = (_line(key, figure) for key, figure in stated(profile.figures).items())
+    recognise = {} if profile.recognise is None else msgspec.to_builtins(profile.recognise)
+    signs = [f"{key} = {_toml(value)}" for key, value in recognise.items() if value]
+    table = ["[recognise]", *signs, ""] if signs else []
+    return "\n".join([f"title = {_toml(profile.title)}", "", *table, "[figures]", *figures, ""])
 
 
 _REMEDY = 'see docs/boards.md, or use the board "generic"'
@@ -146,5 +153,5 @@ def _line(key: str, figure: Figure[object]) -> str:
 
 
 def _toml(value: object) -> str:
-    """Strings, numbers and arrays of strings are written as in JSON, but for DEL."""
+    """Strings, numbers, true and arrays of strings are written as in JSON, but for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -8,19 +8,6 @@ from fleetune import firmware_profiles
 from fleetune.edge_agent.probes.memory import total_bytes
 from fleetune.edge_agent.probes.reading import ROOT, Run, matches, read_text, run_command
 
-# How the device tree's model, or on x86 the processor's name, begins; a longer one stands before its prefix.
-_BOARDS = (
-    ("Raspberry Pi Zero 2", "raspberry-pi-zero-2w"),
-    ("Raspberry Pi 3 Model B Plus", "raspberry-pi-3b-plus"),
-    ("Raspberry Pi 4 Model B", "raspberry-pi-4b"),
-    ("Raspberry Pi 5", "raspberry-pi-5"),
-    ("NVIDIA Jetson Orin Nano", "jetson-orin-nano"),
-    ("NVIDIA Jetson Nano", "jetson-nano"),
-    ("MX8MQ Phanbell", "coral-dev-board"),
-    ("Freescale i.MX8MQ Phanbell", "coral-dev-board"),
-    ("Intel(R) N100", "n100-gateway"),
-)
-_LOW_END_PHONE_BYTES = 5 * 2**30
 _ARM_PARTS = {
     "0xd03": "Cortex-A53",
     "0xd04": "Cortex-A35",
@@ -73,15 +60,14 @@ def num_cores(root: Path = ROOT) -> int | None:
 
 
 def board_name(root: Path = ROOT, run: Run = run_command) -> str:
-    """The firmware profile that fits; "generic" for a board that has none."""
-    for name in (model(root, run), processor(root)):
-        for start, board in _BOARDS:
-            if name is not None and name.startswith(start):
-                return board
-    if is_android(root):
-        memory = total_bytes(root)
-        return "phone-low" if memory is None or memory < _LOW_END_PHONE_BYTES else "phone-mid"
-    return firmware_profiles.UNKNOWN
+    """The firmware profile that describes this machine best; "generic" for a board that has none."""
+    machine = firmware_profiles.Machine(
+        model=model(root, run),
+        processor=processor(root),
+        android=is_android(root),
+        memory_bytes=total_bytes(root),
+    )
+    return firmware_profiles.recognised(machine)
 
 
 def is_android(root: Path = ROOT) -> bool:

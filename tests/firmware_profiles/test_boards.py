@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fleetune import firmware_profiles
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.probes.board_profile import board_named
-from fleetune.firmware_profiles import ESTIMATE, MEASURED, Figure, Figures, Profile, ProfileError
+from fleetune.firmware_profiles import ESTIMATE, MEASURED, Figure, Figures, Profile, ProfileError, Recognition
 from fleetune.firmware_profiles.schema import decode, encode, stated
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.links.presets import PRESETS
@@ -44,6 +44,12 @@ def with_value(key, value):
     )
 
 
+def recognised_by(table):
+    """The text of a profile with another table `[recognise]`."""
+    start, end = GOOD.index("[recognise]"), GOOD.index("[figures]")
+    return f"{GOOD[:start]}[recognise]\n{table}\n{GOOD[end:]}"
+
+
 def problem_of(text):
     with pytest.raises(ProfileError) as caught:
         decode(text, "my.toml")
@@ -54,10 +60,10 @@ def problem_of(text):
 
 
 def test_all_boards_are_there():
-    assert firmware_profiles.names() == BOARDS
+    assert set(BOARDS) <= set(firmware_profiles.names())
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", firmware_profiles.names())
 def test_a_shipped_board_is_valid_and_tells_where_its_figures_are_from(name):
     board = firmware_profiles.load(name)
     assert board.name == name
@@ -67,7 +73,11 @@ def test_a_shipped_board_is_valid_and_tells_where_its_figures_are_from(name):
         else:
             assert figure.source.startswith("http"), f"{name}: {key} was not measured by its reader"
     assert set(board.links) <= set(PRESETS)
-    assert (board.battery_wh is None) == (not name.startswith("phone"))
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_of_these_boards_only_phones_have_a_battery(name):
+    assert (firmware_profiles.load(name).battery_wh is None) == (not name.startswith("phone"))
 
 
 def test_a_board_is_its_figures_in_bytes_and_bits():
@@ -135,6 +145,15 @@ def test_an_impossible_figure_is_named_with_its_range(key, value, said):
             "figures.cores: source is 'a friend'; it may be a link",
         ),
         (with_value("cores", "4 }#"), "figures.cores.source is missing"),
+        (recognised_by(""), "recognise: it says nothing; give model, processor, android or min_memory_mib"),
+        (recognised_by("android = false"), "recognise: it says nothing"),
+        (recognised_by("model = []"), "recognise: it says nothing"),
+        (recognised_by('model = "Pi"'), "recognise.model: expected array, got str"),
+        (recognised_by('model = [""]'), "recognise.model[0]: expected str of length >= 1"),
+        (recognised_by("processor = [4]"), "recognise.processor[0]: expected str, got int"),
+        (recognised_by('android = "yes"'), "recognise.android: expected bool, got str"),
+        (recognised_by("min_memory_mib = 0"), "recognise.min_memory_mib: expected int >= 1"),
+        (recognised_by('serial = "1"'), "recognise.serial is unknown"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text, said):
@@ -142,11 +161,11 @@ def test_a_wrong_file_is_told_in_one_line(text, said):
 
 
 def test_the_documents_own_board_is_valid():
-    loss_term = (ROOT / "docs/boards.md").read_text()
-    example = loss_term.split("```toml\n")[1].split("```")[0]
+    page = (ROOT / "docs/boards.md").read_text()
+    example = page.split("```toml\n")[1].split("```")[0]
     assert decode(example, "docs/boards.md").title == "Radxa X4"
-    for key in Figures.__struct_fields__:
-        assert f"`{key}`" in loss_term
+    for key in (*Figures.__struct_fields__, *Recognition.__struct_fields__):
+        assert f"`{key}`" in page
 
 
 @given(st.text() | st.text().map(lambda text: GOOD.replace("19.3", text)))
@@ -183,6 +202,7 @@ MINE = Profile(
         battery_wh=Figure(50, ESTIMATE),
         sensors=Figure((), MEASURED),
     ),
+    Recognition(model=('Radxa "X4"', "ROCK"), android=True, min_memory_mib=4096),
 )
 
 

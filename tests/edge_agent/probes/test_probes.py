@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.helpers import boards
 from tests.helpers.places import ROOT
 
-from fleetune import firmware_profiles
 from fleetune.edge_agent.probes import compute, heat, network, reading
 from fleetune.edge_agent.probes.conditions import BoardSensors, read_conditions
 from fleetune.edge_agent.probes.energy import Counters, EnergyMeter, Integral, rapl_counters
@@ -623,11 +622,6 @@ def test_a_phone_with_much_memory_is_a_better_one(tmp_path):
     board = boards.phone()
     board.files |= boards.memory(7500, 3000)
     assert compute.board_name(board.build(tmp_path), board.run) == "phone-mid"
-
-
-def test_every_profile_that_a_board_is_given_exists():
-    known = {board for _, board in compute._BOARDS} | {"phone-low", "phone-mid"}
-    assert known <= set(firmware_profiles.names())
 
 
 # Commands
