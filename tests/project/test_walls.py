@@ -25,7 +25,11 @@ NOT_ROOMS = {
     "helpers",
     "project",
 }  # below tests/: of the project as a whole
-TESTED_ELSEWHERE = {"protocols/skeletons", "protocols/settings"}  # with the methods; beside tests/protocols
+TESTED_ELSEWHERE = {
+    "protocols/skeletons",  # in tests/protocols/methods, by every method
+    "protocols/settings",  # in tests/protocols
+    "tools/docs",  # in tests/project
+}
 
 
 def python_files(*folders: str) -> Iterator[Path]:
