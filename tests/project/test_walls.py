@@ -28,7 +28,6 @@ NOT_ROOMS = {
 TESTED_ELSEWHERE = {
     "protocols/skeletons",  # in tests/protocols/methods, by every method
     "protocols/settings",  # in tests/protocols
-    "tools/docs",  # in tests/project
 }
 
 
