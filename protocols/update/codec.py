@@ -2,20 +2,18 @@
 
 Layout, little endian: magic `FLTN`, version (1 byte), 3 zero bytes, model hash (8 bytes), length of the
 body before compression (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), then the body as one zstd
-frame. The body is MessagePack; an array is [dtype, shape, data]: booleans as a bitmap, float32 and
-float64 with their bytes shuffled (all first bytes, then all second bytes, ...), because sign and exponent
-bytes compress and the rest does not. In a state on disk an array may also be the name that its keeper
-knows it by (see `encode`).
+frame. The body is MessagePack; an array is [dtype, shape, data]: booleans as a bitmap, numbers with their
+bytes shuffled (`protocols.update.byte_planes`). The values of a patch may be written by an encoding instead
+(`protocols.update.patch_values`). In a state on disk an array may also be the name that its keeper knows it
+by (see `encode`).
 
 Reading trusts nothing: every length is checked before anything is allocated, types are checked by
 msgspec against the dataclass, patches against the model. Never pickle.
 """
 
-import dataclasses
 import hashlib
 import struct
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar, get_origin
 
 import msgspec
@@ -30,11 +28,12 @@ from fleetune.protocols.errors import (
     PacketTruncated,
     PacketVersion,
 )
-from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.one_line import flat
+from fleetune.protocols.update import encodings
 from fleetune.protocols.update.arrays import Array, Arrays, pack
 from fleetune.protocols.update.elements import check_elements
-from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.patch_values import PatchReader, PatchWriter, patches_in
 
 VERSION = 1
 ZSTD_LEVEL = 3
@@ -54,17 +53,17 @@ def payload_limit(spec: ModelSpec) -> int:
     return MODELS_PER_PAYLOAD * 4 * spec.size + 1_048_576
 
 
-def estimate_bytes(num_values: int) -> int:
-    """About how many bytes a payload with this many float32 values takes.
-
-    Trained float32 weights shrink to 0.92 of their size under shuffle + zstd (measured on the models of
-    docs/methods.md, 0.91 to 0.93); a payload without values takes about 150 bytes.
-    """
-    return 150 + int(4 * 0.92 * num_values)
+def estimate_bytes(num_values: int, encoding: str = encodings.RAW) -> int:
+    """About how many bytes a payload with this many values takes; without values it is about 150 bytes."""
+    return 150 + encodings.find(encoding).size(num_values)
 
 
 def encode(
-    message: object, spec: ModelSpec, *, keep: Callable[[Array], bytes | None] = lambda _: None
+    message: object,
+    spec: ModelSpec,
+    *,
+    keep: Callable[[Array], bytes | None] = lambda _: None,
+    writer: PatchWriter | None = None,
 ) -> bytes:
     """`message`, a frozen dataclass, struct or array, for a device or disk that has the same model.
 
@@ -73,8 +72,21 @@ def encode(
         spec: the model.
         keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
             name is written; None: it is written.
+        writer: writes the values of patches; None: they are written as any other array, which is `raw`.
+
+    Raises:
+        SettingError: there is no such encoding as the writer's.
     """
-    body = msgspec.msgpack.Encoder(enc_hook=partial(_pack, keep), order="deterministic").encode(message)
+    patches = {} if writer is None else {id(patch.values): patch for patch in patches_in(message)}
+
+    def write(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"cannot send a {type(value).__name__}")
+        if writer is not None and id(value) in patches:
+            return writer.write(patches[id(value)])
+        return keep(value) or pack(value)
+
+    body = msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message)
     packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
     return _HEADER.pack(MAGIC, VERSION, bytes.fromhex(spec.hash), len(body), _checksum(packed)) + packed
 
@@ -88,6 +100,7 @@ def decode(
     elements: int = MAX_ELEMENTS,
     finite: bool = True,
     kept: Callable[[bytes], Array] | None = None,
+    base: FlatArray | None = None,
 ) -> M:
     """Read a `kind` back.
 
@@ -99,6 +112,7 @@ def decode(
         elements: most of them where there is a limit, see `protocols.update.elements`.
         finite: refuse NaN and infinite numbers in arrays.
         kept: gives the arrays that `encode` only named; None: there are none.
+        base: the one that patches were written with, shape (spec.size,); None: without.
 
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
@@ -107,6 +121,7 @@ def decode(
         limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
     body = _open(data, spec, limit)
     arrays = Arrays(finite, left=limit, largest=None if limit is None or spec is None else spec.size)
+    reader = PatchReader(spec, base, arrays)
     if limit is not None:
         check_elements(body, elements)
 
@@ -114,7 +129,7 @@ def decode(
         if (get_origin(expected) or expected) is np.ndarray:
             if kept is not None and isinstance(obj, bytes):
                 return kept(obj)
-            return arrays.read(obj)
+            return reader.read(obj)
         raise PacketCorrupt(f"cannot read a {expected}")
 
     try:
@@ -123,8 +138,7 @@ def decode(
         raise
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as problem:
         raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {flat(problem)}") from None
-    if spec is not None:
-        _check_patches(message, spec)
+    reader.fill(message)
     return message
 
 
@@ -171,24 +185,3 @@ def _unpack(packed: bytes, num_bytes: int) -> bytes:
 
 def _checksum(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=8).digest()
-
-
-def _pack(keep: Callable[[Array], bytes | None], value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"cannot send a {type(value).__name__}")
-    return keep(value) or pack(value)
-
-
-def _check_patches(value: Any, spec: ModelSpec) -> None:
-    """Every patch in `value`, however deep, fits the model."""
-    if isinstance(value, Patch):
-        value.check(spec)
-    elif isinstance(value, dict):
-        for inner in value.values():
-            _check_patches(inner, spec)
-    elif isinstance(value, tuple | list):
-        for inner in value:
-            _check_patches(inner, spec)
-    elif dataclasses.is_dataclass(value):
-        for part in dataclasses.fields(value):
-            _check_patches(getattr(value, part.name), spec)

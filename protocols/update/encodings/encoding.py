@@ -1,0 +1,81 @@
+"""What an encoding of values is: float32 numbers to bytes and back, with what both sides hold as a help.
+
+An encoding is pure: no I/O, no clock, no randomness but its key's. It knows neither the model nor who sends;
+`protocols.update.patch_values` cuts base and residual to the entries of the patch, and frames the bytes.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Values as an encoding wrote them.
+
+    Attributes:
+        data: the bytes to send.
+        residual: values and earlier residual, less what `decode` gives; None: `decode` gives all of them.
+    """
+
+    data: bytes
+    residual: FlatArray | None = None
+
+
+@dataclass(frozen=True)
+class EncodingCost:
+    """What an encoding takes, for whoever chooses among several.
+
+    Attributes:
+        bytes_per_value: in a payload, as measured on trained models.
+        passes: over the values, to write and to read them, a plain copy each way being 2.
+    """
+
+    bytes_per_value: float
+    passes: float
+
+
+class Encoding(Protocol):
+    """One way to write float32 values; all arrays have the shape (n,) of the patch's selected entries.
+
+    Class attributes:
+        lossless: `decode` gives the same bits.
+    """
+
+    cost: ClassVar[EncodingCost]
+    lossless: ClassVar[bool]
+
+    def encode(
+        self, values: FlatArray, base: FlatArray | None, residual: FlatArray | None, key: Key
+    ) -> Encoded:
+        """Write the values.
+
+        Args:
+            values: finite.
+            base: what both sides hold of the same entries; None: nothing.
+            residual: what earlier encodings left out of these entries, to be added; None: nothing.
+            key: of random draws; the reader does not have it.
+        """
+        ...
+
+    def decode(self, data: bytes, count: int, base: FlatArray | None) -> FlatArray:
+        """Read a peer's bytes.
+
+        Args:
+            data: at most a payload long.
+            count: how many values these are, held against the model; what is allocated is bounded by it.
+            base: the one that they were written with; None: none.
+
+        Returns:
+            Shape (count,), not necessarily finite.
+
+        Raises:
+            PacketError: `encode` never makes such bytes for so many values, or not without a base.
+        """
+        ...
+
+    def size(self, num_values: int) -> int:
+        """About how many bytes so many values take in a payload."""
+        return int(self.cost.bytes_per_value * num_values)

@@ -1,0 +1,36 @@
+"""Every bit of every value: float32 with its bytes shuffled, which the payload's compression then shrinks."""
+
+import numpy as np
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.byte_planes import shuffled, unshuffled
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost
+
+_FLOAT32 = np.dtype("<f4")
+
+
+class Raw(Encoding):
+    """The values as they are; needs no base. Adds a residual where there is one, and leaves none.
+
+    Trained float32 weights shrink to 0.92 of their size under shuffle + zstd (measured on the models of
+    docs/methods.md, 0.91 to 0.93).
+    """
+
+    cost = EncodingCost(bytes_per_value=4 * 0.92, passes=4)  # shuffled and compressed, and back
+    lossless = True
+
+    def encode(
+        self,
+        values: FlatArray,
+        base: FlatArray | None,  # noqa: ARG002
+        residual: FlatArray | None,
+        key: Key,  # noqa: ARG002
+    ) -> Encoded:
+        return Encoded(shuffled(values if residual is None else values + residual))
+
+    def decode(self, data: bytes, count: int, base: FlatArray | None) -> FlatArray:  # noqa: ARG002
+        if len(data) != count * _FLOAT32.itemsize:
+            raise PacketCorrupt(f"{count} raw values with {len(data)} bytes")
+        return unshuffled(data, _FLOAT32)

@@ -1,0 +1,128 @@
+"""The values of patches, written and read by an encoding: [name of the encoding, [how many], data].
+
+What `raw` wrote is framed as any other float32 array, as it always was. An encoding sees only the entries
+that a patch selects: base and residual are cut to these here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update import encodings
+from fleetune.protocols.update.arrays import FLOAT32, Array, Arrays, WireArray, parts_of
+from fleetune.protocols.update.patch import Patch
+
+
+def patches_in(value: Any) -> Iterator[Patch]:
+    """Every patch in `value`, however deep in dicts, tuples, lists and dataclasses."""
+    if isinstance(value, Patch):
+        yield value
+    elif isinstance(value, dict):
+        yield from patches_in(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from patches_in(inner)
+    elif is_dataclass(value):
+        yield from patches_in([getattr(value, part.name) for part in fields(value)])
+
+
+@dataclass
+class PatchWriter:
+    """Writes the values of one payload's patches.
+
+    Attributes:
+        encoding: the name of the one that writes all of them.
+        spec: the model.
+        key: of random draws; each patch has a child of it.
+        base: what both sides hold, shape (spec.size,); None: nothing.
+        residual: what earlier payloads left out, shape (spec.size,); None: nothing.
+        left_out: the residual for the next payload, a new array; None: nothing. Of patches that overlap, the
+            last one's stands.
+    """
+
+    encoding: str
+    spec: ModelSpec
+    key: Key
+    base: FlatArray | None = None
+    residual: FlatArray | None = None
+    left_out: FlatArray | None = field(default=None, init=False)
+    _written: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.left_out = None if self.residual is None else self.residual.copy()
+
+    def write(self, patch: Patch) -> WireArray:
+        """The values of the payload's next patch, framed. Raises SettingError: there is no such encoding."""
+        mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
+        base, residual = (None if one is None else one[mask] for one in (self.base, self.residual))
+        encoded = encodings.find(self.encoding).encode(patch.values, base, residual, key)
+        self._written += 1
+        if encoded.residual is not None and self.left_out is None:
+            self.left_out = np.zeros(self.spec.size, np.float32)
+        if self.left_out is not None:
+            self.left_out[mask] = 0 if encoded.residual is None else encoded.residual
+        name = FLOAT32 if self.encoding == encodings.RAW else self.encoding
+        return name, [patch.values.size], encoded.data
+
+
+@dataclass
+class PatchReader:
+    """Reads the arrays of one payload, and the values of its patches once the patch around them is known.
+
+    Attributes:
+        spec: the model; None: not known, and what an encoding wrote cannot be read.
+        base: what both sides hold, shape (spec.size,); None: nothing.
+        arrays: reads what no encoding wrote, and counts everything.
+    """
+
+    spec: ModelSpec | None
+    base: FlatArray | None
+    arrays: Arrays
+    _held: dict[int, tuple[Array, WireArray]] = field(default_factory=dict, init=False)
+
+    def read(self, obj: Any) -> Array:
+        """An array, or an empty one that stands for encoded values until `fill`.
+
+        Raises:
+            PacketCorrupt, PacketTooLarge, PacketNotFinite.
+        """
+        name, shape, _ = parts = parts_of(obj)
+        if name not in encodings.REGISTRY:
+            return self.arrays.read(parts)
+        if len(shape) != 1:
+            raise PacketCorrupt(f"values in encoding {name} of shape {tuple(shape)}; a patch has one axis")
+        self.arrays.take(shape[0], 4 * shape[0])
+        stand_in = np.empty(0, np.float32)
+        self._held[id(stand_in)] = stand_in, parts
+        return stand_in
+
+    def fill(self, message: object) -> None:
+        """Decode the values of the patches in `message`, and hold every patch against the model.
+
+        Raises:
+            PacketCorrupt, PacketNotFinite, or another PacketError of the encoding.
+        """
+        if self.spec is not None:
+            for patch in patches_in(message):
+                self._fill(patch, self.spec)
+                patch.check(self.spec)
+        if self._held:
+            raise PacketCorrupt("encoded values that are not those of a patch of a known model")
+
+    def _fill(self, patch: Patch, spec: ModelSpec) -> None:
+        if id(patch.values) not in self._held:
+            return
+        _, (name, (count,), data) = self._held.pop(id(patch.values))
+        mask = patch.selection.mask(spec)
+        if count != np.count_nonzero(mask):
+            raise PacketCorrupt(f"patch with {count} values for {np.count_nonzero(mask)} selected entries")
+        base = None if self.base is None else self.base[mask]
+        values = encodings.find(name).decode(data, count, base)
+        if self.arrays.finite and not np.isfinite(values).all():
+            raise PacketNotFinite("patch holds NaN or infinite values")
+        object.__setattr__(patch, "values", values)  # it has just been made, nobody has seen it yet

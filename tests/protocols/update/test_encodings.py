@@ -1,0 +1,230 @@
+"""What every encoding of values keeps to; and that a new one is a class and a line, which travels at once."""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tests.conftest import tiny_spec
+from tests.protocols.update.test_codec import forged
+
+from fleetune.protocols.errors import (
+    PacketCorrupt,
+    PacketError,
+    PacketNotFinite,
+    PacketTooLarge,
+    SettingError,
+)
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import SharedModel, Task
+from fleetune.protocols.update import codec, encodings
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.patch_values import PatchWriter
+from fleetune.protocols.update.selection import Entries, Everything, Layers, Selection
+
+SPEC = tiny_spec()
+LIMIT = codec.payload_limit(SPEC)
+KEY = Key(7)
+
+
+class Half(Encoding):
+    """Made up here: the difference to the base as float16, what that loses handed back."""
+
+    cost = EncodingCost(bytes_per_value=2, passes=4)
+    lossless = False
+
+    def encode(self, values, base, residual, key):
+        wanted = values if residual is None else values + residual
+        data = (wanted if base is None else wanted - base).astype("<f2").tobytes()
+        return Encoded(data, wanted - self.decode(data, values.size, base))
+
+    def decode(self, data, count, base):
+        if len(data) != 2 * count:
+            raise PacketCorrupt(f"{count} values with {len(data)} bytes")
+        found = np.frombuffer(data, "<f2").astype(np.float32)
+        return found if base is None else found + base
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(encodings.REGISTRY, "half", f"{__name__}:Half")
+
+
+numbers = hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(-100, 100, width=32))
+every_encoding = pytest.mark.parametrize("name", [*encodings.REGISTRY, "half"])
+fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@every_encoding
+@pytest.mark.parametrize("based", [False, True])
+@given(values=numbers, data=st.data())
+@fuzzed
+def test_what_is_read_and_what_is_left_out_are_what_was_given(name, based, values, data):
+    encoding = encodings.find(name)
+    same_length = hnp.arrays(np.float32, values.size, elements=st.floats(-1, 1, width=32))
+    base, residual = data.draw(same_length) if based else None, data.draw(st.none() | same_length)
+    given_arrays = [one for one in (values, base, residual) if one is not None]
+    before = [one.tobytes() for one in given_arrays]
+
+    encoded = encoding.encode(values, base, residual, KEY)
+    back = encoding.decode(encoded.data, values.size, base)
+
+    assert back.dtype == np.float32
+    assert back.shape == values.shape
+    wanted = values if residual is None else values + residual
+    left = np.zeros_like(values) if encoded.residual is None else encoded.residual
+    np.testing.assert_allclose(back + left, wanted, rtol=1e-5, atol=1e-4)
+    if encoding.lossless:
+        assert back.tobytes() == wanted.tobytes()
+        assert encoded.residual is None
+    assert encoding.encode(values, base, residual, KEY).data == encoded.data
+    assert [one.tobytes() for one in given_arrays] == before
+
+
+@every_encoding
+@given(noise=st.binary(max_size=200), count=st.integers(0, 50))
+@fuzzed
+def test_any_bytes_give_so_many_values_or_are_refused(name, noise, count):
+    try:
+        values = encodings.find(name).decode(noise, count, np.ones(count, np.float32))
+    except PacketError:
+        return
+    assert values.shape == (count,)
+    assert values.dtype == np.float32
+
+
+@every_encoding
+def test_its_size_is_about_what_a_payload_takes(name):
+    values = Key(3).generator().normal(0, 0.05, 200_000).astype(np.float32)
+    encoding = encodings.find(name)
+    spec = tiny_spec(hidden=20_000)
+    patch = Patch(Everything(), np.resize(values, spec.num_parameters))
+    taken = len(codec.encode(Task(patch), spec, writer=PatchWriter(name, spec, KEY)))
+    assert codec.estimate_bytes(spec.num_parameters, name) == pytest.approx(taken, rel=0.15)
+    assert encoding.size(0) == 0
+    assert encoding.cost.passes >= 2
+
+
+@every_encoding
+@pytest.mark.parametrize("selection", [Everything(), Layers(("a",)), Layers(())])
+def test_it_carries_a_patch_to_a_side_with_the_same_base(name, selection, weights):
+    base = weights + np.float32(0.5)
+    patch = Patch.of(weights, selection, SPEC)
+    writer = PatchWriter(name, SPEC, KEY, base=base)
+    data = codec.encode(Task(patch), SPEC, writer=writer)
+    back = codec.decode(data, Task, SPEC, limit=LIMIT, base=base).patch
+    assert back.selection == selection
+    left = np.zeros(SPEC.size, np.float32) if writer.left_out is None else writer.left_out
+    np.testing.assert_allclose(back.values + left[selection.mask(SPEC)], patch.values, atol=1e-6)
+    assert not left[~selection.mask(SPEC)].any()
+
+
+def test_raw_by_name_is_what_is_written_without_a_choice(weights):
+    patch = Patch.of(weights, Everything(), SPEC)
+    chosen = codec.encode(Task(patch), SPEC, writer=PatchWriter("raw", SPEC, KEY))
+    assert chosen == codec.encode(Task(patch), SPEC)
+    assert codec.decode(chosen, Task, SPEC).patch.values.tobytes() == patch.values.tobytes()
+
+
+def test_the_bytes_of_raw_are_those_of_every_version_before():
+    patch = Patch(Layers(("a",)), np.arange(SPEC.layers["a"].stop, dtype=np.float32))
+    planes = patch.values.view("u1").reshape(-1, 4).T.tobytes()
+    selection = {"type": "Layers", "names": ["a"]}
+    body = {"patch": {"selection": selection, "values": ["f4", [patch.values.size], planes]}}
+    assert codec.encode(Task(patch), SPEC) == forged(msgspec.msgpack.encode(body))
+
+
+def test_what_was_left_out_goes_along_the_next_time(weights):
+    """Over rounds the sum of what arrived comes to the sum of what was meant, to one round's rounding."""
+    selection = Entries(np.arange(SPEC.num_parameters) % 2 == 0)
+    mask = selection.mask(SPEC)
+    residual, arrived = None, np.zeros(mask.sum(), np.float64)
+    values = np.full(SPEC.size, 1 + 2**-12, np.float32)  # float16 has 10 bits behind the point
+    for number in range(64):
+        writer = PatchWriter("half", SPEC, KEY.child(number), residual=residual)
+        data = codec.encode(Task(Patch.of(values, selection, SPEC)), SPEC, writer=writer)
+        residual = writer.left_out
+        arrived += codec.decode(data, Task, SPEC, limit=LIMIT).patch.values
+    assert np.abs(arrived - 64 * values[0]).max() <= 2**-10
+    assert not residual[~mask].any()
+
+
+@dataclass(frozen=True)
+class TwoPatches:
+    groups: dict[str, Patch]
+    alone: Patch | None
+    table: FlatArray
+
+
+def test_every_patch_of_a_payload_is_encoded_and_nothing_else(weights):
+    groups = {"b": Patch.of(weights, Layers(("b",)), SPEC), "a": Patch.of(weights, Everything(), SPEC)}
+    message = TwoPatches(groups, None, weights)
+    data = codec.encode(message, SPEC, writer=PatchWriter("half", SPEC, KEY))
+    back = codec.decode(data, TwoPatches, SPEC, limit=LIMIT)
+    assert back.table.tobytes() == weights.tobytes()
+    for name, patch in groups.items():
+        assert np.array_equal(back.groups[name].values, patch.values.astype(np.float16).astype(np.float32))
+
+
+def packet(selection: Selection, name: str, shape: list[int], data: bytes) -> bytes:
+    values = [name, shape, data]
+    task = {"patch": {"selection": msgspec.to_builtins(selection), "values": values}}
+    return forged(msgspec.msgpack.encode(task))
+
+
+def test_an_encoding_that_this_side_does_not_know_is_refused_by_name():
+    with pytest.raises(PacketCorrupt, match="'zap'"):
+        codec.decode(packet(Everything(), "zap", [3], b"123"), Task, SPEC, limit=LIMIT)
+    with pytest.raises(SettingError, match="did you mean 'half'"):
+        encodings.find("hafl")
+    task = Task(Patch(Everything(), np.zeros(SPEC.num_parameters, np.float32)))
+    with pytest.raises(SettingError, match="no encoding 'zap'; known: raw, half"):
+        codec.encode(task, SPEC, writer=PatchWriter("zap", SPEC, KEY))
+
+
+def test_a_peer_can_name_no_module_to_be_loaded():
+    with pytest.raises(PacketCorrupt, match="does not know"):
+        codec.decode(packet(Everything(), "this:s", [3], b"123"), Task, SPEC, limit=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("fault", "shape", "data"),
+    [
+        (PacketCorrupt, [SPEC.num_parameters - 1], b"\0" * 2 * (SPEC.num_parameters - 1)),
+        (PacketCorrupt, [SPEC.num_parameters], b"\0" * 3),
+        (PacketCorrupt, [1, SPEC.num_parameters], b"\0" * 2 * SPEC.num_parameters),
+        (PacketTooLarge, [SPEC.size + 1], b""),
+        (PacketTooLarge, [2**39], b""),
+        (PacketCorrupt, [-1], b""),
+        (PacketNotFinite, [SPEC.num_parameters], b"\x00\x7e" * SPEC.num_parameters),
+    ],
+    ids=["too few", "cut short", "two axes", "more than the model", "an exabyte", "less than none", "nan"],
+)
+def test_hostile_sizes_are_refused_before_anything_is_allocated(fault, shape, data, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(Half, "decode", _watched(Half.decode, decoded))
+    with pytest.raises(fault):
+        codec.decode(packet(Everything(), "half", shape, data), Task, SPEC, limit=LIMIT)
+    assert all(count == SPEC.num_parameters for count in decoded)
+
+
+def _watched(decode, seen):
+    def watching(self, data, count, base):
+        seen.append(count)
+        return decode(self, data, count, base)
+
+    return watching
+
+
+def test_encoded_values_elsewhere_than_in_a_patch_of_a_known_model_are_refused():
+    stray = forged(msgspec.msgpack.encode({"weights": ["half", [2], b"\0\0\0\0"]}))
+    with pytest.raises(PacketCorrupt, match="not those of a patch"):
+        codec.decode(stray, SharedModel, SPEC, limit=LIMIT)
+    count = SPEC.num_parameters
+    with pytest.raises(PacketCorrupt, match="known model"):
+        codec.decode(packet(Everything(), "half", [count], b"\0" * 2 * count), Task, None, limit=LIMIT)
