@@ -47,7 +47,9 @@ class Half(Encoding):
         if len(data) != 2 * count:
             raise PacketCorrupt(f"{count} values with {len(data)} bytes")
         found = np.frombuffer(data, "<f2").astype(np.float32)
-        return found if base is None else found + base
+        if base is not None and np.isfinite(found).all():
+            found += base
+        return found
 
 
 @pytest.fixture(autouse=True)
