@@ -19,6 +19,7 @@ from fleetune.firmware_profiles.schema import (
     Profile,
     ProfileError,
     decode,
+    decode_recognition,
     encode,
     stated,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "load_file",
     "names",
     "recognised",
+    "recognitions",
     "save",
     "stated",
 ]
@@ -95,15 +97,18 @@ def load(name: str) -> Board:
     """
     if name not in names():
         raise KeyError(f"no board {name!r}; known: {', '.join(names())}")
-    entry = _FILES / f"{name}.toml"
-    return _board(name, decode(entry.read_text(encoding="utf-8"), entry.name))
+    return _board(name, decode(*_shipped(name)))
 
 
 def recognised(machine: Machine) -> str:
     """The board whose file describes this machine most closely; `UNKNOWN` when none does."""
-    profiles = {name: load(name).profile for name in names()}
-    known = {name: one.recognise for name, one in profiles.items() if one.recognise is not None}
-    return closest(known, machine) or UNKNOWN
+    return closest(recognitions(), machine) or UNKNOWN
+
+
+def recognitions() -> dict[str, Recognition]:
+    """By what each board is recognised, where its file says so."""
+    found = {name: decode_recognition(*_shipped(name)) for name in names()}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def load_file(path: Path) -> Board:
@@ -139,6 +144,12 @@ def save(path: Path, profile: Profile) -> None:
         with suppress(OSError):
             draft.unlink()
         raise ProfileError(f"board {path} cannot be written: {problem.strerror}") from None
+
+
+def _shipped(name: str) -> tuple[str, str]:
+    """The text of a board's file, and the file's name."""
+    entry = _FILES / f"{name}.toml"
+    return entry.read_text(encoding="utf-8"), entry.name
 
 
 def _board(name: str, profile: Profile) -> Board:

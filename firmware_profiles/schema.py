@@ -86,16 +86,24 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A board's file.
+    """What a board's file says of the board. Agents store it with what they know of a run.
 
     Attributes:
         title: as its maker calls it.
         figures: what it can do.
-        recognise: by what a machine is recognised as this board; None: only who names it gets it.
     """
 
     title: Annotated[str, Meta(min_length=1, max_length=100)]
     figures: Figures
+
+
+class _File(Profile, frozen=True, forbid_unknown_fields=True):
+    """A board's file as a whole.
+
+    Attributes:
+        recognise: by what a machine is recognised as this board; None: only who names the board gets it.
+    """
+
     recognise: Recognition | None = None
 
 
@@ -115,21 +123,28 @@ def decode(text: str, where: str) -> Profile:
     Raises:
         ProfileError: `text` is no TOML, or a key is missing, unknown or out of its range.
     """
-    try:
-        return msgspec.convert(tomllib.loads(text), Profile)
-    except tomllib.TOMLDecodeError as problem:
-        raise ProfileError(f"{where} is no TOML: {problem}; {_REMEDY}") from None
-    except msgspec.ValidationError as problem:
-        raise ProfileError(f"{where}: {_explain(str(problem))}; {_REMEDY}") from None
+    file = _read(text, where)
+    return Profile(file.title, file.figures)
+
+
+def decode_recognition(text: str, where: str) -> Recognition | None:
+    """The table `[recognise]` of a board's TOML, None where there is none; otherwise as `decode`."""
+    return _read(text, where).recognise
 
 
 def encode(profile: Profile) -> str:
     """The TOML that `decode` reads as `profile`."""
-    figures = (_line(key, figure) for key, figure in stated(profile.figures).items())
-    recognise = {} if profile.recognise is None else msgspec.to_builtins(profile.recognise)
-    signs = [f"{key} = {_toml(value)}" for key, value in recognise.items() if value]
-    table = ["[recognise]", *signs, ""] if signs else []
-    return "\n".join([f"title = {_toml(profile.title)}", "", *table, "[figures]", *figures, ""])
+    lines = (_line(key, figure) for key, figure in stated(profile.figures).items())
+    return "\n".join([f"title = {_toml(profile.title)}", "", "[figures]", *lines, ""])
+
+
+def _read(text: str, where: str) -> _File:
+    try:
+        return msgspec.convert(tomllib.loads(text), _File)
+    except tomllib.TOMLDecodeError as problem:
+        raise ProfileError(f"{where} is no TOML: {problem}; {_REMEDY}") from None
+    except msgspec.ValidationError as problem:
+        raise ProfileError(f"{where}: {_explain(str(problem))}; {_REMEDY}") from None
 
 
 _REMEDY = 'see docs/boards.md, or use the board "generic"'
@@ -153,5 +168,5 @@ def _line(key: str, figure: Figure[object]) -> str:
 
 
 def _toml(value: object) -> str:
-    """Strings, numbers, true and arrays of strings are written as in JSON, but for DEL."""
+    """Strings, numbers and arrays of strings are written as in JSON, but for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -45,9 +45,8 @@ def with_value(key, value):
 
 
 def recognised_by(table):
-    """The text of a profile with another table `[recognise]`."""
-    start, end = GOOD.index("[recognise]"), GOOD.index("[figures]")
-    return f"{GOOD[:start]}[recognise]\n{table}\n{GOOD[end:]}"
+    """The text of a profile with a table `[recognise]`."""
+    return f"{GOOD}\n[recognise]\n{table}\n"
 
 
 def problem_of(text):
@@ -202,7 +201,6 @@ MINE = Profile(
         battery_wh=Figure(50, ESTIMATE),
         sensors=Figure((), MEASURED),
     ),
-    Recognition(model=('Radxa "X4"', "ROCK"), android=True, min_memory_mib=4096),
 )
 
 

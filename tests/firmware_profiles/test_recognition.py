@@ -2,6 +2,7 @@
 
 import shutil
 
+import msgspec
 import pytest
 from tests.helpers import boards
 from tests.helpers.places import ROOT
@@ -10,11 +11,11 @@ from typer.testing import CliRunner
 from fleetune import firmware_profiles
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.probes import compute
-from fleetune.firmware_profiles import Machine, Recognition, load, names, recognised
+from fleetune.firmware_profiles import Machine, ProfileError, Recognition, load, names, recognised
 from fleetune.firmware_profiles.recognition import closest
+from fleetune.firmware_profiles.schema import encode
 
 MIB = 2**20
-SHIPPED = {name: load(name).profile.recognise for name in names() if load(name).profile.recognise is not None}
 
 
 def machine(model=None, processor=None, android=False, mib=None):
@@ -28,8 +29,9 @@ def found(model=None, processor=None, android=False, mib=None, **known):
 
 def test_every_shipped_board_is_recognised_by_each_of_its_signs():
     """None stands in the way of another."""
-    assert set(names()) - set(SHIPPED) == {firmware_profiles.UNKNOWN}
-    for name, signs in SHIPPED.items():
+    shipped = firmware_profiles.recognitions()
+    assert set(names()) - set(shipped) == {firmware_profiles.UNKNOWN}
+    for name, signs in shipped.items():
         for model in signs.model or (None,):
             for processor in signs.processor or (None,):
                 seen = machine(model and f"{model} Rev 9", processor, signs.android, signs.min_memory_mib)
@@ -99,12 +101,19 @@ def test_a_new_board_is_one_file(tmp_path, monkeypatch):
     assert "radxa-x4" in CliRunner().invoke(app, ["boards"]).stdout
 
 
-def test_a_board_of_the_users_own_may_say_nothing_of_it(tmp_path):
-    profile = load("jetson-nano").profile
-    firmware_profiles.save(tmp_path / "with.toml", profile)
-    text = (tmp_path / "with.toml").read_text()
-    start, end = text.index("[recognise]"), text.index("[figures]")
-    (tmp_path / "without.toml").write_text(text[:start] + text[end:])
-    assert firmware_profiles.load_file(tmp_path / "with.toml").profile == profile
-    without = firmware_profiles.load_file(tmp_path / "without.toml")
-    assert (without.profile.recognise, without.cores) == (None, 4)
+def test_a_board_of_the_users_own_may_say_by_what_it_is_recognised(tmp_path):
+    """Or not; for what is known of it, it makes no difference."""
+    plain = encode(load("jetson-nano").profile)
+    (tmp_path / "mine.toml").write_text(plain)
+    without = firmware_profiles.load_file(tmp_path / "mine.toml")
+    (tmp_path / "mine.toml").write_text(plain + "\n[recognise]\nandroid = true\n")
+    assert firmware_profiles.load_file(tmp_path / "mine.toml") == without
+    (tmp_path / "mine.toml").write_text(plain + "\n[recognise]\n")
+    with pytest.raises(ProfileError, match="recognise: it says nothing"):
+        firmware_profiles.load_file(tmp_path / "mine.toml")
+
+
+def test_what_agents_store_of_a_board_says_nothing_of_it():
+    """An agent's state holds its board's profile: an older agent goes on with it, a newer one has it anew."""
+    stored = msgspec.to_builtins(load("phone-mid"))
+    assert set(stored["profile"]) == {"title", "figures"}
