@@ -230,7 +230,7 @@ def _ratio_controller(
     if not structs.replace(ratio_controller, deadline_s=math.inf).chosen(conditions).fits:
         return ratio_controller.chosen(conditions)
     speed = _speed(trainer, enrolment)
-    known = replace(
+    known = structs.replace(
         ratio_controller,
         capability=replace(capability, samples_per_s=speed),
         report=replace(report, samples_per_s=speed),
