@@ -12,8 +12,8 @@ from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run, read_run
-from fleetune.protocols.settings.sections import RunSettings
 from fleetune.protocols.wire.transfer import digest_of
 
 

@@ -22,7 +22,7 @@ from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.bundle.graph import Node
 from fleetune.protocols.bundle.ort_training import cut
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.averaging import Task, Update
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch

@@ -20,8 +20,8 @@ from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.protocols.settings.sections import RunSettings
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice, simulated_devices
 from fleetune.tools.simulator.split import write_shares
 

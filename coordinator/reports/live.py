@@ -12,7 +12,7 @@ from rich.text import Text
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot, point_of
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 
 _STYLES: dict[Doing, str] = {
     "sending": "cyan",

@@ -10,7 +10,7 @@ from fleetune.coordinator.rounds.events import Miss
 from fleetune.coordinator.rounds.orders import Abandoned
 from fleetune.coordinator.rounds.participants import eligible, needed, target
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.method import DeviceId
 
 _NAMED = 5  # more are only counted

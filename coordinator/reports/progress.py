@@ -5,7 +5,7 @@ from typing import Literal
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Stage
 from fleetune.coordinator.rounds.participants import target
-from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
 
 Part = Literal["idle", "awaited", "replied", "declined"]

@@ -14,7 +14,7 @@ from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
 from fleetune.protocols.files import write_atomically
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
 
 if TYPE_CHECKING:

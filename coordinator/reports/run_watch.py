@@ -12,7 +12,7 @@ from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint,
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.participants import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
 
 _RECENT_ROUNDS = 5

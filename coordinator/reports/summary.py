@@ -10,7 +10,7 @@ from fleetune.coordinator.reports.predictions import both, predicted_vs_actual
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
 from fleetune.protocols.wire.payloads import Measures
 

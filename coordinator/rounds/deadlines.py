@@ -2,7 +2,7 @@
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.participants import target
-from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.settings.coordinator import RoundSection
 
 SHORTEST_S = 1.0  # below it the network and this process itself decide, not the devices
 

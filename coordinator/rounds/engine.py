@@ -71,7 +71,7 @@ from fleetune.coordinator.rounds.rollback import (
     take_back,
 )
 from fleetune.coordinator.rounds.unresponsive import note_answer, note_missed
-from fleetune.protocols.settings.sections import RoundSection, RunSection
+from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.skeletons.method import DeviceId, DeviceReport, Round
 
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest

@@ -5,7 +5,7 @@ import math
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.unresponsive import rests
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
 
 

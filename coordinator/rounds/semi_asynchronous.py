@@ -28,7 +28,8 @@ from fleetune.coordinator.rounds.rollback import Verdict
 from fleetune.coordinator.rounds.unresponsive import miss
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import RoundSection, RunSettings
+from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
 
 

@@ -6,7 +6,7 @@ there costs a round its deadline ever more rarely.
 """
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.method import DeviceId
 
 MISSES = 3

@@ -17,8 +17,8 @@ import msgspec
 from fleetune.protocols.errors import SettingError, StoreVersion
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
-from fleetune.protocols.settings.sections import RunSettings
 from fleetune.protocols.skeletons.method import Method
 
 _IGNORED = ("compare", "paper")  # sections that only `edge-sim compare` and `edge-sim paper` read

@@ -6,7 +6,7 @@ from pathlib import Path
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
 from fleetune.protocols.model.input_scaling import check_channels
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.wire.payloads import Enrolment
 
 

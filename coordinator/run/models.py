@@ -12,7 +12,8 @@ from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.errors import ModelError, PacketError, SettingError
 from fleetune.protocols.model.input_scaling import check_channels
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.settings.sections import DataSection, RunSettings
+from fleetune.protocols.settings.device import DataSection
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.user_code import running_model
 from fleetune.protocols.wire.payloads import run_key
 

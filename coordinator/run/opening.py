@@ -27,7 +27,7 @@ from fleetune.coordinator.run.stored_run import BUNDLE, FINISHED, Run, method_of
 from fleetune.coordinator.store.run_folder import STATE, clear
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 

@@ -41,7 +41,7 @@ from fleetune.coordinator.store.method_state import forget_last, read_state, wri
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import TransferKey, readable

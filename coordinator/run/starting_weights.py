@@ -16,7 +16,7 @@ from fleetune.coordinator.run.models import Model
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec, TensorSpec
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 
 FROM_RUN = "run:"
 _COUNTER = "num_batches_tracked"  # torch saves it beside running statistics; no model of ours has it

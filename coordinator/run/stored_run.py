@@ -13,7 +13,7 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment

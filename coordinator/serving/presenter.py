@@ -20,7 +20,7 @@ from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.stored_run import Run, mark_finished, save_shared_model
 from fleetune.coordinator.serving.peers import Peer
 from fleetune.coordinator.serving.server import Server
-from fleetune.protocols.settings.sections import simulated_keys
+from fleetune.protocols.settings.run_settings import simulated_keys
 
 
 class Presenter:

@@ -14,7 +14,7 @@ from fleetune.protocols.bounds import Positive
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import convert
-from fleetune.protocols.settings.sections import Settings
+from fleetune.protocols.settings.section import Settings
 
 COOL_BY = 5.0  # degrees below the limit, before training goes on after heat has stopped it
 MEMORY_SHARE = 0.9  # of what the system lets a process have: one that takes all of it is killed

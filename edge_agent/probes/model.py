@@ -15,7 +15,7 @@ from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.errors import ModelError, PacketError, StoreError
 from fleetune.protocols.model.spec import Axis, FlatArray, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.wire.payloads import read_enrolment
 
 REFERENCE = "lenet5"

@@ -13,7 +13,7 @@ from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slic
 from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import FitPlan
 from fleetune.protocols.update.selection import Neurons
 

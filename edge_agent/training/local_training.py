@@ -16,7 +16,7 @@ from fleetune.protocols.model.compute_cost import trained_tensors
 from fleetune.protocols.model.loss_terms import LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import Fit, FitPlan, Part, Rows
 
 _EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import FitPlan, Pull
 
 _BLOCK = 32_768  # entries: 128 kB a vector, so that all passes over a block find it in the cache

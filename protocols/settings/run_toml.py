@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 
 Section = TypeVar("Section", bound=Struct)
 

@@ -27,7 +27,8 @@ from fleetune.protocols.model.input_scaling import Mean, Std
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import Fraction, TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.update import codec
 
 MAX_ENROLMENT_BYTES = 2**31

@@ -21,7 +21,7 @@ from fleetune.protocols.bundle.ort_training import TRAINING_MODEL
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import Fit, FitPlan, Pull
 from fleetune.protocols.update import codec
 

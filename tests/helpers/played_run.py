@@ -18,8 +18,8 @@ from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.settings.sections import RunSettings
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
 from fleetune.protocols.wire.payloads import Enrolment
 

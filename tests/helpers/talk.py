@@ -15,8 +15,8 @@ from fleetune.edge_agent.run.joining import DeviceSettings
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.settings.sections import TrainingSection
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics

@@ -10,8 +10,9 @@ from rich.console import Console
 from fleetune.coordinator.serving import presenter
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.settings.run_settings import simulated_keys
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.settings.sections import FleetSection, simulated_keys
+from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.mailbox import Outbox
 from fleetune.protocols.wire.messages import TransferKey

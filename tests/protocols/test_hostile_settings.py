@@ -11,17 +11,10 @@ import fleetune.tools.simulator.simulation
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.training.device_data import load
 from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.run_toml import convert, parse_run
-from fleetune.protocols.settings.sections import (
-    DataSection,
-    FleetSection,
-    ModelSection,
-    Partition,
-    RoundSection,
-    RunSection,
-    TrainingSection,
-    WirelessSection,
-)
+from fleetune.protocols.settings.simulation import FleetSection, Partition, WirelessSection
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.simulated_fleet import Shares, check_counts, simulated_devices
 

@@ -25,7 +25,7 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.store.run_folder import clear
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.files import write_atomically
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.comparison import Played
 from fleetune.tools.simulator.worker import WORKER_DIED
 

@@ -15,8 +15,9 @@ from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import REGISTRY, from_section
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
-from fleetune.protocols.settings.sections import FleetSection, RunSettings
+from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
 from fleetune.tools.compare.comparison import Comparison, Contender, Played, target_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import FleetSection, WirelessSection
+from fleetune.protocols.settings.simulation import FleetSection, WirelessSection
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.links.link import Constant, Link, Trace
 from fleetune.tools.links.presets import preset

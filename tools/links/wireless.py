@@ -14,7 +14,7 @@ and 0.7 and 1.4 as bytes over average time; `path_loss_exponent = 3.4` makes tha
 import math
 
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import WirelessSection
+from fleetune.protocols.settings.simulation import WirelessSection
 from fleetune.tools.links.link import Constant
 
 Range = tuple[float, float]

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from fleetune.coordinator.reports.summary import mean, weighted_mean
-from fleetune.protocols.settings.sections import PaperSection, RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.simulation import PaperSection
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.compare.comparison import Played, Spread, spread
 

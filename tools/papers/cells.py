@@ -18,8 +18,8 @@ from fleetune.coordinator.reports.readable import UNKNOWN, percent
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.protocols.settings.sections import RunSettings
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
 from fleetune.tools.papers.accuracies import MEASURES, Label, Outcome, label_of, points
 from fleetune.tools.simulator.show import progress_bar

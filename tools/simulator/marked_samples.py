@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.training.device_data import Dataset
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import Partition
+from fleetune.protocols.settings.simulation import Partition
 from fleetune.tools.simulator.partition import Rows, Split, deal, parted, partition
 
 Mask = NDArray[np.bool_]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.training.device_data import apportion, stratified
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import Partition
+from fleetune.protocols.settings.simulation import Partition
 
 Rows = NDArray[np.intp]
 Split = tuple[Rows, Rows]  # training rows, test rows, each ascending

@@ -20,8 +20,8 @@ from fleetune.coordinator.run.stored_run import Run, method_of
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
-from fleetune.protocols.settings.sections import RunSettings
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.simulated_device import Player

@@ -21,7 +21,7 @@ from fleetune.coordinator.reports.summary import mean
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.stored_run import mark_finished, save_shared_model
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 

@@ -14,7 +14,8 @@ from fleetune.edge_agent.training.device_data import Dataset, DeviceData, check_
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.settings.sections import FleetSection, RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.links.deal import links_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fleetune.coordinator.run.models import find_model
 from fleetune.edge_agent.training.device_data import save_npz
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.runner import with_model_shape
 from fleetune.tools.simulator.simulated_fleet import Shares, simulated_devices
 

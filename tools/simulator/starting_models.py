@@ -13,7 +13,7 @@ from fleetune.edge_agent.personal.adoption import Served, read_served
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.payloads import Enrolment
 

@@ -12,7 +12,7 @@ from fleetune.edge_agent.training.device_data import for_vocabulary
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import Budget, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment

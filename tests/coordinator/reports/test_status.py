@@ -32,7 +32,7 @@ from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import report_run
 from fleetune.coordinator.store.folder_claim import claim
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.settings.sections import RoundSection
+from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.method import DeviceReport
 
 

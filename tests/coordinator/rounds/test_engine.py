@@ -22,7 +22,7 @@ from fleetune.coordinator.rounds.events import (
     Tick,
     UpdateArrived,
 )
-from fleetune.protocols.settings.sections import RoundSection, RunSection
+from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.skeletons.method import DeviceReport, Round
 
 DEADLINE_S = 10.0

@@ -15,8 +15,8 @@ from fleetune.coordinator.rounds.events import AbandonRound, CloseRound, RejectU
 from fleetune.coordinator.rounds.participants import able, draw
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.settings.sections import RoundSection
 from fleetune.protocols.skeletons.method import DeviceReport
 
 

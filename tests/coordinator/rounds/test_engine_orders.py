@@ -28,7 +28,7 @@ from fleetune.coordinator.rounds.events import (
     UpdateArrived,
 )
 from fleetune.protocols.conditions import UNKNOWN, Conditions
-from fleetune.protocols.settings.sections import RoundSection, RunSection
+from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.skeletons.method import DeviceReport
 
 NAMES = ["a", "b", "c", "d", "e"]

@@ -29,8 +29,8 @@ from fleetune.coordinator.rounds.events import (
 from fleetune.coordinator.rounds.semi_asynchronous import WindowEngine, draw_idle
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.settings.sections import RoundSection, RunSection
 from fleetune.protocols.skeletons.method import DeviceReport, Round
 
 WINDOW_S = 4.0

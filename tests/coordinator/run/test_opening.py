@@ -134,7 +134,7 @@ def test_what_only_the_coordinator_looks_at_may_change_in_a_run_and_nothing_else
         assert f"round.{key} was " in caplog.text
     for section, key, value in [
         ("run", "seed", 3),
-        ("run", "rehearsal", False),
+        ("run", "final_evaluation", False),
         ("round", "deadline_s", 5.0),
         ("round", "staleness_power", 1.0),
         ("training", "epochs", 7),

@@ -36,7 +36,7 @@ from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trainers import IMPORT_BYTES
 from fleetune.firmware_profiles import load
 from fleetune.protocols.errors import DataError, TransportError
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport

@@ -15,7 +15,7 @@ from fleetune.edge_agent.personal.adoption import Adoption, Standing, is_better,
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.methods import create
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import Budget, Fit, Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key

@@ -30,8 +30,8 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.edge_agent.training.trainers import Trainers
 from fleetune.protocols.errors import ModelError, SettingError, TrainingStopped
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.settings.sections import TrainingSection
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.selection import Neurons
 from fleetune.protocols.wire import topics

@@ -10,7 +10,7 @@ from fleetune.edge_agent.training.local_training import LocalTrainer, batch_slic
 from fleetune.protocols.errors import ModelError, TrainingStopped
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import FitPlan, Pull
 
 KEY = Key.of("test", "fit")

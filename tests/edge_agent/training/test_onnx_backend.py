@@ -23,7 +23,7 @@ from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import FitPlan
 
 KEY = Key.of("test")

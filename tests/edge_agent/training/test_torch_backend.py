@@ -17,7 +17,7 @@ from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model import architectures
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import FitPlan
 
 KEY = Key.of("test", "torch")

@@ -11,7 +11,7 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import FitPlan, Pull
 from fleetune.protocols.update.selection import Neurons
 

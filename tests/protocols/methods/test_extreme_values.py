@@ -18,7 +18,7 @@ from fleetune.protocols.methods.dcpfl.discrepancy import discrepancy, scale
 from fleetune.protocols.methods.fedamp import attention, cosine_attention
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.method import Budget, DeviceReport, Fit, Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch

@@ -19,7 +19,7 @@ from fleetune.protocols.methods.moon import MOON
 from fleetune.protocols.methods.pfedsd import PFedSD
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.skeletons.method import Budget, FitPlan, Round
 from fleetune.protocols.update.patch import Patch

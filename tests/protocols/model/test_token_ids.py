@@ -21,8 +21,8 @@ from fleetune.protocols.errors import DataError, ModelError, SettingError
 from fleetune.protocols.model.architectures import build
 from fleetune.protocols.model.token_ids import Samples, samples_of
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.settings.sections import TrainingSection
 from fleetune.protocols.skeletons.method import FitPlan
 
 WORDS, VOCABULARY, CLASSES = 6, 200, 3

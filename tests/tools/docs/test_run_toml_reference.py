@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from fleetune.coordinator.run.changed_settings import CHANGEABLE
 from fleetune.protocols.methods import REGISTRY
-from fleetune.protocols.settings.sections import RunSettings
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.docs.docstrings import attributes
 from fleetune.tools.docs.run_toml_reference import UndescribedError, described, run_toml_reference
 from fleetune.tools.docs.value_words import default_words, unit, value_words

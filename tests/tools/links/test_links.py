@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import convert, parse_run
-from fleetune.protocols.settings.sections import FleetSection, WirelessSection
+from fleetune.protocols.settings.simulation import FleetSection, WirelessSection
 from fleetune.tools.cli import app
 from fleetune.tools.links import daemon, measure, network, replay, verify
 from fleetune.tools.links.deal import links_named, links_of

@@ -16,7 +16,7 @@ from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.settings.sections import Partition
+from fleetune.protocols.settings.simulation import Partition
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
 from fleetune.tools.compare.cells import play_all

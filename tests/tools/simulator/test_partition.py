@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.sections import Partition
+from fleetune.protocols.settings.simulation import Partition
 from fleetune.tools.simulator.partition import class_counts, class_table, partition
 
 KEY = Key.of("test", "partition")

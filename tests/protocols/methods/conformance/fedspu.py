@@ -7,7 +7,7 @@ import numpy as np
 from fleetune.edge_agent.training.sgd import Descent
 from fleetune.protocols.methods.fedspu import rose, stopping_loss
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
-from fleetune.protocols.settings.sections import TrainingSection
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.averaging import Update, covered_average
 from fleetune.protocols.skeletons.method import FitPlan
 from fleetune.protocols.update.patch import Patch

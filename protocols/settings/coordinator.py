@@ -1,0 +1,94 @@
+"""What the coordinator heeds of run.toml: how many rounds, who takes part, and when a round closes.
+
+Of all this a device is told `deadline_s` alone, by which it chooses its ratio.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from fleetune.protocols.bounds import MAX_NUMBER, FleetName, Int64, NonNegative, Positive
+from fleetune.protocols.settings.section import Count, Settings
+
+Factor = Annotated[float, Meta(ge=1, le=1000)]
+
+
+class RunSection(Settings, frozen=True):
+    """[run]
+
+    Attributes:
+        name: also the fleet's name and the folder in `runs/`.
+        seed: of every draw of the run.
+        rounds: at most this many.
+        final_evaluation: after the last round every device does one more round's work on a copy, so that
+            accuracy before and after local training is known for all of them.
+    """
+
+    name: FleetName
+    seed: Int64 = 0
+    rounds: Count = 10
+    final_evaluation: bool = field(default=True, name="rehearsal")
+
+
+class RoundSection(Settings, frozen=True):
+    """[round]
+
+    Attributes:
+        participants: devices a round; None: all that are there.
+        over_selection: ask this many times as many; the round closes when `participants` replied.
+        deadline_s: a round closes at the latest after this.
+        deadline: `fixed`, every round's is `deadline_s`; or `predicted`: what those that are asked expect of
+            the round says when enough of them should have replied, and it closes at the latest after
+            `deadline_slack` times that, but never later than `deadline_s` nor sooner than a second.
+        deadline_slack: see `deadline`.
+        prefer: `any` device that is there is drawn alike; or `able`: those that expect a round longer than
+            `deadline_s`, say that their link is metered, or run on a battery below `min_battery` are asked
+            only when too few others are there for `participants` (without it for `quorum`).
+        min_battery: charge, 0..1, see `prefer`.
+        quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
+        start_with: devices to wait for before round 1; a simulation whose devices are always there waits for
+            all that take part.
+        mode: `synchronous`; or semi-asynchronous, where an aggregation counts as a round and `participants`
+            is how many devices work at a time: `window` aggregates what arrived every `window_s`, `buffer`
+            as soon as `buffer` updates are in.
+        window_s: of a window, at most `deadline_s`.
+        buffer: updates an aggregation.
+        staleness_power: an update that was planned s aggregations ago weighs 1 / (1 + s) ** staleness_power.
+        max_staleness: with a greater s it is refused.
+        max_strain: an update whose largest or RMS value is more than this many times that of the shared model
+            and of the other updates is turned away as if its device had declined; 0: none is.
+        max_samples: a device that says it holds more training samples may not take part: they are its weight.
+    """
+
+    participants: Count | None = None
+    over_selection: Factor = 1.0
+    deadline_s: Positive = 600.0
+    deadline: Literal["fixed", "predicted"] = "fixed"
+    deadline_slack: Factor = 1.5
+    prefer: Literal["any", "able"] = "any"
+    min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    quorum: Count = 1
+    start_with: Count = 1
+    mode: Literal["synchronous", "window", "buffer"] = "synchronous"
+    window_s: Positive | None = None
+    buffer: Count | None = None
+    staleness_power: NonNegative = 0.5
+    max_staleness: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 20
+    max_strain: NonNegative = 100.0
+    max_samples: Count = 10_000_000
+
+    def __post_init__(self) -> None:
+        at_most = None if self.mode != "synchronous" else self.participants
+        if at_most is not None and self.quorum > at_most:
+            raise ValueError(f"quorum = {self.quorum} is more than participants = {at_most}")
+        for key, mode in (("window_s", "window"), ("buffer", "buffer")):
+            value = getattr(self, key)
+            if (self.mode == mode) != (value is not None):
+                verb = "is missing: it belongs to" if value is None else "only goes with"
+                raise ValueError(f'{key} {verb} mode = "{mode}"')
+        if self.window_s is not None and self.window_s > self.deadline_s:
+            raise ValueError(f"window_s = {self.window_s:g} is longer than deadline_s = {self.deadline_s:g}")
+        if self.mode != "synchronous" and self.over_selection != 1:
+            raise ValueError(f'over_selection is for mode = "synchronous"; with "{self.mode}" leave it out')
+        if self.mode != "synchronous" and self.deadline != "fixed":
+            raise ValueError(f'deadline = "{self.deadline}" is for mode = "synchronous", not "{self.mode}"')

@@ -1,0 +1,44 @@
+"""A whole run.toml: everything needed to repeat a run; `protocols.settings.run_toml` reads it.
+
+Its sections stand by who heeds them: device.py, coordinator.py, simulation.py.
+"""
+
+from typing import Any
+
+from msgspec import field
+
+from fleetune.protocols.bounds import FleetName
+from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
+from fleetune.protocols.settings.section import Settings
+from fleetune.protocols.settings.simulation import FleetSection, PaperSection, Partition
+
+
+class RunSettings(Settings, frozen=True):
+    """A whole run.toml.
+
+    Attributes:
+        compare: [compare.LABEL] tables for `edge-sim compare`: what [method] would hold for the contender
+            LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead. A run ignores them.
+        paper: see `PaperSection`.
+    """
+
+    run: RunSection
+    model: ModelSection
+    method: dict[str, Any]
+    data: DataSection = DataSection()
+    training: TrainingSection = TrainingSection()
+    round: RoundSection = RoundSection()
+    fleet: FleetSection = FleetSection()
+    compare: dict[FleetName, dict[str, Any]] = field(default_factory=dict)
+    paper: PaperSection | None = None
+
+
+def simulated_keys(settings: RunSettings) -> list[str]:
+    """What a run.toml says about a simulated world, and a real fleet brings itself: `serve` names these keys,
+    and nothing else in the file but [compare] and [paper] means less to it than to a simulation.
+    """
+    fleet, plain = settings.fleet, FleetSection()
+    keys = [key for key in fleet.__struct_fields__ if key != "ratios"]
+    said = [f"fleet.{key}" for key in keys if getattr(fleet, key) != getattr(plain, key)]
+    return said + ["data.partition"] * (settings.data.partition != Partition())

@@ -1,0 +1,14 @@
+"""What the sections of run.toml are made of: their base, and the numbers that several of them take."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from fleetune.protocols.bounds import MAX_NUMBER
+
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Count = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the sections: immutable, and a misspelt key is an error."""
