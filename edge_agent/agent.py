@@ -9,7 +9,6 @@ import queue
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +30,10 @@ from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, Tr
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.version import VERSION
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.mailbox import Arrived, Outbox, Sent
-from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
-from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.inbox import Arrived
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, TransferKey
+from fleetune.protocols.wire.outbox import Sent
+from fleetune.protocols.wire.peer_link import Answered, Item, Packet, PeerLink
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Received, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
@@ -87,15 +87,15 @@ class Agent:
         self.events = Backlog(MAX_WAITING_BYTES)
         self._instance = uuid.uuid4().hex[:12]
         self._transport = make_transport(wire.encode(wire.Presence(False)), self.events)
-        self._outbox = Outbox(settings.device)
         self._intake = Intake(
             settings.device,
             self._store,
-            is_in=self._is_in,
+            joined=lambda: None if self._joined is None else self._joined.enrolment.run,
             objection=self._guard.objection,
             clock=clock,
             memory=lambda: self._gauges.conditions().memory_bytes,
         )
+        self._link = PeerLink(settings.device, "device", self._intake)
         self._jobs = Jobs(self.events.put, clock)
         self._enrolling = Enrolling(
             settings,
@@ -127,7 +127,7 @@ class Agent:
                 if isinstance(event, Stop):
                     return event.reason
                 self._handle(event)
-                self._send_all(self._outbox.tick(self._clock()))
+                self._pass(self._link.tick(self._clock()))
                 self._enrolling.tick(self._clock())
                 self._look(self._clock())
                 self._ask_again(self._clock())
@@ -138,7 +138,7 @@ class Agent:
             self._lock.close()
 
     def _next_event(self) -> Any:
-        due = (self._outbox.wake_at, self._look_at, self._enrolling.wake_at, self._intake.again_at)
+        due = (self._link.wake_at, self._look_at, self._enrolling.wake_at, self._intake.again_at)
         wake_at = min((at for at in (*due, self._manager.wake_at) if at is not None), default=None)
         timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
         try:
@@ -172,69 +172,66 @@ class Agent:
         presence = wire.Presence(True, self._instance, f"fleetune {VERSION}")
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
         self._manager.ready()
-        self._send_all(self._outbox.reconnected(now))
+        self._pass(self._link.reconnected(now))
 
     def _hear(self, channel: str, data: bytes, now: float) -> None:
         try:
-            self._receive(channel, data, now)
+            self._pass(self._link.hear(channel, data, now))
         except (PacketError, StoreError):
             raise
         except Exception as fault:
             log.error("what came on %r is refused: %s", channel, unexpected(fault))  # noqa: TRY400 - one line
             log.debug("", exc_info=fault)
 
-    def _receive(self, channel: str, data: bytes, now: float) -> None:
-        if channel == "task":
-            self._send_all(self._intake.chunk(data))
-            return
-        match wire.read_to_device(data):
-            case Offer() as offer:
-                self._consider(offer)
-            case (Resume() | Ack() | Refuse()) as reply:
-                self._send_all(self._outbox.handle(reply, now))
-            case wire.Ping(nonce):
-                self._send(wire.Pong(nonce))
-            case wire.Lacking(run, reason):
-                self._enrolling.do_without_bundle(run, reason)
-            case wire.Finish(run, reason):
-                self._finish(run, reason)
+    def _pass(self, items: Iterable[Item]) -> None:
+        for item in items:
+            match item:
+                case Packet():
+                    self._publish(item)
+                case Arrived():
+                    self._take_in(item)
+                case Sent():
+                    self._note_sent(item)
+                case Answered():
+                    self._note_answered(item)
+                case wire.Ping(nonce):
+                    self._send(wire.Pong(nonce))
+                case wire.Lacking(run, reason):
+                    self._enrolling.do_without_bundle(run, reason)
+                case wire.Finish(run, reason):
+                    self._finish(run, reason)
 
-    def _consider(self, offer: Offer) -> None:
-        if offer.transfer_key.kind == "task" and self._joined is None:
-            if offer.transfer_key.run == self._finished:
-                self._join(offer.transfer_key.run)  # it was not over; then this again
-            return  # else we have only just started: our enrolment comes first, then this again
-        answers = self._intake.offer(offer)
-        self._send_all(answers)
-        if answers == [Ack(offer.transfer, offer.num_bytes)]:
-            self._go_on(offer)
-        for answer in answers:
-            if isinstance(answer, Refuse):
-                raise PacketForeign(
-                    f"{offer.transfer_key.kind} of run {offer.transfer_key.run!r}: {answer.reason}"
-                )
+    def _note_answered(self, answered: Answered) -> None:
+        key = answered.offer.transfer_key
+        match answered.receipt:
+            case None if key.run == self._finished:
+                self._join(key.run)  # it was not over; then this again
+            case Ack():
+                self._go_on(answered.offer)
+            case Refuse(_, reason):
+                raise PacketForeign(f"{key.kind} of run {key.run!r}: {reason}")
 
     def _is_in(self, run: str) -> bool:
         return self._joined is not None and self._joined.enrolment.run == run
 
-    def _take_in(self, arrived: Arrived) -> bool:
-        """Whether it is on disk, and may be acknowledged."""
+    def _take_in(self, arrived: Arrived) -> None:
         refusal = self._intake.keep(arrived)
-        if refusal is None:
-            self._go_on(arrived.offer)
-        else:
+        if refusal is not None:
             self._send(refusal)
-        return refusal is None
+            return
+        accepted = self._link.accept(arrived)
+        self._go_on(arrived.offer)
+        self._publish(accepted)
 
     def _go_on(self, offer: Offer) -> None:
         """What this offer brings is on disk: do what it is for."""
-        transfer_key = offer.transfer_key
-        if transfer_key.kind == "enrolment":
-            self._enrolling.note_dealt(transfer_key.run, offer.ratio)
-        if transfer_key.kind in ("enrolment", "bundle"):
-            self._join(transfer_key.run)
-        elif self._is_in(transfer_key.run):
-            self._work(transfer_key, offer.transfer)
+        key = offer.transfer_key
+        if key.kind == "enrolment":
+            self._enrolling.note_dealt(key.run, offer.ratio)
+        if key.kind in ("enrolment", "bundle"):
+            self._join(key.run)
+        elif self._is_in(key.run):
+            self._work(key, offer.transfer)
 
     def _join(self, run: str) -> None:
         if self._finished == run:
@@ -268,7 +265,7 @@ class Agent:
             self._decline(TransferKey("enrolment", run), "resting", TrainingStopped(self._resting))
         if self._guard.is_on or self._resting is not None:
             self._look_at = self._clock() + LOOK_EVERY_S
-        self._send_all(self._outbox.reconnected(self._clock()))  # the coordinator may be a new process
+        self._pass(self._link.reconnected(self._clock()))  # the coordinator may be a new process
 
     def _ask_again(self, now: float) -> None:
         """Whoever greets is enrolled: there may be room by now for what could not be stored."""
@@ -287,72 +284,74 @@ class Agent:
         self._look_at = now + LOOK_EVERY_S
         if self._joined.refusal is not None:
             self._joined.try_again()
-        idle = self._working is None and not self._outbox.transfer_keys
+        idle = self._working is None and not self._link.outbox
         if idle and (self._guard.objection() or self._joined.refusal) != self._resting:
             self._say_ready()
 
-    def _work(self, transfer_key: TransferKey, transfer: str) -> None:
+    def _work(self, key: TransferKey, transfer: str) -> None:
         """Work on a task now or, the newest of them, when the one at hand is done."""
         assert self._joined is not None
-        overtaken = self._outbox.drop(
-            lambda waiting: waiting.run != transfer_key.run or waiting.turn < transfer_key.turn, self._clock()
+        overtaken = self._link.drop(
+            lambda waiting: waiting.run != key.run or waiting.turn < key.turn, self._clock()
         )
-        self._send_all(overtaken)
-        if transfer_key.answer in self._outbox.transfer_keys or transfer_key == self._working:
+        self._pass(overtaken)
+        if key.answer in self._link.outbox.transfer_keys or key == self._working:
             return
         if self._working is not None:
-            self._next = (transfer_key, transfer) if transfer_key.turn > self._working.turn else self._next
+            self._next = (key, transfer) if key.turn > self._working.turn else self._next
             return
         try:
-            payload = self._store.task(transfer_key.run, transfer).read()
+            payload = self._store.task(key.run, transfer).read()
         except StoreError as problem:
-            self._decline(transfer_key, f"round {transfer_key.round}", problem)
+            self._decline(key, f"round {key.round}", problem)
             return
         if payload is None:
             return  # a late copy of an offer; a newer task has taken its place
-        log.info("round %d: training", transfer_key.round)
-        self._working, joined = transfer_key, self._joined
-        joined.begin(transfer_key, len(payload), self._intake.download_s(transfer))
-        self._jobs.work(transfer_key, lambda: joined.work(payload))
+        log.info("round %d: training", key.round)
+        self._working, joined = key, self._joined
+        joined.begin(key, len(payload), self._intake.download_s(transfer))
+        self._jobs.work(key, lambda: joined.work(payload))
 
     def _after_work(self, event: Worked, now: float) -> None:
         newer, self._working, self._next = self._next, None, None
-        if not self._is_in(event.transfer_key.run):
+        key = event.transfer_key
+        if not self._is_in(key.run):
             return
         if newer is not None:
-            log.warning("round %d was over before its work was done", event.transfer_key.round)
+            log.warning("round %d was over before its work was done", key.round)
             self._work(*newer)
             return
         problem = event.outcome.exception()
         if problem is not None:
-            self._decline(event.transfer_key, f"round {event.transfer_key.round}", problem)
+            self._decline(key, f"round {key.round}", problem)
             self._look_at = now if self._guard.is_on else self._look_at
             return
-        self._reply(event.transfer_key, event.outcome, event.seconds, now)
+        reply = event.outcome.result()
+        log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
+        self._tell_measured(key)
+        self._pass(self._link.post(key.answer, reply, now))
 
-    def _reply(self, transfer_key: TransferKey, outcome: Future[bytes], seconds: float, now: float) -> None:
-        reply = outcome.result()
-        log.info("round %d: done in %.1f s; %d bytes to send", transfer_key.round, seconds, len(reply))
-        self._tell_measured(transfer_key)
-        self._send_all(self._outbox.post(transfer_key.answer, reply, now))
-
-    def _tell_measured(self, transfer_key: TransferKey) -> None:
+    def _tell_measured(self, key: TransferKey) -> None:
         assert self._joined is not None
         taken, expected = self._joined.taken, self._joined.expected
-        self._send(wire.Measured(transfer_key.run, transfer_key.round, transfer_key.attempt, taken, expected))
+        self._send(wire.Measured(key.run, key.round, key.attempt, taken, expected))
 
-    def _delivered(self, transfer_key: TransferKey, seconds: float) -> None:
+    def _note_sent(self, sent: Sent) -> None:
         """Our part of the round is over: learn from it."""
-        log.info("round %d: update delivered", transfer_key.round)
-        if self._joined is None or not self._joined.is_at(transfer_key):
+        key = sent.transfer_key
+        if sent.refused is not None:
+            log.warning("round %d: update not taken: %s", key.round, wire.readable(sent.refused))
             return
-        self._joined.delivered(seconds)
-        self._tell_measured(transfer_key)
+        log.info("round %d: update delivered", key.round)
+        if self._joined is None or not self._joined.is_at(key):
+            return
+        self._joined.delivered(sent.seconds)
+        self._tell_measured(key)
         if self._joined.is_news or self._joined.refusal:
             self._say_ready()
 
-    def _decline(self, transfer_key: TransferKey, what: str, problem: BaseException) -> None:
-        self._send(declined(transfer_key, what, problem))
+    def _decline(self, key: TransferKey, what: str, problem: BaseException) -> None:
+        self._send(declined(key, what, problem))
 
     def _finish(self, run: str, reason: str) -> None:
         self._send(wire.Left(run))
@@ -365,7 +364,7 @@ class Agent:
         self._enrolling.forget(run)
         if self._leave_after_run:
             self.events.put(Stop("the run is finished"))
-        self._send_all(self._outbox.drop(lambda transfer_key: transfer_key.run == run, self._clock()))
+        self._pass(self._link.drop(lambda key: key.run == run, self._clock()))
         self._store.forget_tasks(run)
         give_back(cycles=True)
 
@@ -373,25 +372,11 @@ class Agent:
         if self._working is not None:
             self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
 
-    def _send_all(self, items: Iterable[Any]) -> None:
-        for item in items:
-            match item:
-                case Chunk():
-                    self._transport.publish(self._topic("update"), item.encode())
-                case Arrived():
-                    if not self._take_in(item):
-                        return
-                case Sent(transfer_key, None, seconds=seconds):
-                    self._delivered(transfer_key, seconds)
-                case Sent(transfer_key, refused):
-                    log.warning(
-                        "round %d: update not taken: %s", transfer_key.round, wire.readable(refused or "")
-                    )
-                case _:
-                    self._send(item)
-
     def _send(self, message: wire.Message) -> None:
-        self._transport.publish(self._topic("up"), wire.encode(message))
+        self._publish(self._link.packet(message))
+
+    def _publish(self, packet: Packet) -> None:
+        self._transport.publish(self._topic(packet.channel), packet.data)
 
     def _topic(self, channel: topics.Channel) -> str:
         return topics.topic(self._settings.fleet, self._settings.device, channel)

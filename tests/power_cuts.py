@@ -2,7 +2,7 @@
 
     python -m tests.power_cuts --count 100 --seed 0
 
-The real server, stores, intakes, mailboxes and sessions, in one process and without a clock. What a device
+The real server, stores, links and sessions, in one process and without a clock. What a device
 writes, and what arrives at the coordinator, goes to a disk that forgets what was not synced
 (tests/helpers/power.py). SQLite has its own files: they are kept as they are at the moment of the cut, which
 falls before or after any commit; what SQLite itself syncs is not looked into here. One seed gives one course
@@ -33,10 +33,11 @@ from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.mailbox import Arrived, Outbox, Sent
-from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
+from fleetune.protocols.wire.inbox import Arrived
+from fleetune.protocols.wire.messages import Ack, TransferKey
+from fleetune.protocols.wire.outbox import Sent
 from fleetune.protocols.wire.payloads import read_enrolment
-from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.peer_link import Answered, Packet, PeerLink
 
 DEVICES = ("a", "b", "c")
 CHUNK_BYTES = 300  # a few a payload
@@ -49,62 +50,43 @@ class ClientState:
     def __init__(self, name, folder, power, world):
         self.name, self.power, self.world = name, power, world
         self.store = AgentStore(folder)
-        self.session = None
+        self.session = self.run = None
         with power.in_place():
             self.intake = Intake(
                 name,
                 self.store,
-                is_in=lambda _: self.session is not None,
+                joined=lambda: self.run,
                 objection=lambda: None,
                 clock=lambda: 0.0,
             )
             self.lock = self.store.claim()
-        self.outbox = Outbox(name, max_chunk_bytes=CHUNK_BYTES)
+        self.link = PeerLink(name, "device", self.intake, max_chunk_bytes=CHUNK_BYTES)
 
     def hear(self, channel, data):
         with self.power.in_place():
-            if channel == "task":
-                self._send(self.intake.chunk(data))
-                return
-            match wire.read_to_device(data):
-                case Offer() as offer:
-                    self._consider(offer)
-                case (Resume() | Ack() | Refuse()) as reply:
-                    self._send(self.outbox.handle(reply, 0.0))
+            self._pass(self.link.hear(channel, data, 0.0))
 
     def tick(self, now):
         with self.power.in_place():
-            self._send(self.outbox.tick(now))
+            self._pass(self.link.tick(now))
 
-    def _say(self, channel, data):
+    def _say(self, packet):
         if not self.power.dark:
-            self.world.post.append(("coordinator", self.name, channel, data))
+            self.world.post.append(("coordinator", self.name, packet.channel, packet.data))
 
-    def _consider(self, offer):
-        if offer.transfer_key.kind == "task" and self.session is None:
-            return
-        answers = self.intake.offer(offer)
-        self._send(answers)
-        if answers == [Ack(offer.transfer, offer.num_bytes)]:
-            self._go_on(offer)
-
-    def _send(self, items):
-        arrived = []
+    def _pass(self, items):
         for item in items:
             match item:
-                case Chunk():
-                    self._say("update", item.encode())
-                case Arrived():
+                case Packet():
+                    self._say(item)
+                case Arrived(offer):
                     assert self.intake.keep(item) is None
-                    arrived.append(item.offer)
-                case Sent(transfer_key, None):
+                    self._say(self.link.accept(item))
+                    self._go_on(offer)  # acknowledged by now, as jobs of a real agent come after
+                case Answered(offer, Ack()):
+                    self._go_on(offer)
+                case Sent(transfer_key, None):  # else the coordinator had it, and its word was lost
                     self.world.acknowledged[self.name] = (transfer_key.round, transfer_key.attempt)
-                case Sent():
-                    pass  # the coordinator had it already, and the power went before its word was here
-                case _:
-                    self._say("up", wire.encode(item))
-        for offer in arrived:  # acknowledged by now, as jobs of a real agent come after
-            self._go_on(offer)
 
     def _go_on(self, offer):
         if offer.transfer_key.kind == "enrolment":
@@ -124,8 +106,9 @@ class ClientState:
             assert (kept.round, kept.attempt) >= self.world.acknowledged[self.name], (
                 "an acknowledged round is lost"
             )
-        self._send([wire.Ready(run, SPEC.hash, self.report)])
-        self._send(self.outbox.reconnected(0.0))
+        self.run = run
+        self._say(self.link.packet(wire.Ready(run, SPEC.hash, self.report)))
+        self._pass(self.link.reconnected(0.0))
 
     def _work(self, transfer_key, transfer):
         update = TransferKey(
@@ -136,9 +119,9 @@ class ClientState:
             transfer_key.final_evaluation,
         )
         payload = self.store.task(transfer_key.run, transfer).read()
-        if update in self.outbox.transfer_keys or payload is None:
+        if update in self.link.outbox.transfer_keys or payload is None:
             return
-        self._send(self.outbox.post(update, self.session.answer(payload, Budget(self.report.ratio)), 0.0))
+        self._pass(self.link.post(update, self.session.answer(payload, Budget(self.report.ratio)), 0.0))
 
 
 class World:

@@ -90,7 +90,7 @@ class Gate:
         if device in self._muted:
             return False
         peer = self.peers.get(device)
-        asked_for = channel == "update" and peer is not None and peer.inbox.expects(data)
+        asked_for = channel == "update" and peer is not None and peer.link.inbox.expects(data)
         return asked_for or self._words.of(device).take(now)
 
     def _count_surplus(self, device: str, now: float) -> None:

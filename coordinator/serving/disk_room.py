@@ -32,7 +32,7 @@ def why_no_room(offer: Offer, peers: Peers, folder: Path) -> str | None:
     wanted_bytes = 2 * (offer.num_bytes + peers.incoming_bytes)
     if offer.num_bytes <= SMALL_BYTES or _fits(wanted_bytes, folder):
         return None
-    remove_left(folder, but={name for peer in peers.busy() for name in peer.inbox.transfers})
+    remove_left(folder, but={name for peer in peers.busy() for name in peer.link.inbox.transfers})
     if _fits(wanted_bytes, folder):
         return None
     return (

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from fleetune.coordinator.serving.small_parts import Room, small_parts
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.wire.inbox import Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
-from fleetune.protocols.wire.mailbox import Inbox, Outbox
 from fleetune.protocols.wire.messages import Measured, Offer, TransferKey
+from fleetune.protocols.wire.peer_link import PeerLink
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Peer:
 
     Attributes:
         device: its name.
-        outbox, inbox: its payloads.
+        link: what passes between us.
         instance: of its agent; a new one means that it was restarted.
         online: by its last presence.
         enrolled: it has taken the run's enrolment from this process, or said that it has it.
@@ -31,8 +32,7 @@ class Peer:
     """
 
     device: str
-    outbox: Outbox
-    inbox: Inbox
+    link: PeerLink
     instance: str = ""
     online: bool = False
     enrolled: bool = False
@@ -64,12 +64,12 @@ class Peer:
         """
         parts = small_parts(part_folder(folder), room)
         inbox = Inbox(device, parts, max_bytes=max_bytes, objects=objects, lacks=lacks)
-        return cls(device, Outbox(device), inbox)
+        return cls(device, PeerLink(device, "coordinator", inbox))
 
     @property
     def is_busy(self) -> bool:
         """Whether a payload is on its way to or from it, or it said that it is at work."""
-        return bool(self.outbox) or self.inbox.progress is not None or bool(self.stage)
+        return bool(self.link.outbox) or self.link.inbox.progress is not None or bool(self.stage)
 
     def forget_times(self) -> None:
         """A new task is on its way: what was measured belongs to the one before."""
@@ -106,14 +106,14 @@ class Peers(dict[str, Peer]):
     def note(self, peer: Peer) -> None:
         """It said something, or was told something."""
         (self._busy.add if peer.is_busy else self._busy.discard)(peer.device)
-        self._expect(peer.device, peer.inbox.missing_bytes)
+        self._expect(peer.device, peer.link.inbox.missing_bytes)
 
     def forget(self, device: str) -> None:
         """As if nothing was ever heard of it; that need not be the case."""
         peer = self.pop(device, None)
         if peer is not None:
             self._busy.discard(device)
-            peer.inbox.give_up_all()
+            peer.link.inbox.give_up_all()
             self._expect(device, 0)
 
     def _expect(self, device: str, num_bytes: int) -> None:

@@ -136,10 +136,10 @@ def _activity(peer: Peer) -> Activity | None:
     """What the device is busy with, as far as the wire shows."""
     if not peer.online:
         return None
-    if peer.outbox.progress is not None:
-        return Activity("receiving", peer.outbox.progress)
-    if peer.inbox.progress is not None:
-        return Activity("sending", peer.inbox.progress)
+    if peer.link.outbox.progress is not None:
+        return Activity("receiving", peer.link.outbox.progress)
+    if peer.link.inbox.progress is not None:
+        return Activity("sending", peer.link.inbox.progress)
     if peer.stage == "training":
         return Activity("training", peer.progress)
     return None

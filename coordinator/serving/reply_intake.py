@@ -10,8 +10,8 @@ from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.serving.peers import Peer
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.protocols.errors import PacketError, StoreError
-from fleetune.protocols.wire.mailbox import Arrived
-from fleetune.protocols.wire.messages import Ack, Refuse, readable
+from fleetune.protocols.wire.inbox import Arrived
+from fleetune.protocols.wire.messages import readable
 
 
 def take_in(
@@ -22,8 +22,8 @@ def take_in(
     *,
     timer: Callable[[], float],
     clock: Callable[[], float],
-) -> tuple[Ack | Refuse, list[Order]]:
-    """Give a reply to the run controller; the answer to its device, and what is left to do.
+) -> tuple[str | None, list[Order]]:
+    """Give a reply to the run controller; why it is refused (None: it is kept), and what is left to do.
 
     Args:
         peer: that it came from.
@@ -36,8 +36,7 @@ def take_in(
     Raises:
         StoreError: it cannot be kept.
     """
-    offer = arrived.offer
-    actual, turn = peer.actual(timer()), Turn.of(offer.transfer_key)
+    actual, turn = peer.actual(timer()), Turn.of(arrived.offer.transfer_key)
     try:
         orders = controller.receive(
             peer.device, arrived.payload(), actual, clock(), turn=turn, predicted=peer.predicted
@@ -46,12 +45,10 @@ def take_in(
         line = f"refused: {peer.device}: reply to round {turn.number}: {problem}"
         refusals.say(logging.WARNING, peer.device, line)
         reason = readable(f"{type(problem).__name__}: {problem}")
-        return Refuse(offer.transfer, reason), controller.turn_away(peer.device, turn, problem, clock())
+        return reason, controller.turn_away(peer.device, turn, problem, clock())
     except StoreError:
         raise
     except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
         reason = refusals.blame(peer.device, fault)  # nothing was kept
-        return Refuse(offer.transfer, reason), controller.handle(
-            Declined(peer.device, *turn, reason), clock()
-        )
-    return Ack(offer.transfer, offer.num_bytes), orders
+        return reason, controller.handle(Declined(peer.device, *turn, reason), clock())
+    return None, orders

@@ -32,9 +32,10 @@ from fleetune.coordinator.serving.run_clock import RunClock
 from fleetune.coordinator.serving.run_end import RunEnd
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.mailbox import Arrived, Sent
+from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
-from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.outbox import Sent
+from fleetune.protocols.wire.peer_link import Answered, Item, Packet
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Received, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
@@ -145,7 +146,7 @@ class Server:
                 case Connected():
                     self.problem = None
                     for peer in self.peers.values():
-                        self._send_all(peer, peer.outbox.reconnected(self.timer()))
+                        self._pass(peer, peer.link.reconnected(self.timer()))
                 case Disconnected(reason):
                     self.problem = reason
                     log.warning("not connected: %s", reason)
@@ -153,7 +154,7 @@ class Server:
                     self._receive(topics.parse(topic), data)
                 case Ring():
                     for peer in map(self.peers.__getitem__, self._queue.due()):
-                        self._send_all(peer, peer.outbox.tick(self.timer()))
+                        self._pass(peer, peer.link.tick(self.timer()))
                 case BundleMade():
                     for device in self._bundles.made(event) & self.peers.keys():
                         self._give_bundle(self.peers[device], event)
@@ -186,16 +187,14 @@ class Server:
         if device not in self.peers:
             raise PacketForeign("a chunk before any offer")
         peer = self.peers[device]
-        self._send_all(peer, peer.inbox.handle_chunk(data, self.timer()))
+        self._pass(peer, peer.link.take_chunk(data, self.timer()))
 
     def _hear(self, peer: Peer, message: wire.FromDevice) -> None:
         match message:
             case wire.Presence(online, instance):
                 self._note_presence(peer, online, instance)
-            case Offer():
-                self._consider(peer, message)
-            case Resume() | Ack() | Refuse():
-                self._send_all(peer, peer.outbox.handle(message, self.timer()))
+            case Offer() | Resume() | Ack() | Refuse():
+                self._pass(peer, peer.link.handle(message, self.timer()))
             case wire.Fetch(run) if run == self.run_id:
                 self._give_bundle(peer, self._bundles.ask(peer.device))
             case wire.Ready():
@@ -225,12 +224,12 @@ class Server:
         if lost:
             self._lose(peer)
         if online:
-            self._send_all(peer, peer.outbox.reconnected(self.timer()))
+            self._pass(peer, peer.link.reconnected(self.timer()))
             self._enrol(peer)
 
     def _lose(self, peer: Peer) -> None:
         peer.enrolled = False
-        self._send_all(peer, peer.outbox.drop(lambda _: True, self.timer()))
+        self._pass(peer, peer.link.drop(lambda _: True, self.timer()))
         self._tell(DeviceGone(peer.device))
 
     def _note_muted(self, device: str, muted: bool) -> None:
@@ -245,11 +244,8 @@ class Server:
         self._queue.timers.set(device, None)
 
     def _enrol(self, peer: Peer) -> None:
-        transfer_key, ratio = (
-            TransferKey("enrolment", self.run_id),
-            self.run.settings.fleet.dealt(peer.device),
-        )
-        self._send_all(peer, peer.outbox.post(transfer_key, self.run.payload, self.timer(), ratio=ratio))
+        key, ratio = TransferKey("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
+        self._pass(peer, peer.link.post(key, self.run.payload, self.timer(), ratio=ratio))
 
     def _ask_back(self, peer: Peer) -> None:
         """It knows the run as over, which somebody else must have told it."""
@@ -261,10 +257,11 @@ class Server:
         if made is None:
             return  # it is being made
         if made.payload is None:
-            self._send(peer, wire.Lacking(self.run_id, wire.readable(made.problem)))
+            lacking = wire.Lacking(self.run_id, wire.readable(made.problem))
+            self._publish(peer, peer.link.packet(lacking))
             return
-        transfer_key = TransferKey("bundle", self.run_id)
-        self._send_all(peer, peer.outbox.post(transfer_key, made.payload, self.timer()))
+        key = TransferKey("bundle", self.run_id)
+        self._pass(peer, peer.link.post(key, made.payload, self.timer()))
 
     def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
         if ready.run != self.run_id:
@@ -277,23 +274,21 @@ class Server:
         self._refusals.say(logging.WARNING, peer.device, f"{peer.device} declines {what}: {reason}")
         self._tell(Declined(peer.device, *turn, reason, diverged))
 
-    def _consider(self, peer: Peer, offer: Offer) -> None:
-        answers = peer.inbox.handle_offer(offer)
-        for answer in answers:
-            if isinstance(answer, Resume):
+    def _note_answered(self, peer: Peer, answered: Answered) -> None:
+        match answered.receipt:
+            case Resume():
                 peer.offered_at = peer.offered_at or self.timer()
-            elif isinstance(answer, Refuse):
-                self._note_unwanted(peer, offer.transfer_key, answer.reason)
-        self._send_all(peer, answers)
+            case Refuse(_, reason):
+                self._note_unwanted(peer, answered.offer.transfer_key, reason)
 
-    def _note_unwanted(self, peer: Peer, transfer_key: TransferKey, reason: str) -> None:
-        state, turn = self.run.controller.engine.state, Turn.of(transfer_key)
-        objection = state.objection(peer.device, turn) if transfer_key.run == self.run_id else "unknown"
+    def _note_unwanted(self, peer: Peer, key: TransferKey, reason: str) -> None:
+        state, turn = self.run.controller.engine.state, Turn.of(key)
+        objection = state.objection(peer.device, turn) if key.run == self.run_id else "unknown"
         level = logging.INFO if objection in ("late", "stale", "duplicate") else logging.WARNING
         self._refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
-        if transfer_key.run == self.run_id and objection:
+        if key.run == self.run_id and objection:
             self._tell(UpdateArrived(peer.device, *turn))
-        elif transfer_key.run == self.run_id and state.is_at(peer.device, turn):
+        elif key.run == self.run_id and state.is_at(peer.device, turn):
             problem = PacketForeign(reason)  # it will not offer again
             self._follow(self.run.controller.turn_away(peer.device, turn, problem, self.clock()))
         else:
@@ -327,9 +322,9 @@ class Server:
     def _send_task(self, send: Send) -> None:
         peer, turn = self.peers[send.device], Turn.of(send.transfer_key)
         peer.forget_times()
-        self._forget_tasks(peer, lambda transfer_key: Turn.of(transfer_key) != turn)
+        self._forget_tasks(peer, lambda key: Turn.of(key) != turn)
         payload = spooled(send.make(), self.run.folder)
-        self._send_all(peer, peer.outbox.post(send.transfer_key, payload, self.timer()))
+        self._pass(peer, peer.link.post(send.transfer_key, payload, self.timer()))
 
     def _forget_old_turns(self) -> None:
         """Nobody waits any more for what slower devices are still receiving or sending."""
@@ -338,60 +333,55 @@ class Server:
             if not state.awaits(peer.device) or state.members[peer.device].asked == state.turn:
                 peer.stage = ""
             self._forget_tasks(peer, lambda key, peer=peer: not state.is_at(peer.device, Turn.of(key)))  # type: ignore[misc]
-            self._send_all(peer, peer.inbox.refuse_unwanted())
+            self._pass(peer, peer.link.refuse_unwanted())
 
     def _forget_tasks(self, peer: Peer, unwanted: Callable[[TransferKey], bool]) -> None:
-        next_in_line = peer.outbox.drop(
-            lambda transfer_key: transfer_key.kind == "task" and unwanted(transfer_key), self.timer()
-        )
-        self._send_all(peer, next_in_line)
+        self._pass(peer, peer.link.drop(lambda key: key.kind == "task" and unwanted(key), self.timer()))
 
-    def _send_all(self, peer: Peer, items: Iterable[Any]) -> None:
-        taken: set[str] = set()
+    def _pass(self, peer: Peer, items: Iterable[Item]) -> None:
         for item in items:
             match item:
-                case Chunk():
-                    self._gate.grant(peer.device)  # it acknowledges each
-                    self._transport.publish(topics.topic(self.fleet, peer.device, "task"), item.encode())
-                case Arrived(offer):
-                    taken.add(offer.transfer)
+                case Packet():
+                    self._publish(peer, item)
+                case Arrived():
                     self._take_in(peer, item)
                 case Sent():
                     self._note_sent(peer, item)
-                case Ack(transfer) if transfer in taken:
-                    continue  # `_take_in` has answered
-                case _:
-                    self._send(peer, item)
+                case Answered():
+                    self._note_answered(peer, item)
         self._keep_track(peer)
 
     def _keep_track(self, peer: Peer) -> None:
         """Note when it wants to be woken, and whether anything of it is open."""
-        self._queue.timers.set(peer.device, peer.outbox.wake_at)
+        self._queue.timers.set(peer.device, peer.link.wake_at)
         self.peers.note(peer)
 
     def _take_in(self, peer: Peer, arrived: Arrived) -> None:
         """A reply is here: keep it and tell the engine, then tell the device."""
-        answer, orders = take_in(
+        refusal, orders = take_in(
             peer, arrived, self.run.controller, self._refusals, timer=self.timer, clock=self.clock
         )
-        peer.inbox.settle(arrived.offer.transfer, answer.reason if isinstance(answer, Refuse) else None)
         peer.offered_at = None
-        self._send(peer, answer)
+        link = peer.link
+        self._publish(peer, link.accept(arrived) if refusal is None else link.refuse(arrived, refusal))
         self._follow(orders)
 
     def _note_sent(self, peer: Peer, sent: Sent) -> None:
+        key = sent.transfer_key
         if sent.refused is not None:
-            log.warning("%s does not take its %s", peer.device, sent.transfer_key.kind)
-            self._note_declined(peer, Turn.of(sent.transfer_key), sent.refused)
+            log.warning("%s does not take its %s", peer.device, key.kind)
+            self._note_declined(peer, Turn.of(key), sent.refused)
             return
-        peer.enrolled = peer.enrolled or sent.transfer_key.kind == "enrolment"
-        if sent.transfer_key.kind == "task":
+        peer.enrolled = peer.enrolled or key.kind == "enrolment"
+        if key.kind == "task":
             peer.download_s = sent.seconds
-        if (
-            sent.transfer_key.kind == "task" or sent.sent_bytes
-        ):  # an enrolment or bundle may be there from before
-            self.run.controller.note_delivered(peer.device, sent.transfer_key, sent.num_bytes)
+        if key.kind == "task" or sent.sent_bytes:  # an enrolment or bundle may be there from before
+            self.run.controller.note_delivered(peer.device, key, sent.num_bytes)
 
-    def _send(self, peer: Peer, message: wire.Message) -> None:
-        topic = topics.topic(self.fleet, peer.device, "down")
-        self._burst.say(partial(self._transport.publish, topic, wire.encode(message)))
+    def _publish(self, peer: Peer, packet: Packet) -> None:
+        topic = topics.topic(self.fleet, peer.device, packet.channel)
+        if packet.is_chunk:
+            self._gate.grant(peer.device)  # it acknowledges each
+            self._transport.publish(topic, packet.data)
+        else:
+            self._burst.say(partial(self._transport.publish, topic, packet.data))

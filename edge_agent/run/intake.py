@@ -1,4 +1,4 @@
-"""What comes down to this device, from the offer to the disk: wanted or not, stored, and timed."""
+"""The inbox of a device: what comes down to it, from the offer to the disk; wanted or not, stored, timed."""
 
 import logging
 import shutil
@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
-from fleetune.protocols.wire.mailbox import Arrived, Inbox
 from fleetune.protocols.wire.messages import Offer, Refuse, TransferKey, readable
-from fleetune.protocols.wire.transfer import Chunk, Reply, digest_of
+from fleetune.protocols.wire.transfer import Chunk, Receipt, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -20,16 +20,19 @@ AGAIN_S = 60.0
 COPIES = 2  # at least: in memory packed and unpacked, on disk arriving and kept
 
 
-class Intake:
-    """Enrolments, bundles and tasks from the coordinator.
+class Intake(Inbox):
+    """Enrolments, bundles and tasks from the coordinator. A disk that is full is the peer's to know, too.
 
     Args:
         device: its name.
         store: where payloads are kept.
-        is_in: whether this device takes part in a run.
+        joined: the run that this device takes part in; None: none.
         objection: why it would not work just now; None: it would.
         clock: seconds that never jump.
         memory: bytes that this process may take; None: not known.
+
+    Attributes:
+        again_at: when to ask again for what there was no room for.
     """
 
     def __init__(
@@ -37,70 +40,76 @@ class Intake:
         device: str,
         store: AgentStore,
         *,
-        is_in: Callable[[str], bool],
+        joined: Callable[[], str | None],
         objection: Callable[[], str | None],
         clock: Callable[[], float],
         memory: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._memory = memory
-        self._store, self._is_in, self._objection, self._clock = store, is_in, objection, clock
-        self._inbox = Inbox(
+        super().__init__(
             device,
             part_folder(store.incoming),
             max_bytes=MAX_PAYLOAD_BYTES,
-            have=self._have,
-            objects=self._objects,
+            have=self._holds,
+            objects=self._why_unwanted,
         )
+        self._store, self._joined, self._objection = store, joined, objection
+        self._clock, self._memory = clock, memory
         self._transfer, self._offered_at = "", 0.0
-        self.again_at: float | None = None  # when to ask again for what there was no room for
         self._arrived: tuple[str, float] | None = None  # the last transfer that came in whole, and when
+        self.again_at: float | None = None
 
-    def offer(self, offer: Offer) -> list[Reply | Arrived]:
-        """Answer an offer; what it brings may be here already, from before a restart of either side."""
+    def handle_offer(self, offer: Offer) -> Receipt | Arrived | None:
+        """Answer an offer; what it brings may be here already, from before a restart of either side.
+
+        A task's is not answered as long as this device takes part in nothing: it has only just started, and
+        its enrolment comes first.
+        """
+        if offer.transfer_key.kind == "task" and self._joined() is None:
+            return None
         if (problem := self._has_no_room(offer.num_bytes)) is not None:
             self.again_at = self._clock() + AGAIN_S
-            return [Refuse(offer.transfer, problem)]
+            return Refuse(offer.transfer, problem)
         if offer.transfer != self._transfer:
             self._transfer, self._offered_at = offer.transfer, self._clock()
         try:
-            if self._inbox.is_settled(offer.transfer) and self._is_gone(offer):
-                self._inbox.forget(offer.transfer)
-            return self._inbox.handle_offer(offer)
+            if self.is_settled(offer.transfer) and self._is_gone(offer):
+                self.forget(offer.transfer)
+            return super().handle_offer(offer)
         except StoreError as fault:
-            return [self._refuse(offer.transfer, fault)]
+            return self._put_off(offer.transfer, fault)
 
-    def chunk(self, data: bytes) -> list[Reply | Arrived]:
+    def handle_chunk(self, packet: bytes, now: float) -> Receipt | Arrived | None:
         """Raises PacketError."""
         try:
-            return self._inbox.handle_chunk(data, self._clock())
+            return super().handle_chunk(packet, now)
         except StoreError as fault:
-            return [self._refuse(Chunk.decode(data).transfer, fault)]
+            return self._put_off(Chunk.decode(packet).transfer, fault)
 
     def keep(self, arrived: Arrived) -> Refuse | None:
-        """Put it on disk; or, where that cannot be, what to answer instead."""
+        """Put it on disk, to be accepted; or, where that cannot be, what to answer instead."""
         self._arrived = arrived.offer.transfer, self._clock()
         try:
             self._store_it(arrived.offer, arrived.payload())
         except StoreError as fault:
-            return self._refuse(arrived.offer.transfer, fault)
-        self._inbox.settle(arrived.offer.transfer)
+            return self._put_off(arrived.offer.transfer, fault)
         return None
 
     def _store_it(self, offer: Offer, payload: bytes) -> None:
-        if offer.transfer_key.kind == "enrolment":
-            self._store.enrolment(offer.transfer_key.run).write(payload)
-        elif offer.transfer_key.kind == "bundle":
-            self._store.keep_bundle(offer.transfer_key.run, payload)
+        key = offer.transfer_key
+        if key.kind == "enrolment":
+            self._store.enrolment(key.run).write(payload)
+        elif key.kind == "bundle":
+            self._store.keep_bundle(key.run, payload)
         else:
-            self._store.keep_task(offer.transfer_key.run, offer.transfer, payload)
+            self._store.keep_task(key.run, offer.transfer, payload)
 
-    def _refuse(self, transfer: str, fault: StoreError) -> Refuse:
+    def _put_off(self, transfer: str, fault: StoreError) -> Refuse:
         """What cannot be stored: nobody shall wait for us, and what is there of it makes room. Offered again
         it is tried again.
         """
         log.error("%s", fault)
         with suppress(StoreError):
-            self._inbox.give_up(transfer)
+            self.give_up(transfer)
         self.again_at = self._clock() + AGAIN_S
         return Refuse(transfer, readable(str(fault)))
 
@@ -122,26 +131,26 @@ class Intake:
             return f"{size}; this device has {disk / 1e6:.0f} MB of disk left"
         return None
 
-    def _have(self, offer: Offer) -> bool:
-        transfer_key = offer.transfer_key
-        if transfer_key.kind == "enrolment":
-            stored = self._store.enrolment(transfer_key.run).read()
+    def _holds(self, offer: Offer) -> bool:
+        key = offer.transfer_key
+        if key.kind == "enrolment":
+            stored = self._store.enrolment(key.run).read()
             return stored is not None and digest_of(stored) == offer.digest
-        if transfer_key.kind == "bundle":
-            return self._store.adopt_bundle(transfer_key.run, offer.digest)
-        return self._store.task(transfer_key.run, offer.transfer).read() is not None
+        if key.kind == "bundle":
+            return self._store.adopt_bundle(key.run, offer.digest)
+        return self._store.task(key.run, offer.transfer).read() is not None
 
     def _is_gone(self, offer: Offer) -> bool:
         """From the disk, after it was taken; an older task is not, if a newer one has taken its place."""
         if offer.transfer_key.kind == "task":
             return not self._store.has_task(offer.transfer_key.run)
-        return not self._have(offer)
+        return not self._holds(offer)
 
-    def _objects(self, transfer_key: TransferKey) -> str | None:
-        if transfer_key.kind == "update":
+    def _why_unwanted(self, key: TransferKey) -> str | None:
+        if key.kind == "update":
             return "an update goes up, not down"
-        if transfer_key.kind == "bundle" and self._store.enrolment(transfer_key.run).read() is None:
-            return f"this device knows no run {transfer_key.run!r}"
-        if transfer_key.kind == "task" and not self._is_in(transfer_key.run):
-            return f"this device is not enrolled in run {transfer_key.run!r}"
-        return self._objection() if transfer_key.kind == "task" else None
+        if key.kind == "bundle" and self._store.enrolment(key.run).read() is None:
+            return f"this device knows no run {key.run!r}"
+        if key.kind == "task" and self._joined() != key.run:
+            return f"this device is not enrolled in run {key.run!r}"
+        return self._objection() if key.kind == "task" else None

@@ -1,10 +1,10 @@
-"""The sending half of a transfer: the dialogue stands in transfer.py, the pace in window.py."""
+"""The sending half of a transfer: the dialogue stands in transfer.py, the pace in pacing.py."""
 
 from collections import deque
 
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.pacing import Window
-from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Reply, digest_of, transfer_id
+from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Receipt, digest_of, transfer_id
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
@@ -92,8 +92,8 @@ class Sender:
         self._window.reset()
         return self._make_offer(now)
 
-    def handle(self, message: Reply, now: float) -> list[Outgoing]:
-        """Answer a reply; one that belongs to another transfer or that makes no sense is ignored."""
+    def handle(self, message: Receipt, now: float) -> list[Outgoing]:
+        """Answer a receipt; one that belongs to another transfer or that makes no sense is ignored."""
         if message.transfer != self.offer.transfer or self.started_at is None or self.ended:
             return []
         if self._offered_at is not None:

@@ -65,7 +65,7 @@ class Chunk:
 
 Payload = bytes | bytearray | memoryview | mmap
 Outgoing = Offer | Chunk
-Reply = Resume | Ack | Refuse
+Receipt = Resume | Ack | Refuse
 
 
 def digest_of(payload: Payload) -> str:
@@ -126,7 +126,7 @@ class Receiver:
             return True
         return int(_HEAD.unpack_from(packet)[1]) + len(packet) - _HEAD.size <= self.part.size
 
-    def handle_offer(self, offer: Offer) -> Reply:
+    def handle_offer(self, offer: Offer) -> Receipt:
         """Raises StoreError."""
         if offer != self.offer:
             return Refuse(offer.transfer, "this transfer was offered with other properties before")
@@ -136,7 +136,7 @@ class Receiver:
             self.part.clear()
         return self._verify() if self.part.size == self.offer.num_bytes else self._resume()
 
-    def handle_chunk(self, chunk: Chunk, now: float) -> Reply | None:
+    def handle_chunk(self, chunk: Chunk, now: float) -> Receipt | None:
         """Take the chunk if it brings the next byte.
 
         Raises:
@@ -163,11 +163,11 @@ class Receiver:
             first, _, total = self._flow
             self._flow = (first, now, total + num_bytes)
 
-    def _answer(self) -> Reply:
+    def _answer(self) -> Receipt:
         whole = self.part.size == self.offer.num_bytes
         return self._verify() if whole and not self.complete else self._ack()
 
-    def _verify(self) -> Reply:
+    def _verify(self) -> Receipt:
         if self.part.digest() == self.offer.digest:
             self.part.seal()
             self.complete = True

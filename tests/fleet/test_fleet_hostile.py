@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from tests.helpers.fleet_processes import PATIENCE_S, Fleet, assert_equal, expected, run_toml
+from tests.helpers.talk import sending_link
 
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.stored_run import method_of
@@ -21,11 +22,11 @@ from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.mailbox import Outbox, Sent
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
+from fleetune.protocols.wire.outbox import Sent
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
 from fleetune.protocols.wire.payloads import Assignment, Measures, Reply, run_key
-from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
+from fleetune.protocols.wire.transfer import digest_of, transfer_id
 from fleetune.protocols.wire.transport import Connected, Received
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
 
@@ -37,10 +38,11 @@ class Liar:
 
     def __init__(self, fleet, device, *, as_coordinator=False):
         self._fleet, self._device = fleet.name, device
-        self._control, self._bulk = ("down", "task") if as_coordinator else ("up", "update")
+        self._control = "down" if as_coordinator else "up"
         heard = topics.FROM_DEVICE if as_coordinator else topics.TO_DEVICE
         self._read = wire.read_from_device if as_coordinator else wire.read_to_device
-        self._events, self._unread, self._outbox = queue.SimpleQueue(), [], Outbox(device)
+        self._events, self._unread = queue.SimpleQueue(), []
+        self._link = sending_link(device, "coordinator" if as_coordinator else "device")
         self._transport = MqttTransport(
             Broker("127.0.0.1", fleet.broker.port),
             f"liar-{device}",
@@ -78,15 +80,15 @@ class Liar:
 
     def send(self, transfer_key, payload):
         """A payload, honestly transferred; what became of it."""
-        items = self._outbox.post(transfer_key, payload, 0.0)
+        items = self._link.post(transfer_key, payload, 0.0)
         while True:
             for item in items:
                 if isinstance(item, Sent):
                     return item
-                self.say(item.encode(), self._bulk) if isinstance(item, Chunk) else self.say(item)
+                self.say(item.data, item.channel)
             message, items = self._listen(), []
             if isinstance(message, Ack | Resume | Refuse):
-                items = self._outbox.handle(message, 0.0)
+                items = self._link.handle(message, 0.0)
             else:
                 self._unread.append(message)
 

@@ -9,7 +9,7 @@ from fleetune.edge_agent.run.intake import AGAIN_S, Intake
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.state_folder import MARKER
 from fleetune.protocols import disk
-from fleetune.protocols.wire.mailbox import Arrived
+from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
@@ -52,7 +52,7 @@ def offer_of(transfer_key):
 def device(tmp_path, monkeypatch):
     store, now = AgentStore(tmp_path / "state"), [0.0]
     store.enrolment("r").write(b"enrolment")
-    intake = Intake("d", store, is_in=lambda _: True, objection=lambda: None, clock=lambda: now[0])
+    intake = Intake("d", store, joined=lambda: "r", objection=lambda: None, clock=lambda: now[0])
     small = SmallDisk()
     monkeypatch.setattr(disk, "DISK", small)
     return intake, small, store
@@ -61,15 +61,15 @@ def device(tmp_path, monkeypatch):
 def receive(intake, transfer_key):
     """All of a payload, in two chunks; the last answer."""
     offer = offer_of(transfer_key)
-    answers = intake.offer(offer)
+    outcome = intake.handle_offer(offer)
     for offset in (0, len(PAYLOAD) // 2):
-        if isinstance(answers[-1], Refuse):
+        if isinstance(outcome, Refuse):
             break
         data = PAYLOAD[offset : offset + len(PAYLOAD) // 2]
-        answers = intake.chunk(Chunk(offer.transfer, offset, data).encode())
-    if isinstance(answers[0], Arrived):
-        return intake.keep(answers[0]) or answers[-1]
-    return answers[-1]
+        outcome = intake.handle_chunk(Chunk(offer.transfer, offset, data).encode(), 0.0)
+    if isinstance(outcome, Arrived):
+        return intake.keep(outcome) or intake.accept(outcome)
+    return outcome
 
 
 @pytest.mark.parametrize("kind", TRANSFER_KEYS)
@@ -84,9 +84,9 @@ def test_what_cannot_be_stored_is_refused_with_the_reason_and_taken_when_there_i
     assert not list(store.incoming.glob("*"))  # it makes room
     small.room = 10**6
     offer = offer_of(TRANSFER_KEYS[kind])
-    assert intake.offer(offer) == [Resume(offer.transfer, 0)]
+    assert intake.handle_offer(offer) == Resume(offer.transfer, 0)
     assert receive(intake, TRANSFER_KEYS[kind]) == Ack(offer.transfer, len(PAYLOAD))
-    assert intake.offer(offer) == [Ack(offer.transfer, len(PAYLOAD))]
+    assert intake.handle_offer(offer) == Ack(offer.transfer, len(PAYLOAD))
 
 
 def test_an_agent_starts_on_a_full_disk_and_marks_its_folder_later(tmp_path, monkeypatch):

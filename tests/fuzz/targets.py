@@ -218,6 +218,7 @@ def _agent(closing: ExitStack) -> Target:
 
     def read(packet: bytes) -> None:
         del talk.said[:]
-        talk.agent._receive("down" if packet[:1] == b"{" else "task", packet, 0.0)
+        agent = talk.agent
+        agent._pass(agent._link.hear("down" if packet[:1] == b"{" else "task", packet, 0.0))
 
     return Target("message to the agent", [wire.encode(one) for one in said], JSON, read, weight=10)

@@ -20,10 +20,12 @@ from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.method import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.mailbox import Outbox, Sent
+from fleetune.protocols.wire.inbox import Inbox
+from fleetune.protocols.wire.incoming_parts import PartMemory
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
+from fleetune.protocols.wire.outbox import Sent
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.peer_link import PeerLink
 from fleetune.protocols.wire.transport import Received
 from fleetune.protocols.wire.transport.memory import MemoryBroker
 
@@ -130,7 +132,7 @@ class Coordinating:
 
     def task(self, device):
         """The payload of the device's task, taken from its sender; it says that it has it."""
-        sender = self.server.peers[device].outbox._queue[0]
+        sender = self.server.peers[device].link.outbox._queue[0]
         payload = bytes(sender._payload)
         self.take(device)
         self.hear(device, Ack(sender.offer.transfer, sender.offer.num_bytes))
@@ -139,14 +141,13 @@ class Coordinating:
     def send(self, device, transfer_key: TransferKey, payload: bytes) -> Any:
         """A payload, honestly transferred; what became of it."""
 
-        def hear(item):
-            chunk = isinstance(item, Chunk)
-            self.hear(device, item.encode() if chunk else item, "update" if chunk else "up")
+        def hear(packet):
+            self.hear(device, packet.data, packet.channel)
 
         def take():
             return [wire.read_to_device(data) for topic, data in self.take(device) if topic.endswith("/down")]
 
-        return _transfer(device, transfer_key, payload, hear, take)
+        return _transfer(sending_link(device, "device"), transfer_key, payload, hear, take)
 
     def session(self, device):
         """The device's half."""
@@ -191,21 +192,24 @@ class AgentTalk:
             said, self.said[:] = list(self.said), []
             return [wire.read_from_device(data) for topic, data in said if topic.endswith("/up")]
 
-        return _transfer(self.device, transfer_key, payload, self._pass, take)
+        def hear(packet):
+            self.hear(packet.data, packet.channel)
 
-    def _pass(self, item):
-        chunk = isinstance(item, Chunk)
-        self.hear(item.encode() if chunk else item, "task" if chunk else "down")
+        return _transfer(sending_link(self.device, "coordinator"), transfer_key, payload, hear, take)
 
     def close(self):
         self.agent._jobs.close()
         self.agent._lock.close()
 
 
-def _transfer(device, transfer_key, payload, hear, take):
+def sending_link(device, role):
+    """Of someone who takes no payload."""
+    return PeerLink(device, role, Inbox(device, lambda _: PartMemory(), max_bytes=0))
+
+
+def _transfer(link, transfer_key, payload, hear, take):
     """Until it is sent, or nobody answers any more."""
-    outbox = Outbox(device)
-    items: list[Any] = outbox.post(transfer_key, payload, 0.0)
+    items: list[Any] = link.post(transfer_key, payload, 0.0)
     while True:
         for item in items:
             if isinstance(item, Sent):
@@ -214,4 +218,4 @@ def _transfer(device, transfer_key, payload, hear, take):
         answers = [one for one in take() if isinstance(one, Ack | Resume | Refuse)]
         if not answers:
             return None
-        items = [item for one in answers for item in outbox.handle(one, 0.0)]
+        items = [item for one in answers for item in link.handle(one, 0.0)]

@@ -14,8 +14,8 @@ from fleetune.protocols.settings.run_settings import simulated_keys
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.wire import messages as wire
-from fleetune.protocols.wire.mailbox import Outbox
 from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.outbox import Outbox
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
 SECTIONS = {

@@ -1,38 +1,23 @@
-"""One side of the wire with nothing behind it: the serve loop that coordinator and agent both have.
+"""One side of the wire with nothing behind it: a `PeerLink`, a transport, and the loop around them.
 
 For benchmarks and tests of the wire alone.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Literal
 
 from fleetune.protocols.errors import PacketForeign
-from fleetune.protocols.wire import messages
+from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
-from fleetune.protocols.wire.mailbox import Arrived, Inbox, Outbox, Sent
-from fleetune.protocols.wire.messages import (
-    Ack,
-    Finish,
-    Left,
-    Message,
-    Offer,
-    Ping,
-    Pong,
-    Refuse,
-    Resume,
-    TransferKey,
-)
-from fleetune.protocols.wire.topics import (
-    Channel,
-    coordinator_subscriptions,
-    device_subscriptions,
-    parse,
-    topic,
-)
-from fleetune.protocols.wire.transfer import Chunk, Outgoing, Reply, digest_of
+from fleetune.protocols.wire.messages import Finish, Left, Message, Ping, Pong, TransferKey
+from fleetune.protocols.wire.outbox import Sent
+from fleetune.protocols.wire.peer_link import Answered, Item, Packet, PeerLink
+from fleetune.protocols.wire.topics import coordinator_subscriptions, device_subscriptions, parse, topic
+from fleetune.protocols.wire.transfer import digest_of
 from fleetune.protocols.wire.transport import Connected, Disconnected, Event, EventSink, Received, Transport
 
 Side = Literal["hub", "device"]
@@ -45,10 +30,11 @@ def subscriptions(side: Side) -> list[str]:
 
 
 class Endpoint:
-    """One side: its transport, its outbox and its inbox.
+    """One side: its transport and its link.
 
     Attributes:
         transport: opened by the caller's `connect`.
+        link: with the other side.
         sent: payloads delivered.
         arrived: digests of the payloads taken, as they came.
         pongs: for each answered Ping when it was sent and how long its Pong took, seconds.
@@ -59,11 +45,10 @@ class Endpoint:
     """
 
     def __init__(self, side: Side, make_transport: Callable[[EventSink], Transport], folder: Path) -> None:
-        self._side = side
         self._events: SimpleQueue[Event] = SimpleQueue()
         self.transport = make_transport(self._events)
-        self.outbox = Outbox(DEVICE)
-        self.inbox = Inbox(DEVICE, part_folder(folder), max_bytes=1 << 30)
+        inbox = Inbox(DEVICE, part_folder(folder), max_bytes=1 << 30)
+        self.link = PeerLink(DEVICE, "coordinator" if side == "hub" else "device", inbox)
         self.sent: list[Sent] = []
         self.arrived: list[str] = []
         self.pongs: list[tuple[float, float]] = []
@@ -82,7 +67,7 @@ class Endpoint:
             now = time.monotonic()
             if now >= give_up_at:
                 return False
-            wake_at = min(self.outbox.wake_at or give_up_at, self._ping_at, give_up_at)
+            wake_at = min(self.link.wake_at or give_up_at, self._ping_at, give_up_at)
             try:
                 self._handle(self._events.get(timeout=max(wake_at - now, 0)))
             except Empty:
@@ -90,74 +75,66 @@ class Endpoint:
         return True
 
     def post(self, transfer_key: TransferKey, payload: bytes) -> None:
-        self._emit(self.outbox.post(transfer_key, payload, time.monotonic()))
+        self._pass(self.link.post(transfer_key, payload, time.monotonic()))
 
     def start_pinging(self) -> None:
         self._ping_at = time.monotonic()
 
     def send(self, message: Message) -> None:
-        self._publish("down" if self._side == "hub" else "up", messages.encode(message))
+        self._publish(self.link.packet(message))
 
     def unanswered(self, since: float) -> int:
         """Pings sent after `since` that have no Pong yet."""
         return sum(asked_at >= since for asked_at in self._asked.values())
 
-    def _publish(self, channel: Channel, data: bytes) -> None:
-        self.transport.publish(topic(FLEET, DEVICE, channel), data)
+    def _publish(self, packet: Packet) -> None:
+        self.transport.publish(topic(FLEET, DEVICE, packet.channel), packet.data)
 
     def _tick(self, now: float) -> None:
-        self._emit(self.outbox.tick(now))
+        self._pass(self.link.tick(now))
         if now >= self._ping_at:
             nonce = f"{now:.6f}"
             self._asked[nonce] = now
             self._ping_at = now + PING_EVERY_S
             self.send(Ping(nonce))
 
-    def _emit(self, items: list[Outgoing] | list[Outgoing | Sent] | list[Reply | Arrived]) -> None:
-        for item in items:
-            match item:
-                case Chunk():
-                    self._publish("task" if self._side == "hub" else "update", item.encode())
-                case Sent():
-                    self.sent.append(item)
-                case Arrived():
-                    self.arrived.append(digest_of(item.payload()))
-                    self.inbox.settle(item.offer.transfer)
-                case Offer() | Resume() | Ack() | Refuse():
-                    self.send(item)
-
     def _handle(self, event: Event) -> None:
         now = time.monotonic()
         match event:
             case Connected():
                 self.connections += 1
-                self._emit(self.outbox.reconnected(now))
+                self._pass(self.link.reconnected(now))
             case Disconnected(reason):
                 self.losses.append(reason)
-            case Received(name, data) if parse(name).channel in ("update", "task"):
-                try:
-                    self._emit(self.inbox.handle_chunk(data, now))
-                except PacketForeign:  # sent before the other side noticed that we restarted
-                    return
-            case Received(_, data):
-                read = messages.read_from_device if self._side == "hub" else messages.read_to_device
-                self._handle_control(read(data), now)
-        if now >= self._ping_at or now >= (self.outbox.wake_at or now + 1):
+            case Received(name, data):
+                with suppress(PacketForeign):  # chunks from before the other side noticed that we restarted
+                    self._pass(self.link.hear(parse(name).channel, data, now))
+        if now >= self._ping_at or now >= (self.link.wake_at or now + 1):
             self._tick(now)
 
-    def _handle_control(self, message: Message, now: float) -> None:
+    def _pass(self, items: list[Item]) -> None:
+        for item in items:
+            match item:
+                case Packet():
+                    self._publish(item)
+                case Sent():
+                    self.sent.append(item)
+                case Arrived():
+                    self.arrived.append(digest_of(item.payload()))
+                    self._publish(self.link.accept(item))
+                case Answered():
+                    self.first_offer_at = self.first_offer_at or time.monotonic()
+                case _:
+                    self._hear(item)
+
+    def _hear(self, message: Message) -> None:
         match message:
-            case Offer():
-                self.first_offer_at = self.first_offer_at or now
-                self._emit(self.inbox.handle_offer(message))
-            case Resume() | Ack() | Refuse():
-                self._emit(self.outbox.handle(message, now))
             case Ping(nonce):
                 self.pinged = True
                 self.send(Pong(nonce))
             case Pong(nonce) if nonce in self._asked:
                 asked_at = self._asked.pop(nonce)
-                self.pongs.append((asked_at, now - asked_at))
+                self.pongs.append((asked_at, time.monotonic() - asked_at))
             case Finish(run):
                 self.finished = True
                 self.send(Left(run))

@@ -2,8 +2,8 @@
 
     python -m fleetune.tools.bench.light_devices --port 1883 --fleet bench --first 0 --count 500
 
-Each device is an MQTT client of its own and speaks the agent's protocol through `protocols.wire.mailbox`. It
-does not train: its reply is the task's weights as they came. All of them share one loop and no threads.
+Each device is an MQTT client of its own and speaks the agent's protocol through a `PeerLink`. It does
+not train: its reply is the task's weights as they came. All of them share one loop and no threads.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import fleetune.protocols.wire.messages as wire
 from fleetune.protocols.model.spec import ModelSpec
@@ -23,11 +22,11 @@ from fleetune.protocols.skeletons.averaging import Task, Update
 from fleetune.protocols.skeletons.method import DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import PartMemory
-from fleetune.protocols.wire.mailbox import Arrived, Inbox, Outbox
-from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply
-from fleetune.protocols.wire.transfer import Chunk
+from fleetune.protocols.wire.peer_link import Item, Packet, PeerLink
 
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 NUM_SAMPLES = 10
@@ -144,50 +143,38 @@ class LightDevice:
     name: str
     connection: Connection
     shared: Shared
-    outbox: Outbox = field(init=False)
-    inbox: Inbox = field(init=False)
+    link: PeerLink = field(init=False)
     finished: bool = False
 
     def __post_init__(self) -> None:
-        self.outbox = Outbox(self.name)
-        self.inbox = Inbox(self.name, lambda _: PartMemory(), max_bytes=MAX_PAYLOAD_BYTES)
+        inbox = Inbox(self.name, lambda _: PartMemory(), max_bytes=MAX_PAYLOAD_BYTES)
+        self.link = PeerLink(self.name, "device", inbox)
 
     def hear(self, kind: int, body: bytes, now: float) -> None:
         """Answer a packet of the broker's."""
         if kind == SUBSCRIBED:
-            self._tell(wire.Presence(True, "light"), "state")
+            self._publish(Packet("state", wire.Presence(True, "light")))
         if kind != PUBLISHED:
             return
         (length,) = struct.unpack_from(">H", body)
-        channel, data = body[2 : 2 + length].rsplit(b"/", 1)[1], body[2 + length :]
-        if channel == b"task":
-            self._say(self.inbox.handle_chunk(data, now), now)
-            return
-        match wire.read_to_device(data):
-            case Offer() as offer:
-                self._say(self.inbox.handle_offer(offer), now)
-            case Resume() | Ack() | Refuse() as answer:
-                self._say(self.outbox.handle(answer, now), now)
-            case wire.Finish(run):
-                self._tell(wire.Left(run))
-                self.finished = True
+        channel, data = body[2 : 2 + length].rsplit(b"/", 1)[1].decode(), body[2 + length :]
+        self._pass(self.link.hear(channel, data, now), now)
 
     def tick(self, now: float) -> None:
-        self._say(self.outbox.tick(now), now)
+        self._pass(self.link.tick(now), now)
 
-    def _say(self, items: Iterable[Any], now: float) -> None:
-        arrived = []
+    def _pass(self, items: Iterable[Item], now: float) -> None:
         for item in items:
             match item:
-                case Chunk():
-                    self._publish("update", item.encode())
-                case Arrived():
-                    arrived.append(item)
-                case Offer() | Resume() | Ack() | Refuse():
-                    self._tell(item)
-        for one in arrived:  # acknowledged by now: nobody counts on a device that has no enrolment
-            self._take(one.offer.transfer_key, one.payload(), now)
-            self.inbox.settle(one.offer.transfer)
+                case Packet():
+                    self._publish(item)
+                case Arrived(offer):
+                    payload = item.payload()
+                    self._publish(self.link.accept(item))  # nobody counts on a device without an enrolment
+                    self._take(offer.transfer_key, payload, now)
+                case wire.Finish(run):
+                    self._tell(wire.Left(run))
+                    self.finished = True
 
     def _take(self, transfer_key: TransferKey, payload: bytes, now: float) -> None:
         if transfer_key.kind == "enrolment":
@@ -197,13 +184,14 @@ class LightDevice:
             reply = self.shared.reply(self.name, transfer_key, payload)
             turn = transfer_key.turn
             self._tell(wire.Measured(transfer_key.run, *turn, RoundCost(train_s=0.0)))
-            self._say(self.outbox.post(transfer_key.answer, reply, now), now)
+            self._pass(self.link.post(transfer_key.answer, reply, now), now)
 
-    def _tell(self, message: wire.Message, channel: topics.Channel = "up") -> None:
-        self._publish(channel, wire.encode(message))
+    def _tell(self, message: wire.Message) -> None:
+        self._publish(self.link.packet(message))
 
-    def _publish(self, channel: topics.Channel, data: bytes) -> None:
-        self.connection.publish(topics.topic(self.shared.fleet, self.name, channel), data)
+    def _publish(self, packet: Packet) -> None:
+        topic = topics.topic(self.shared.fleet, self.name, packet.channel)
+        self.connection.publish(topic, packet.data)
 
 
 class Crowd:

@@ -44,7 +44,7 @@ class Waiting(Coordinating):
             self.hear(device, wire.Presence(True, "x"), "state")
         self.serve()
         for device in devices:
-            offer = self.server.peers[device].outbox._queue[0].offer
+            offer = self.server.peers[device].link.outbox._queue[0].offer
             self.hear(device, Ack(offer.transfer, offer.num_bytes))
         self.serve()
         for device in devices:
@@ -63,7 +63,7 @@ def test_events_that_wait_together_are_one_transaction_and_told_of_after_it(talk
     talk.come(devices)
     assert talk.serve() == ["COMMIT", *devices]
     assert talk.run.controller.engine.state.participants == tuple(devices)
-    assert all(len(peer.outbox) == 1 for peer in talk.server.peers.values()), "its task"
+    assert all(len(peer.link.outbox) == 1 for peer in talk.server.peers.values()), "its task"
 
 
 def test_nothing_is_said_of_what_could_not_be_committed(talk, monkeypatch):
@@ -100,7 +100,7 @@ def test_what_a_message_touches_does_not_grow_with_the_fleet(tmp_path, monkeypat
         for index in range(size):
             talk.greet(f"d{index:03}")
         seen = []
-        kind = type(talk.server.peers["d001"].outbox)
+        kind = type(talk.server.peers["d001"].link.outbox)
         for name in ("tick", "drop", "handle", "post"):
             monkeypatch.setattr(kind, name, counting(getattr(kind, name), seen))
         talk.task("d001")
@@ -201,7 +201,7 @@ def test_a_payload_that_was_too_large_for_memory_arrives_the_same(tmp_path):
     assert isinstance(wire.read_to_device(talk.take("a")[-1][1]), wire.Resume)
     refused = talk.send("a", transfer_key, payload)
     assert not isinstance(refused, Ack)
-    assert talk.server.peers["a"].inbox.progress is None
+    assert talk.server.peers["a"].link.inbox.progress is None
     talk.run.store.close()
 
 

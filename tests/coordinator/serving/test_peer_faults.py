@@ -181,7 +181,7 @@ def test_an_agent_too_blames_what_came_and_goes_on(tmp_path, monkeypatch, caplog
         raise KeyError("nobody thought of this")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.DEBUG):
-        patched.setattr(talk.agent._intake, "offer", fail)
+        patched.setattr(talk.agent._intake, "handle_offer", fail)
         assert talk.send(TransferKey("enrolment", "run-1"), b"anything") is None
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert line == "what came on 'down' is refused: unexpected KeyError ('nobody thought of this')"

@@ -86,7 +86,7 @@ def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplo
 
 def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begun):
     talk, payload = begun, bytes(5 * admission.WORDS)
-    payload = payload[: talk.server.peers["a"].inbox._max_bytes]
+    payload = payload[: talk.server.peers["a"].link.inbox._max_bytes]
     transfer_key = TransferKey("update", talk.id, 1, 1)
     offer = Offer(
         transfer_id(transfer_key, "a", digest_of(payload)), digest_of(payload), len(payload), transfer_key

@@ -6,8 +6,8 @@ import pytest
 
 from fleetune.coordinator.serving.outgoing_spool import SMALL_BYTES, spooled
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.wire.mailbox import Outbox
 from fleetune.protocols.wire.messages import Resume, TransferKey
+from fleetune.protocols.wire.outbox import Outbox
 from fleetune.protocols.wire.transfer import Chunk
 
 

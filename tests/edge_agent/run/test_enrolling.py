@@ -68,14 +68,14 @@ def device(tmp_path, monkeypatch):
         clock=lambda: found.now,
     )
     found.intake = Intake(
-        "d", found.store, is_in=lambda _: False, objection=lambda: None, clock=lambda: found.now
+        "d", found.store, joined=lambda: None, objection=lambda: None, clock=lambda: found.now
     )
     return found
 
 
 def again_on(device):
     """The intake of the agent's next start."""
-    return Intake("d", device.store, is_in=lambda _: False, objection=lambda: None, clock=lambda: 0.0)
+    return Intake("d", device.store, joined=lambda: None, objection=lambda: None, clock=lambda: 0.0)
 
 
 def offer_of(payload, run=RUN, transfer_key=None):
@@ -85,9 +85,10 @@ def offer_of(payload, run=RUN, transfer_key=None):
 
 def receive(intake, payload, offer=None):
     offer = offer or offer_of(payload)
-    intake.offer(offer)
-    (arrived, _) = intake.chunk(Chunk(offer.transfer, 0, payload).encode())
-    intake.keep(arrived)
+    intake.handle_offer(offer)
+    arrived = intake.handle_chunk(Chunk(offer.transfer, 0, payload).encode(), 0.0)
+    assert intake.keep(arrived) is None
+    assert intake.accept(arrived) == Ack(offer.transfer, len(payload))
 
 
 def test_the_lightest_that_is_installed_trains(monkeypatch):
@@ -149,7 +150,7 @@ def test_the_same_bundle_serves_the_next_run_without_travelling(device):
     receive(device.intake, BUNDLE)
     device.store.enrolment("next").write(b"x")
     offer = offer_of(BUNDLE, "next")
-    assert device.intake.offer(offer) == [Ack(offer.transfer, len(BUNDLE))]
+    assert device.intake.handle_offer(offer) == Ack(offer.transfer, len(BUNDLE))
     assert device.store.bundle("next") == BUNDLE
     assert len([*(device.store.folder / "bundles").iterdir()]) == 1
 
@@ -161,15 +162,15 @@ def test_what_was_taken_and_is_gone_from_the_disk_is_taken_again(device):
         offer_of(b"older", transfer_key=task),
         offer_of(b"new", transfer_key=TransferKey("enrolment", RUN)),
     )
-    intake = Intake("d", device.store, is_in=lambda _: True, objection=lambda: None, clock=lambda: 0.0)
+    intake = Intake("d", device.store, joined=lambda: RUN, objection=lambda: None, clock=lambda: 0.0)
     for offer, payload in [(older, b"older"), (newer, b"newer"), (enrolment, b"new")]:
         receive(intake, payload, offer)
-        assert intake.offer(offer) == [Ack(offer.transfer, len(payload))]
-    assert intake.offer(older) == [Ack(older.transfer, 5)]  # overtaken, not lost
+        assert intake.handle_offer(offer) == Ack(offer.transfer, len(payload))
+    assert intake.handle_offer(older) == Ack(older.transfer, 5)  # overtaken, not lost
     device.store.forget_tasks(RUN)
     device.store.enrolment(RUN).write(b"other")
     for offer in (newer, older, enrolment):
-        assert intake.offer(offer) == [Resume(offer.transfer, 0)]
+        assert intake.handle_offer(offer) == Resume(offer.transfer, 0)
 
 
 @pytest.mark.parametrize("intake_of", [lambda device: device.intake, again_on])
@@ -181,7 +182,7 @@ def test_a_bundle_that_was_damaged_on_disk_is_fetched_again(device, intake_of):
     device.enrolling.begin(RUN)
     assert device.sent == [Fetch(RUN)]
     offer = offer_of(BUNDLE)
-    assert intake_of(device).offer(offer) == [Resume(offer.transfer, 0)]
+    assert intake_of(device).handle_offer(offer) == Resume(offer.transfer, 0)
     receive(intake_of(device), BUNDLE)
     assert device.store.bundle(RUN) == BUNDLE
 
@@ -192,7 +193,7 @@ def test_a_name_in_place_of_a_digest_leads_nowhere(device):
 
 
 def test_a_bundle_of_a_run_that_nobody_knows_is_refused(device):
-    (answer,) = device.intake.offer(offer_of(BUNDLE, "stranger"))
+    answer = device.intake.handle_offer(offer_of(BUNDLE, "stranger"))
     assert isinstance(answer, Refuse)
     assert "knows no run" in answer.reason
 

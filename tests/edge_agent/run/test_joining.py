@@ -157,17 +157,16 @@ def test_a_download_is_timed_only_by_the_process_that_saw_all_of_it(tmp_path):
 
     def intake():
         return Intake(
-            "d", store, is_in=lambda _: True, objection=lambda: None, clock=lambda: float(next(clock))
+            "d", store, joined=lambda: None, objection=lambda: None, clock=lambda: float(next(clock))
         )
 
     first = intake()
-    first.offer(offer)
-    (arrived, _) = first.chunk(Chunk(offer.transfer, 0, payload).encode())
-    first.keep(arrived)
+    first.handle_offer(offer)
+    first.keep(first.handle_chunk(Chunk(offer.transfer, 0, payload).encode(), 0.0))
     assert first.download_s(offer.transfer) > 0
     assert first.download_s("1" * 32) is None
     second = intake()
-    assert second.offer(offer) == [Ack(offer.transfer, len(payload))]
+    assert second.handle_offer(offer) == Ack(offer.transfer, len(payload))
     assert second.download_s(offer.transfer) is None
 
 

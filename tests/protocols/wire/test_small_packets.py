@@ -94,7 +94,7 @@ def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypa
     intake = Intake(
         "a",
         store,
-        is_in=lambda _: False,
+        joined=lambda: None,
         objection=lambda: None,
         clock=lambda: 0.0,
         memory=lambda: 100_000_000,
@@ -103,7 +103,7 @@ def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypa
 
     def offered(num_bytes):
         digest = f"{num_bytes:032x}"
-        (answer,) = intake.offer(
+        answer = intake.handle_offer(
             Offer(transfer_id(transfer_key, "a", digest), digest, num_bytes, transfer_key)
         )
         return answer.reason if isinstance(answer, Refuse) else None

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fleetune.protocols.errors import PacketForeign, PacketTooLarge, PacketTruncated, StoreError
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import PartFile, PartMemory, part_folder
-from fleetune.protocols.wire.mailbox import Arrived, Inbox, Outbox, Sent
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
+from fleetune.protocols.wire.outbox import Outbox, Sent
 from fleetune.protocols.wire.pacing import TARGET_QUEUE_S, Window
 from fleetune.protocols.wire.sender import Sender
 from fleetune.protocols.wire.transfer import Chunk, Receiver, digest_of, objection, transfer_id
@@ -69,12 +70,15 @@ class Wire:
         for item in items:
             if isinstance(item, Sent):
                 self.sent.append(item)
-            elif isinstance(item, Arrived):
-                self.deliveries.append(item.offer.transfer_key)
-                self.stored[item.offer.transfer_key] = item.payload()
-                self.inbox.settle(item.offer.transfer)
             else:
                 self._put(way, item)
+
+    def answer(self, outcome):
+        if isinstance(outcome, Arrived):
+            self.deliveries.append(outcome.offer.transfer_key)
+            self.stored[outcome.offer.transfer_key] = outcome.payload()
+            outcome = self.inbox.accept(outcome)
+        self.transmit("down", [] if outcome is None else [outcome])
 
     def _put(self, way, item):
         self.messages += 1
@@ -113,10 +117,10 @@ class Wire:
         if way == "down":
             self.transmit("up", self.outbox.handle(data, self.now))
         elif isinstance(data, Offer):
-            self.transmit("down", self.inbox.handle_offer(data))
+            self.answer(self.inbox.handle_offer(data))
         else:
             try:
-                self.transmit("down", self.inbox.handle_chunk(data, self.now))
+                self.answer(self.inbox.handle_chunk(data, self.now))
             except PacketForeign:
                 return
 
@@ -330,8 +334,7 @@ def test_a_length_beyond_the_limit_is_refused_before_a_part_is_made(num_bytes):
     digest = digest_of(b"x")
     offer = Offer(transfer_id(TRANSFER_KEY, "pi", digest), digest, num_bytes, TRANSFER_KEY)
     inbox = Inbox("pi", lambda _: pytest.fail("a part was made"), max_bytes=1000)
-    [reply] = inbox.handle_offer(offer)
-    assert isinstance(reply, Refuse)
+    assert isinstance(inbox.handle_offer(offer), Refuse)
 
 
 def test_an_offer_under_a_foreign_id_is_refused():
@@ -348,18 +351,18 @@ def test_an_offer_under_a_foreign_id_is_refused():
 def test_an_inbox_answers_again_what_it_has_and_refuses_what_it_does_not_want():
     offer = offer_of(b"abc")
     inbox = Inbox("pi", lambda _: PartMemory(), max_bytes=10)
-    assert inbox.handle_offer(offer) == [Resume(offer.transfer, 0)]
+    assert inbox.handle_offer(offer) == Resume(offer.transfer, 0)
     packet = Chunk(offer.transfer, 0, b"abc").encode()
     first, second = inbox.handle_chunk(packet, 0.0), inbox.handle_offer(offer)
-    for arrived, ack in (first, second):  # not settled yet: the caller gets it again
-        assert (arrived.payload(), ack) == (b"abc", Ack(offer.transfer, 3))
-    inbox.settle(offer.transfer)
-    assert inbox.handle_offer(offer) == [Ack(offer.transfer, 3)]
-    assert inbox.handle_chunk(packet, 0.0) == []  # a late copy
+    for arrived in (first, second):  # not accepted yet: the caller gets it again
+        assert arrived.payload() == b"abc"
+    assert inbox.accept(second) == Ack(offer.transfer, 3)
+    assert inbox.handle_offer(offer) == Ack(offer.transfer, 3)
+    assert inbox.handle_chunk(packet, 0.0) is None  # a late copy
     after_restart = Inbox("pi", lambda _: PartMemory(), max_bytes=10, have=lambda o: o == offer)
-    assert after_restart.handle_offer(offer) == [Ack(offer.transfer, 3)]
+    assert after_restart.handle_offer(offer) == Ack(offer.transfer, 3)
     stale = Inbox("pi", lambda _: PartMemory(), max_bytes=10, objects=lambda _: "round 3 is over")
-    assert stale.handle_offer(offer) == [Refuse(offer.transfer, "round 3 is over")]
+    assert stale.handle_offer(offer) == Refuse(offer.transfer, "round 3 is over")
 
 
 def test_an_inbox_gives_up_what_is_not_wanted_any_more():
@@ -378,9 +381,9 @@ def test_an_inbox_gives_up_what_is_not_wanted_any_more():
     refusal = Refuse(unwanted.transfer, "round 2 is over")
     assert inbox.refuse_unwanted() == [refusal]
     assert inbox.refuse_unwanted() == []
-    assert inbox.handle_chunk(Chunk(unwanted.transfer, 1, b"b").encode(), 0.0) == []
-    assert inbox.handle_offer(unwanted) == [refusal]
-    assert inbox.handle_chunk(Chunk(wanted.transfer, 0, b"a").encode(), 0.0) == [Ack(wanted.transfer, 1)]
+    assert inbox.handle_chunk(Chunk(unwanted.transfer, 1, b"b").encode(), 0.0) is None
+    assert inbox.handle_offer(unwanted) == refusal
+    assert inbox.handle_chunk(Chunk(wanted.transfer, 0, b"a").encode(), 0.0) == Ack(wanted.transfer, 1)
     with pytest.raises(PacketForeign):
         inbox.handle_chunk(Chunk("0" * 32, 0, b"a").encode(), 0.0)
 

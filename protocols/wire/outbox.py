@@ -1,0 +1,114 @@
+"""Payloads to one peer, one after another; see `protocols.wire.peer_link` for how it is used."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.pacing import DEFAULT_CHUNK_BYTES, Window
+from fleetune.protocols.wire.sender import Sender
+from fleetune.protocols.wire.transfer import Outgoing, Payload, Receipt
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A payload left the outbox: delivered, or refused by the peer.
+
+    Attributes:
+        transfer_key: what it was for.
+        refused: the peer's reason; None: delivered, verified and on the peer's disk.
+        num_bytes: the payload's.
+        sent_bytes: chunks put on the wire for it, repeats and headers included.
+        seconds: from the first offer to the end, disconnections included.
+        goodput_bps: payload a second while it flowed; None: not measured.
+    """
+
+    transfer_key: TransferKey
+    refused: str | None
+    num_bytes: int
+    sent_bytes: int
+    seconds: float
+    goodput_bps: float | None
+
+
+class Outbox:
+    """Payloads to one peer, one after another; `device` names the device in either direction."""
+
+    def __init__(self, device: str, max_chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
+        self._device = device
+        self._window = Window(max_chunk_bytes)
+        self._queue: deque[Sender] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` has something to do; None: never."""
+        return self._queue[0].wake_at if self._queue else None
+
+    @property
+    def transfer_keys(self) -> list[TransferKey]:
+        """Of what is still to be delivered; the first is on its way."""
+        return [sender.offer.transfer_key for sender in self._queue]
+
+    @property
+    def progress(self) -> float | None:
+        """Of the payload on its way, 0..1; None: there is none."""
+        if not self._queue:
+            return None
+        sender = self._queue[0]
+        return sender.acked_bytes / max(1, sender.offer.num_bytes)
+
+    def post(
+        self, transfer_key: TransferKey, payload: Payload, now: float, *, ratio: float | None = None
+    ) -> list[Outgoing]:
+        """Send `payload` after those before it; one that waits already is not sent twice. `ratio`: see
+        `Offer`.
+        """
+        sender = Sender(self._device, transfer_key, payload, ratio=ratio, window=self._window)
+        if any(other.offer.transfer == sender.offer.transfer for other in self._queue):
+            return []
+        self._queue.append(sender)
+        return self._start_next(now)
+
+    def drop(self, unwanted: Callable[[TransferKey], bool], now: float) -> list[Outgoing]:
+        """Forget the payloads whose transfer key is no longer wanted."""
+        self._queue = deque(sender for sender in self._queue if not unwanted(sender.offer.transfer_key))
+        return self._start_next(now)
+
+    def handle(self, receipt: Receipt, now: float) -> list[Outgoing | Sent]:
+        """The peer's receipt; one to a transfer that is not on its way is ignored."""
+        if not self._queue:
+            return []
+        sender = self._queue[0]
+        items: list[Outgoing | Sent] = [*sender.handle(receipt, now)]
+        if not sender.ended:
+            return items
+        self._queue.popleft()
+        return [_summary(sender, now), *self._start_next(now)]
+
+    def tick(self, now: float) -> list[Outgoing]:
+        return self._queue[0].tick(now) if self._queue else []
+
+    def reconnected(self, now: float) -> list[Outgoing]:
+        self._window.reset()
+        return self._queue[0].reconnected(now) if self._queue else []
+
+    def _start_next(self, now: float) -> list[Outgoing]:
+        if self._queue and self._queue[0].started_at is None:
+            return self._queue[0].start(now)
+        return []
+
+
+def _summary(sender: Sender, now: float) -> Sent:
+    offer = sender.offer
+    started_at = now if sender.started_at is None else sender.started_at
+    return Sent(
+        offer.transfer_key,
+        sender.refused,
+        offer.num_bytes,
+        sender.sent_bytes,
+        now - started_at,
+        sender.goodput_bps,
+    )
