@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from tests.helpers.fleet_processes import Fleet, run_toml
 
-TOML = run_toml(rounds=8, epochs=20, quorum=3).replace("[run]", "[run]\nrehearsal = false")
+TOML = run_toml(rounds=8, epochs=20, quorum=3).replace("[run]", "[run]\nfinal_evaluation = false")
 MEAN_S = 1.0  # between kills
 
 

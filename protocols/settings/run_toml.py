@@ -18,6 +18,9 @@ from fleetune.protocols.settings.run_settings import RunSettings
 
 Section = TypeVar("Section", bound=Struct)
 
+_STORED = {("run", "final_evaluation"): "rehearsal"}
+"""Keys that were called something else once: both names are read, and runs are stored with the older one."""
+
 
 def read_run(path: Path, changes: Sequence[str] = ()) -> RunSettings:
     """Read a run.toml.
@@ -27,7 +30,8 @@ def read_run(path: Path, changes: Sequence[str] = ()) -> RunSettings:
         changes: `section.key=value` each, on top of the file; the value as in TOML, bare words are text.
 
     Raises:
-        SettingError: the file is missing, is no TOML, or a key is unknown, of the wrong type or range.
+        SettingError: the file is missing, is no TOML, or a key is unknown, given twice, of the wrong type or
+            range.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -45,10 +49,34 @@ def read_run(path: Path, changes: Sequence[str] = ()) -> RunSettings:
 
 def parse_run(content: dict[str, Any]) -> RunSettings:
     """The settings in an already parsed run.toml. Raises SettingError."""
-    settings = convert(content, RunSettings)
+    renamed = [where for where in _STORED if where[1] in _section(content, where[0])]
+    content = _as_stored(content, renamed)
+    try:
+        settings = convert(content, RunSettings)
+    except SettingError as problem:
+        line = str(problem)
+        for section, key in renamed:
+            line = line.replace(f"{section}.{_STORED[section, key]}: ", f"{section}.{key}: ")
+        raise SettingError(line) from None
     if not isinstance(settings.method.get("name"), str):
         raise SettingError('method.name is missing, e.g. [method] name = "fedspu"')
     return settings
+
+
+def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _as_stored(content: dict[str, Any], renamed: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """`content` with these keys by their older names. Raises SettingError: a key stands there by both."""
+    for name, key in renamed:
+        section, older = dict(content[name]), _STORED[name, key]
+        if older in section:
+            raise SettingError(f"{name}.{older}: an older name of {name}.{key}, which is there too; keep one")
+        section[older] = section.pop(key)
+        content = {**content, name: section}
+    return content
 
 
 def _change(content: dict[str, Any], change: str) -> None:
@@ -61,6 +89,9 @@ def _change(content: dict[str, Any], change: str) -> None:
         content = content.setdefault(section, {})
         if not isinstance(content, dict):
             raise SettingError(f"--set {change}: {section} is no section")
+    for (section, new), older in _STORED.items():
+        if sections == [section] and key in (new, older):  # it takes the place of the other name
+            content.pop(older if key == new else new, None)
     try:
         content[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -62,7 +62,7 @@ class World:
         self.folder, self.forge = folder, forge
         self.settings = parse_run(
             {
-                "run": {"name": "world", "rounds": rounds, "rehearsal": False},
+                "run": {"name": "world", "rounds": rounds, "final_evaluation": False},
                 "model": {"name": "mlp", "input_shape": [4], "num_classes": 3},
                 "method": {"name": name, **options},
                 "data": {"validation_fraction": 0.2},

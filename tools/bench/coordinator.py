@@ -41,7 +41,7 @@ RUN_TOML = """
 [run]
 name = "bench"
 rounds = {rounds}
-rehearsal = false
+final_evaluation = false
 [model]
 name = "mlp"
 input_shape = [1, 8, 8]

@@ -36,7 +36,7 @@ NAMES = [
 ]
 TINY = [
     "run.rounds=1",
-    "run.rehearsal=false",
+    "run.final_evaluation=false",
     "fleet.devices=4",
     "training.epochs=1",
     "data.partition.samples=12",
@@ -176,7 +176,8 @@ def test_mean_and_deviation_are_over_seeds():
     ("changes", "missing", "label"),
     [
         ([], 0, "full"),
-        (["run.seed=7", "run.rehearsal=false", "run.name=x"], 0, "full"),
+        (["run.seed=7", "run.final_evaluation=false", "run.name=x"], 0, "full"),
+        (["run.rehearsal=false"], 0, "full"),
         (["training.batch_size=64"], 0, "full, another choice of ours: training.batch_size=64"),
         (["run.rounds=5"], 0, "scaled: run.rounds=5"),
         (["run.rounds=5", "training.momentum=0.5"], 0, "scaled: run.rounds=5; training.momentum=0.5"),
