@@ -4,19 +4,19 @@ The six agents stay; the coordinator is started three times, once for each metho
 picture say what each device gained. Everything is counted where it crossed the wire.
 """
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.coordinator.reports.report import write_report
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import FleetuneError
@@ -100,19 +100,18 @@ def _show(settings: RunSettings, devices: list[SimulatedDevice]) -> None:
     console.rule("[bold]what each device gained")
     console.print(device_table(summary, rivals, boards=boards))
     console.print(run_table(summary, rivals))
-    ours, theirs = summary["bytes"], rivals["fedavg"]["bytes"]
+    ours, theirs = summary.bytes, rivals["fedavg"].bytes
     console.print(
-        f"{method} sent {ours['up']:,} bytes up where FedAvg sent {theirs['up']:,} and dense float32 "
-        f"takes {theirs['up_dense']:,}: {ours['up'] / theirs['up_dense']:.0%} of dense."
+        f"{method} sent {ours.up:,} bytes up where FedAvg sent {theirs.up:,} and dense float32 "
+        f"takes {theirs.up_dense:,}: {ours.up / theirs.up_dense:.0%} of dense."
     )
     for file in files:
         if file.suffix in (".html", ".png"):
             console.print(f"  {file}")
 
 
-def _summary(method: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((FOLDER / method / "summary.json").read_text())
-    return content
+def _summary(method: str) -> Summary:
+    return msgspec.json.decode((FOLDER / method / "summary.json").read_bytes(), type=Summary)
 
 
 if __name__ == "__main__":

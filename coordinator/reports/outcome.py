@@ -1,14 +1,17 @@
 """What tables, plots and the page read off a summary beyond what stands in it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from msgspec.structs import replace
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.summary import mean, weighted_mean
+from fleetune.coordinator.reports.averages import mean, weighted_mean
+from fleetune.coordinator.reports.summary import DeviceSummary, Errors, PredictionErrors, Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols import errors
+from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.wire.payloads import Measures
 
-Summary = Mapping[str, Any]
 LOCAL = "local-only"
 
 _QUANTITIES = {
@@ -35,7 +38,7 @@ _REFUSED = {
 }
 
 
-def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, Any]:
+def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> Summary:
     """The summary, its personal accuracies filled in from each device's last reply.
 
     A run without a final evaluation has none; `after` of the last reply is the same quantity: how the
@@ -47,25 +50,30 @@ def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> dict[str,
         if not record.final_evaluation
         for device, reply in record.devices.items()
     }
-    rows = {device: dict(row) for device, row in summary["by_device"].items()}
-    for device, row in rows.items():
-        if row["personal"] is None and device in last:
-            row.update(personal=last[device].after, num_samples=last[device].num_samples)
-    accuracy = dict(summary["accuracy"])
-    if accuracy["personal_mean"] is None:
-        accuracy["personal_mean"] = mean(row["personal"] for row in rows.values())
-        pairs = ((row["personal"], row["num_samples"] or 0) for row in rows.values())
-        accuracy["personal_weighted"] = weighted_mean(pairs)
-    return {**summary, "accuracy": accuracy, "by_device": rows}
+    rows = {device: _filled(row, last.get(device)) for device, row in summary.by_device.items()}
+    accuracy = summary.accuracy
+    if accuracy.personal_mean is None:
+        accuracy = replace(
+            accuracy,
+            personal_mean=mean(row.personal for row in rows.values()),
+            personal_weighted=weighted_mean((row.personal, row.num_samples or 0) for row in rows.values()),
+        )
+    return replace(summary, accuracy=accuracy, by_device=rows)
 
 
-def personal(summary: Summary) -> dict[str, float]:
+def _filled(row: DeviceSummary, last: Measures | None) -> DeviceSummary:
+    if row.personal is not None or last is None:
+        return row
+    return replace(row, personal=last.after, num_samples=last.num_samples)
+
+
+def personal(summary: Summary) -> dict[DeviceId, float]:
     """Personal accuracy of every device that has one."""
-    rows = summary["by_device"].items()
-    return {device: row["personal"] for device, row in rows if row["personal"] is not None}
+    rows = summary.by_device.items()
+    return {device: row.personal for device, row in rows if row.personal is not None}
 
 
-def gains(summary: Summary, rival: Summary) -> dict[str, float]:
+def gains(summary: Summary, rival: Summary) -> dict[DeviceId, float]:
     """Personal accuracy beyond the rival's, of every device that both know."""
     theirs = personal(rival)
     return {device: value - theirs[device] for device, value in personal(summary).items() if device in theirs}
@@ -76,33 +84,28 @@ def yardstick(rivals: Mapping[str, Summary]) -> str | None:
     return LOCAL if LOCAL in rivals else next(iter(rivals), None)
 
 
-def share(summary: Summary, way: str) -> float | None:
-    """Bytes `up` or `down` relative to as many whole models."""
-    num_bytes: int = summary["bytes"][way]
-    dense: int = summary["bytes"][f"{way}_dense"]
-    return num_bytes / dense if dense else None
-
-
-def ratio_of(summary: Summary, device: str) -> float | None:
+def ratio_of(summary: Summary, device: DeviceId) -> float | None:
     """The latest ratio of a device."""
-    used: list[float] = summary["ratios"].get(device, [])
-    kept: float | None = summary["by_device"].get(device, {}).get("ratio")
-    return used[-1] if used else kept
+    if used := summary.ratios.get(device):
+        return used[-1]
+    row = summary.by_device.get(device)
+    return row.ratio if row else None
 
 
-def ratio_range(summary: Summary, device: str) -> tuple[float, float] | None:
+def ratio_range(summary: Summary, device: DeviceId) -> tuple[float, float] | None:
     """The least and the greatest ratio of a device that used several; None: it used one, or none."""
-    used: list[float] = summary["ratios"].get(device, [])
+    used = summary.ratios.get(device, [])
     return (min(used), max(used)) if len(set(used)) > 1 else None
 
 
 def prediction_rows(summary: Summary) -> list[list[str]]:
     """Of each quantity its name, replies, median error and worst decile; the latter two after five rounds."""
     rows = []
-    for quantity, found in (summary["predicted_vs_actual"] or {}).items():
-        overall, learned = ((found or {}).get(part) or {} for part in ("overall", "after_five_rounds"))
-        errors = [part.get(name) for part in (overall, learned) for name in ("median", "worst_decile")]
-        rows.append([_QUANTITIES[quantity], f"{overall.get('pairs', 0):,}", *map(readable.error, errors)])
+    for quantity, found in (summary.predicted_vs_actual or {}).items():
+        known = found or PredictionErrors()
+        overall, learned = known.overall or Errors(), known.after_five_rounds or Errors()
+        found_errors = overall.median, overall.worst_decile, learned.median, learned.worst_decile
+        rows.append([_QUANTITIES[quantity], f"{overall.pairs:,}", *map(readable.error, found_errors)])
     return rows
 
 
@@ -111,7 +114,7 @@ def refused(summary: Summary) -> list[tuple[str, int, str]]:
 
     The engine counts the replies it turns away, too; what the ledger names already is not said twice.
     """
-    counts = {kind: count for kind, count in summary["refused"].items() if count}
+    counts = {kind: count for kind, count in summary.refused.items() if count}
     named = {"abandoned" if kind.startswith("abandoned-") else kind for kind in counts}
     rows = [
         (kind.removeprefix("engine-"), count, _meaning(kind.removeprefix("engine-")))

@@ -7,16 +7,15 @@ from xml.etree.ElementTree import Element
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
 from fleetune.coordinator.reports.outcome import (
-    Summary,
     gains,
     personal,
     prediction_rows,
     ratio_of,
     ratio_range,
     refused,
-    share,
     yardstick,
 )
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.protocols.skeletons.method import DeviceId
 
 _ONE_MORE = "one more round, before → after"
@@ -77,7 +76,7 @@ def write_page(page: Page) -> bytes:
         *([element("h2", "Methods"), _methods(page)] if page.rivals else []),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),
-        *([element("h2", "Predictions"), *_predictions(page)] if page.summary["predicted_vs_actual"] else []),
+        *([element("h2", "Predictions"), *_predictions(page)] if page.summary.predicted_vs_actual else []),
         element("h2", "Devices"),
         _devices(page),
         element("h2", "Refused"),
@@ -90,49 +89,46 @@ def write_page(page: Page) -> bytes:
 
 def _what_ran(summary: Summary) -> str:
     return (
-        f"{summary['method']} on {summary['model']} ({summary['parameters']:,} parameters) · "
-        f"{summary['devices']} devices · {summary['rounds']} rounds · seed {summary['seed']} · "
+        f"{summary.method} on {summary.model} ({summary.parameters:,} parameters) · "
+        f"{summary.devices} devices · {summary.rounds} rounds · seed {summary.seed} · "
         + (
             "simulated: real training and real bytes on a virtual clock"
-            if summary["simulated"]
+            if summary.simulated
             else "real fleet"
         )
     )
 
 
 def _headline(page: Page) -> Element:
-    summary, accuracy = page.summary, page.summary["accuracy"]
+    summary, accuracy = page.summary, page.summary.accuracy
     own = personal(summary)
     worst = min(own, key=lambda device: own[device], default=None)
-    against = [
-        f"{readable.points(accuracy['personal_mean'] - theirs)} over {name}"
-        for name, rival in page.rivals.items()
-        if None not in (theirs := rival["accuracy"]["personal_mean"], accuracy["personal_mean"])
-    ]
-    weighted = f"mean; by samples {readable.percent(accuracy['personal_weighted'])}"
+    weighted = f"mean; by samples {readable.percent(accuracy.personal_weighted)}"
     cards = [
-        card("Personal accuracy", readable.percent(accuracy["personal_mean"]), weighted, *against),
+        card("Personal accuracy", readable.percent(accuracy.personal_mean), weighted, *_over_rivals(page)),
         card("Worst device", readable.percent(own[worst]), worst) if worst else None,
         card(
             "One more round",
-            readable.change(accuracy["before_mean"], accuracy["after_mean"]),
+            readable.change(accuracy.before_mean, accuracy.after_mean),
             "before → after",
         )
-        if accuracy["after_mean"] is not None
+        if accuracy.after_mean is not None
         else None,
         card("Served", readable.percent(kept), "the best or newest of the run, as devices keep it")
-        if (kept := accuracy.get("kept_mean")) is not None
+        if (kept := accuracy.kept_mean) is not None
         else None,
-        *(
-            card(
-                f"Sent {way}",
-                readable.size(summary["bytes"][way]),
-                f"{readable.percent(share(summary, way))} of whole models",
-            )
-            for way in ("up", "down")
+        card(
+            "Sent up",
+            readable.size(summary.bytes.up),
+            f"{readable.percent(summary.bytes.share_up)} of whole models",
         ),
         card(
-            "Time" + (", simulated" if summary["simulated"] else ""),
+            "Sent down",
+            readable.size(summary.bytes.down),
+            f"{readable.percent(summary.bytes.share_down)} of whole models",
+        ),
+        card(
+            "Time" + (", simulated" if summary.simulated else ""),
             _time(summary),
             "until the last round closed",
         ),
@@ -141,37 +137,51 @@ def _headline(page: Page) -> Element:
     return element("dl", *cards, class_="cards")
 
 
+def _over_rivals(page: Page) -> list[str]:
+    ours = page.summary.accuracy.personal_mean
+    theirs = {name: rival.accuracy.personal_mean for name, rival in page.rivals.items()}
+    return [
+        f"{readable.points(ours - value)} over {name}"
+        for name, value in theirs.items()
+        if ours is not None and value is not None
+    ]
+
+
 def _energy(summary: Summary) -> Element | None:
-    if summary["joules"] is None:
+    if summary.joules is None:
         return None
-    rows = summary["by_device"].values()
-    told = sum(row["joules"] is not None for row in rows)
-    return card("Energy", readable.energy(summary["joules"]), f"measured by {told} of {len(rows)} devices")
+    rows = summary.by_device.values()
+    told = sum(row.joules is not None for row in rows)
+    return card("Energy", readable.energy(summary.joules), f"measured by {told} of {len(rows)} devices")
 
 
 def _time(summary: Summary) -> str:
-    return readable.duration(summary["seconds"]["rounds"])
+    return readable.duration(summary.seconds.rounds)
 
 
 def _methods(page: Page) -> Element:
     rows = [_method_row(name, rival) for name, rival in page.rivals.items()]
-    rows.append(_method_row(page.summary["method"], page.summary, class_="ours"))
+    rows.append(_method_row(page.summary.method, page.summary, class_="ours"))
     columns = ["method", "personal accuracy", "weighted by samples", "worst device", _ONE_MORE]
     return table([*columns, "sent up", "of whole models", "sent down", "of whole models", "time"], rows)
 
 
 def _method_row(name: str, summary: Summary, class_: str = "") -> Element:
-    accuracy = summary["accuracy"]
+    accuracy = summary.accuracy
+    sent = summary.bytes
     cells = [
         name,
-        readable.percent(accuracy["personal_mean"]),
-        readable.percent(accuracy["personal_weighted"]),
+        readable.percent(accuracy.personal_mean),
+        readable.percent(accuracy.personal_weighted),
         readable.percent(min(personal(summary).values(), default=None)),
-        readable.change(accuracy["before_mean"], accuracy["after_mean"]),
+        readable.change(accuracy.before_mean, accuracy.after_mean),
+        readable.size(sent.up),
+        readable.percent(sent.share_up),
+        readable.size(sent.down),
+        readable.percent(sent.share_down),
+        _time(summary),
     ]
-    for way in ("up", "down"):
-        cells += [readable.size(summary["bytes"][way]), readable.percent(share(summary, way))]
-    return row([*cells, _time(summary)], class_)
+    return row(cells, class_)
 
 
 def _plots(page: Page) -> Element:
@@ -198,23 +208,23 @@ def _devices(page: Page) -> Element:
     columns += [*(["gain, points"] if rival else []), _ONE_MORE, "served", "up", "down", "updates"]
     columns += ["a round took / expected", "why this p"]
     rows = []
-    for device, told in page.summary["by_device"].items():
+    for device, told in page.summary.by_device.items():
         gain = gained.get(device)
         cells: list[str | Element] = [
             device,
             element("td", page.boards.get(device, readable.UNKNOWN), class_="text"),
             _ratio(page.summary, device),
-            readable.UNKNOWN if told["num_samples"] is None else f"{told['num_samples']:,}",
+            readable.UNKNOWN if told.num_samples is None else f"{told.num_samples:,}",
             *([readable.percent(theirs.get(device))] if rival else []),
-            readable.percent(told["personal"]),
+            readable.percent(told.personal),
             *([element("td", readable.points(gain), class_=_verdict(gain))] if rival else []),
-            readable.change(told["before"], told["after"]),
-            readable.percent(told.get("kept")),
-            readable.size(told["up"]),
-            readable.size(told["down"]),
-            str(told["updates"]),
-            readable.against(told["actual_s"], told["predicted_s"]),
-            element("td", told["reason"] or readable.UNKNOWN, class_="text"),
+            readable.change(told.before, told.after),
+            readable.percent(told.kept),
+            readable.size(told.up),
+            readable.size(told.down),
+            str(told.updates),
+            readable.against(told.actual_s, told.predicted_s),
+            element("td", told.reason or readable.UNKNOWN, class_="text"),
         ]
         rows.append(row(cells))
     return table(columns, rows, left=["board", "why this p"])

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from fleetune.coordinator.reports.summary import Errors, PredictionErrors
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
 
@@ -70,26 +70,25 @@ def both(reply: DeviceRound, quantity: str) -> tuple[float | None, float | None]
     return getattr(reply.predicted, quantity), getattr(counted, quantity)
 
 
-def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, Any] | None:
-    """By quantity the errors of all pairs, `overall`, and of those `after_five_rounds` of each device.
+def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionErrors | None] | None:
+    """By quantity the errors of all pairs, and of those after the first five rounds of each device.
 
-    See `errors`. A quantity that nobody predicted or measured is None; so is all, where that is each.
+    See `errors_of`. A quantity that nobody predicted or measured is None; so is all, where that is each.
     """
     by_quantity = {quantity: pairs_of(records, quantity) for quantity in QUANTITIES}
     if not any(by_quantity.values()):
         return None
     return {
-        quantity: {"overall": errors(pairs), "after_five_rounds": errors(p for p in pairs if p.learned)}
+        quantity: PredictionErrors(errors_of(pairs), errors_of(one for one in pairs if one.learned))
         if pairs
         else None
         for quantity, pairs in by_quantity.items()
     }
 
 
-def errors(pairs: Iterable[Pair]) -> dict[str, Any] | None:
+def errors_of(pairs: Iterable[Pair]) -> Errors | None:
     """How many, their median relative error, and the one that a tenth of them reaches or exceeds."""
     ranked = sorted(pair.error for pair in pairs)
     if not ranked:
         return None
-    worst = ranked[math.ceil(0.9 * len(ranked)) - 1]
-    return {"pairs": len(ranked), "median": median(ranked), "worst_decile": worst}
+    return Errors(len(ranked), median(ranked), ranked[math.ceil(0.9 * len(ranked)) - 1])

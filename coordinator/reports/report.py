@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fleetune.coordinator.reports.markup import Plot
-from fleetune.coordinator.reports.outcome import Summary, with_personal
+from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.page import Page, write_page
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
 from fleetune.protocols.files import write_atomically
@@ -43,7 +44,7 @@ def write_report(
     Args:
         folder: of the run; its run.toml is shown as it stands there.
         settings: of the run.
-        summary: see `coordinator.reports.summary.summarise`.
+        summary: see `coordinator.reports.summarise.summarise`.
         records: of all closed rounds, ascending.
         rivals: method name and summary of other runs on the same fleet, to compare with.
         boards: of the devices.
@@ -56,7 +57,7 @@ def write_report(
         StoreError: a file cannot be written.
     """
     whole = with_personal(summary, records)
-    others = {name: rival for name, rival in (rivals or {}).items() if name != summary["method"]}
+    others = {name: rival for name, rival in (rivals or {}).items() if name != summary.method}
     files = figures(summary, records)
     plots: list[Plot] = []
     has_pictures = can_paint()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fleetune.coordinator.reports.summary import mean
+from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.rounds.engine_state import Stage
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId

@@ -1,191 +1,164 @@
-"""summary.json: what a run came to, for scripts, tables and plots."""
+"""summary.json: what a run came to, for scripts, tables and plots; `summarise` makes it.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
-from typing import Any
+Keys stay as they are, new ones come after them. What an older file does not have has its default here.
+"""
 
-from msgspec import UNSET
-
-from fleetune.coordinator.reports.predictions import both, predicted_vs_actual
-from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
-from fleetune.coordinator.run.stored_run import Run
-from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
-from fleetune.protocols.wire.payloads import Measures
+from msgspec import Struct, field
 
 
-def summary_of(run: Run, *, simulated: bool) -> dict[str, Any]:
-    """The content of summary.json of an open run, see `summarise`."""
-    controller = run.controller
-    state, records, ledger = controller.engine.state, controller.records(), controller.ledger
-    reports = {device: member.report for device, member in state.members.items() if member.report}
-    return summarise(
-        run.settings,
-        run.enrolment.spec,
-        records,
-        ledger,
-        state.counters,
-        reports=reports,
-        simulated=simulated,
-    )
+class BestRound(Struct, frozen=True):
+    """The round whose participants' personal models did best; of equal ones the earliest."""
+
+    round: int
+    after_mean: float
 
 
-def summarise(
-    settings: RunSettings,
-    spec: ModelSpec,
-    records: Sequence[RoundRecord],
-    ledger: Ledger,
-    counters: dict[str, int],
-    *,
-    reports: Mapping[DeviceId, DeviceReport] | None = None,
-    simulated: bool,
-) -> dict[str, Any]:
-    """The content of summary.json. Keys that do not apply are None.
+class Accuracies(Struct, frozen=True):
+    """Fractions on the devices' own test samples, as a mean over devices and weighted by training samples.
 
-    Accuracies are fractions on the devices' own test splits. `personal_*`: each device's personal model
-    as it stood after the last round; `before_*` and `after_*`: one more round's work on a copy of it,
-    the model local training starts from and the personal model it leads to (the final evaluation). `kept_*`:
-    the model that the device would serve, of all that the run led it to (docs/personal-models.md). Without a
-    final evaluation they are None. `best_round` is the round whose participants' personal models did best.
-    Bytes are payload bytes as counted where they were sent and received; `*_dense` are the bytes of as many
-    whole models in float32. `seconds` of a simulation are simulated. `joules` are of the training rounds'
-    replies that tell them. `predicted_vs_actual`: see there; of a device `reason` is why it took its latest
-    ratio, `predicted_s` and `actual_s` are medians over its training rounds.
+    Attributes:
+        personal_mean, personal_weighted: each device's personal model as it stood after the last round.
+        before_mean, before_weighted: in the final evaluation, of the model local training starts from.
+        after_mean, after_weighted: in the final evaluation, of the personal model that it leads to.
+        kept_mean, kept_weighted: of the model that the device would serve, of all that the run led it to
+            (docs/personal-models.md).
+        local_only, fedavg: of runs beside this one; nothing fills them in today.
+        best_round: see there.
     """
-    training = [record for record in records if not record.final_evaluation]
-    final_evaluation = next((record for record in records if record.final_evaluation), None)
-    traffic = ledger.traffic.values()
-    tasks, updates = sum(one.tasks for one in traffic), sum(one.updates for one in traffic)
-    return {
-        "method": settings.method["name"],
-        "model": spec.name,
-        "parameters": spec.num_parameters,
-        "rounds": len(training),
-        "devices": len(ledger.traffic),
-        "seed": settings.run.seed,
-        "simulated": simulated,
-        "accuracy": _accuracy(training, final_evaluation),
-        "bytes": {
-            "up": sum(one.up for one in traffic),
-            "down": sum(one.down for one in traffic),
-            "up_dense": 4 * spec.num_parameters * updates,
-            "down_dense": 4 * spec.num_parameters * tasks,
-            "enrolment": sum(one.enrolment for one in traffic),
-            "rehearsal_up": sum(one.final_evaluation_up for one in traffic),
-            "rehearsal_down": sum(one.final_evaluation_down for one in traffic),
-        },
-        "seconds": _seconds(training, ledger),
-        "ratios": _by_device(training, lambda reply: reply.ratio),
-        "joules": total(reply.actual.joules for reply in _replies(training)),
-        "predicted_vs_actual": predicted_vs_actual(training),
-        "refused": {**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
-        "turned_away": {
-            device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.turned_away.items())
-        },
-        "by_device": _devices(training, final_evaluation, ledger, reports or {}),
-    }
+
+    personal_mean: float | None = None
+    personal_weighted: float | None = None
+    before_mean: float | None = None
+    before_weighted: float | None = None
+    after_mean: float | None = None
+    after_weighted: float | None = None
+    kept_mean: float | None = None
+    kept_weighted: float | None = None
+    local_only: float | None = None
+    fedavg: float | None = None
+    best_round: BestRound | None = None
 
 
-def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are there; None when none is."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+class PayloadBytes(Struct, frozen=True):
+    """Payload bytes of all devices, as counted where they were sent and received.
+
+    Attributes:
+        up, down: of the training rounds.
+        up_dense, down_dense: as many whole models in float32.
+        enrolment: what joining took, both ways.
+        final_evaluation_up, final_evaluation_down: of the final evaluation, in no other figure.
+    """
+
+    up: int = 0
+    down: int = 0
+    up_dense: int = 0
+    down_dense: int = 0
+    enrolment: int = 0
+    final_evaluation_up: int = field(default=0, name="rehearsal_up")
+    final_evaluation_down: int = field(default=0, name="rehearsal_down")
+
+    @property
+    def share_up(self) -> float | None:
+        """Relative to as many whole models; None: none was sent."""
+        return self.up / self.up_dense if self.up_dense else None
+
+    @property
+    def share_down(self) -> float | None:
+        """Relative to as many whole models; None: none was sent."""
+        return self.down / self.down_dense if self.down_dense else None
 
 
-def total(values: Iterable[float | None]) -> float | None:
-    """Of those that are there; None when none is."""
-    there = [value for value in values if value is not None]
-    return sum(there) if there else None
+class Seconds(Struct, frozen=True):
+    """Times; those of a simulation are simulated.
+
+    Attributes:
+        wall: from the run's begin to its end; None: it has not ended.
+        rounds: until the last training round closed.
+        train, up, down: of all devices together.
+    """
+
+    wall: float | None = None
+    rounds: float | None = None
+    train: float | None = None
+    up: float | None = None
+    down: float | None = None
 
 
-def weighted_mean(pairs: Iterable[tuple[float | None, int]]) -> float | None:
-    """Of (value, weight) pairs whose value is there; None when there is none."""
-    there = [(value, weight) for value, weight in pairs if value is not None]
-    total = sum(weight for _, weight in there)
-    return sum(value * weight for value, weight in there) / total if total else None
+class Errors(Struct, frozen=True):
+    """Relative errors of predictions: of how many replies, their median, and what a tenth of them reaches."""
+
+    pairs: int = 0
+    median: float | None = None
+    worst_decile: float | None = None
 
 
-def _accuracy(training: Sequence[RoundRecord], final_evaluation: RoundRecord | None) -> dict[str, Any]:
-    final: list[Measures] = (
-        [reply.measures for reply in final_evaluation.devices.values()] if final_evaluation else []
-    )
-    rounds = [(mean(r.measures.after for r in record.devices.values()), record) for record in training]
-    scored = [(value, record.number) for value, record in rounds if value is not None]
-    best = max(scored, default=None, key=lambda pair: (pair[0], -pair[1]))
-    return {
-        "personal_mean": mean(m.personal for m in final),
-        "personal_weighted": weighted_mean((m.personal, m.num_samples) for m in final),
-        "before_mean": mean(m.before for m in final),
-        "before_weighted": weighted_mean((m.before, m.num_samples) for m in final),
-        "after_mean": mean(m.after for m in final),
-        "after_weighted": weighted_mean((m.after, m.num_samples) for m in final),
-        "kept_mean": mean(_kept(m) for m in final),
-        "kept_weighted": weighted_mean((_kept(m), m.num_samples) for m in final),
-        "local_only": None,
-        "fedavg": None,
-        "best_round": {"round": best[1], "after_mean": best[0]} if best else None,
-    }
+class PredictionErrors(Struct, frozen=True):
+    """Of all replies, and of those after the first five rounds of each device; None: there are none."""
+
+    overall: Errors | None = None
+    after_five_rounds: Errors | None = None
 
 
-def _kept(measures: Measures) -> float | None:
-    return None if measures.kept is UNSET else measures.kept
+class DeviceSummary(Struct, frozen=True):
+    """What a run came to for one device.
+
+    Attributes:
+        ratio: of its latest reply.
+        num_samples: that it trains on.
+        personal, before, after, kept: accuracies as in `Accuracies`.
+        up, down: payload bytes of the training rounds.
+        updates: that it sent.
+        reason: why it took its latest ratio.
+        predicted_s, actual_s: of a round, medians over its training rounds.
+        joules: of its training rounds.
+    """
+
+    ratio: float | None = None
+    num_samples: int | None = None
+    personal: float | None = None
+    before: float | None = None
+    after: float | None = None
+    kept: float | None = None
+    up: int = 0
+    down: int = 0
+    updates: int = 0
+    reason: str | None = None
+    predicted_s: float | None = None
+    actual_s: float | None = None
+    joules: float | None = None
 
 
-def _seconds(training: Sequence[RoundRecord], ledger: Ledger) -> dict[str, float | None]:
-    replies = [reply.actual for reply in _replies(training)]
-    ended = ledger.ended_at is not None and ledger.began_at is not None
-    return {
-        "wall": ledger.ended_at - ledger.began_at if ended else None,  # type: ignore[operator]
-        "rounds": training[-1].closed_s if training else None,
-        "train": total(actual.train_s for actual in replies),
-        "up": total(actual.upload_s for actual in replies),
-        "down": total(actual.download_s for actual in replies),
-    }
+class Summary(Struct, frozen=True, kw_only=True):
+    """The content of summary.json. What does not apply or is not known is None.
 
+    Attributes:
+        method, model, seed: of the run.
+        parameters: of the model.
+        rounds: closed training rounds.
+        devices: that took anything from the coordinator.
+        simulated: times are of a virtual clock.
+        accuracy, bytes, seconds: see there.
+        ratios: by device, of each of its training rounds.
+        joules: of all training rounds' replies that tell them.
+        predicted_vs_actual: by quantity; None: nobody predicted anything.
+        refused: how often what was refused, by kind.
+        turned_away: by device, how many of its replies were refused, by kind.
+        by_device: see `DeviceSummary`.
+    """
 
-def _by_device(training: Sequence[RoundRecord], pick: Callable[[DeviceRound], Any]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for record in training:
-        for device, reply in record.devices.items():
-            found.setdefault(device, []).append(pick(reply))
-    return dict(sorted(found.items()))
-
-
-def _replies(training: Sequence[RoundRecord]) -> list[DeviceRound]:
-    return [reply for record in training for reply in record.devices.values()]
-
-
-def _devices(
-    training: Sequence[RoundRecord],
-    final_evaluation: RoundRecord | None,
-    ledger: Ledger,
-    reports: Mapping[DeviceId, DeviceReport],
-) -> dict[str, dict[str, Any]]:
-    closing = final_evaluation.devices if final_evaluation else {}
-    rounds = _by_device(training, lambda reply: reply)
-    rows = {}
-    for device, traffic in sorted(ledger.traffic.items()):
-        reply, report, replies = closing.get(device), reports.get(device), rounds.get(device, [])
-        seconds = [both(one, "seconds") for one in replies]
-        rows[device] = {
-            "ratio": reply.ratio if reply else None,
-            "num_samples": reply.measures.num_samples if reply else None,
-            "personal": reply.measures.personal if reply else None,
-            "before": reply.measures.before if reply else None,
-            "after": reply.measures.after if reply else None,
-            "kept": _kept(reply.measures) if reply else None,
-            "up": traffic.up,
-            "down": traffic.down,
-            "updates": traffic.updates,
-            "reason": report.reason if report else None,
-            "predicted_s": _median(predicted for predicted, _ in seconds),
-            "actual_s": _median(actual for _, actual in seconds),
-            "joules": total(one.actual.joules for one in replies),
-        }
-    return rows
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return median(there) if there else None
+    method: str
+    model: str = ""
+    parameters: int = 0
+    rounds: int = 0
+    devices: int = 0
+    seed: int = 0
+    simulated: bool = False
+    accuracy: Accuracies = Accuracies()
+    bytes: PayloadBytes = PayloadBytes()
+    seconds: Seconds = Seconds()
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    joules: float | None = None
+    predicted_vs_actual: dict[str, PredictionErrors | None] | None = None
+    refused: dict[str, int] = field(default_factory=dict)
+    turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
+    by_device: dict[str, DeviceSummary] = field(default_factory=dict)

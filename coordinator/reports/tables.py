@@ -9,15 +9,14 @@ from rich.text import Text
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.outcome import (
-    Summary,
     gains,
     personal,
     prediction_rows,
     ratio_of,
-    share,
     yardstick,
 )
 from fleetune.coordinator.reports.progress import DeviceView, view_devices
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.protocols.skeletons.method import DeviceId
 
@@ -35,9 +34,9 @@ def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> 
     table = _table("method", *columns, "down\nof dense", "time")
     for name, rival in (rivals or {}).items():
         table.add_row(*_run_row(name, rival))
-    table.add_row(*_run_row(summary["method"], summary), style="bold")
+    table.add_row(*_run_row(summary.method, summary), style="bold")
     table.columns[-1].no_wrap = False  # "1 min 10 s" goes into two lines before a name does
-    table.columns[0].no_wrap = max(map(len, [summary["method"], *(rivals or {})])) <= _SHORT
+    table.columns[0].no_wrap = max(map(len, [summary.method, *(rivals or {})])) <= _SHORT
     return table
 
 
@@ -59,43 +58,39 @@ def device_table(
     """
     rivals, boards = rivals or {}, boards or {}
     rival = yardstick(rivals)
+    theirs = personal(rivals[rival]) if rival else {}
     gained = gains(summary, rivals[rival]) if rival else {}
-    serves_others = any(
-        row.get("kept") not in (None, row["personal"]) for row in summary["by_device"].values()
-    )
+    serves_others = any(row.kept not in (None, row.personal) for row in summary.by_device.values())
     accuracies = (
-        [_in_two(rival), _in_two(summary["method"]), "gain"]
+        [_in_two(rival), _in_two(summary.method), "gain"]
         if rival
         else ["accuracy", "one more\nround", *["served"] * serves_others]
     )
     table = _table("device", "board", "p", "samples", *accuracies, "up", "down", left=2)
-    shown = _worst_first(summary)[:limit] if len(summary["by_device"]) > limit else summary["by_device"]
+    shown = _worst_first(summary)[:limit] if len(summary.by_device) > limit else summary.by_device
     for device in shown:
-        row = summary["by_device"][device]
-        theirs = rivals[rival]["by_device"].get(device, {}).get("personal") if rival else None
-        ours = readable.percent(row["personal"])
+        row = summary.by_device[device]
+        ours = readable.percent(row.personal)
         table.add_row(
             readable.printable(device),
             readable.short_board(boards.get(device, readable.UNKNOWN)),
             readable.ratio(ratio_of(summary, device)),
-            readable.UNKNOWN if row["num_samples"] is None else str(row["num_samples"]),
+            readable.UNKNOWN if row.num_samples is None else str(row.num_samples),
             *(
-                [readable.percent(theirs), ours]
+                [readable.percent(theirs.get(device)), ours]
                 if rival
                 else [
                     ours,
-                    readable.change(row["before"], row["after"]),
-                    *[readable.percent(row.get("kept"))] * serves_others,
+                    readable.change(row.before, row.after),
+                    *[readable.percent(row.kept)] * serves_others,
                 ]
             ),
             *([_coloured(gained.get(device))] if rival else []),
-            readable.size(row["up"]),
-            readable.size(row["down"]),
+            readable.size(row.up),
+            readable.size(row.down),
         )
-    if len(summary["by_device"]) > limit:
-        table.caption = (
-            f"the {limit} of {len(summary['by_device'])} devices that do worst; report.html has all"
-        )
+    if len(summary.by_device) > limit:
+        table.caption = f"the {limit} of {len(summary.by_device)} devices that do worst; report.html has all"
     return table
 
 
@@ -161,26 +156,22 @@ def _in_two(name: str) -> str:
 
 
 def _run_row(name: str, summary: Summary) -> list[str]:
-    accuracy = summary["accuracy"]
+    accuracy, sent = summary.accuracy, summary.bytes
     return [
         name,
-        readable.percent(accuracy["personal_mean"]),
-        readable.percent(accuracy["personal_weighted"]),
+        readable.percent(accuracy.personal_mean),
+        readable.percent(accuracy.personal_weighted),
         readable.percent(min(personal(summary).values(), default=None)),
-        readable.change(accuracy["before_mean"], accuracy["after_mean"]),
-        *(
-            f"{readable.size(summary['bytes'][way])}\n{readable.percent(share(summary, way))}"
-            for way in ("up", "down")
-        ),
-        readable.duration(summary["seconds"]["rounds"]),
+        readable.change(accuracy.before_mean, accuracy.after_mean),
+        f"{readable.size(sent.up)}\n{readable.percent(sent.share_up)}",
+        f"{readable.size(sent.down)}\n{readable.percent(sent.share_down)}",
+        readable.duration(summary.seconds.rounds),
     ]
 
 
 def _worst_first(summary: Summary) -> list[DeviceId]:
-    rows = summary["by_device"]
-    return sorted(
-        rows, key=lambda device: (rows[device]["personal"] is None, rows[device]["personal"] or 0.0)
-    )
+    rows = summary.by_device
+    return sorted(rows, key=lambda device: (rows[device].personal is None, rows[device].personal or 0.0))
 
 
 def _coloured(gain: float | None) -> Text:

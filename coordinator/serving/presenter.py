@@ -13,7 +13,7 @@ from fleetune.coordinator.reports.missing import Impatience, missing_from
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Activity, Watch
-from fleetune.coordinator.reports.summary import summary_of
+from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.tables import device_table, fleet_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal

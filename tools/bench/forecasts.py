@@ -7,20 +7,21 @@ agents choose their ratios. The table holds what they expected of each round aga
 runs' summary.json; the first five rounds of each agent, in which it learns, apart. Needs root.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run
@@ -57,9 +58,7 @@ devices = {agents}
 """
 
 
-def measure(
-    uplink_mbps: float, downlink_mbps: float, folder: Path, settings: dict[str, Any]
-) -> dict[str, Any]:
+def measure(uplink_mbps: float, downlink_mbps: float, folder: Path, settings: dict[str, Any]) -> Summary:
     """The summary of a run of real agents behind such a link.
 
     Raises:
@@ -88,8 +87,7 @@ def measure(
             _start(network, namespace, [*command, "--leave-after-run"], folder / f"{share.stem}.log", stack)
         if coordinator.wait(PATIENCE_S) != 0:
             raise SettingError(f"the coordinator failed: {(folder / 'coordinator.log').read_text()[-500:]}")
-    summary: dict[str, Any] = json.loads((folder / name / "summary.json").read_text())
-    return summary
+    return msgspec.json.decode((folder / name / "summary.json").read_bytes(), type=Summary)
 
 
 def _start(
@@ -108,7 +106,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait(30)
 
 
-def _table(found: dict[str, dict[str, Any]]) -> Table:
+def _table(found: Mapping[str, Summary]) -> Table:
     table = Table(title="error of what agents expected, after five rounds: median / worst decile (pairs)")
     table.add_column("quantity")
     for link in found:
@@ -119,17 +117,18 @@ def _table(found: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _row(quantity: str, found: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _row(quantity: str, found: Mapping[str, Summary]) -> Iterator[str]:
     for summary in found.values():
-        errors = (summary["predicted_vs_actual"][quantity] or {}).get("after_five_rounds")
+        found_errors = (summary.predicted_vs_actual or {}).get(quantity)
+        errors = found_errors.after_five_rounds if found_errors else None
         if errors is None:
             yield "unknown"
         else:
-            yield f"{errors['median']:.1%} / {errors['worst_decile']:.1%} ({errors['pairs']})"
+            yield f"{errors.median:.1%} / {errors.worst_decile:.1%} ({errors.pairs})"
 
 
-def _ratios(summary: dict[str, Any]) -> str:
-    taken = sorted({ratio for ratios in summary["ratios"].values() for ratio in ratios})
+def _ratios(summary: Summary) -> str:
+    taken = sorted({ratio for ratios in summary.ratios.values() for ratio in ratios})
     return ", ".join(f"{ratio:g}" for ratio in taken)
 
 
@@ -155,10 +154,10 @@ def main(
         for up, down in LINKS:
             link = f"{up:g}/{down:g} Mbit/s"
             found[link] = measure(up, down, Path(folder) / f"{up:g}", settings)
-            print(f"{link}: {found[link]['rounds']} rounds", file=sys.stderr)
+            print(f"{link}: {found[link].rounds} rounds", file=sys.stderr)
     Console().print(_table(found))
     if out is not None:
-        out.write_text(json.dumps(found, indent=1))
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
+from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import figures
-from fleetune.coordinator.reports.summary import mean
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.store.run_folder import clear
 from fleetune.protocols.errors import FleetuneError
@@ -65,7 +66,7 @@ def finished(cell: Cell) -> Played | None:
         kept = msgspec.json.decode((cell.folder / SETTINGS).read_bytes(), type=RunSettings)
         if kept != cell.settings:
             return None
-        summary = msgspec.json.decode((cell.folder / SUMMARY).read_bytes())
+        summary = msgspec.json.decode((cell.folder / SUMMARY).read_bytes(), type=Summary)
         lines = (cell.folder / ROUNDS).read_bytes().splitlines()
         records = [msgspec.json.decode(line, type=RoundRecord) for line in lines]
     except (OSError, msgspec.MsgspecError):

@@ -254,8 +254,8 @@ class _Watch:
             self.failed.append(f"{cell.title}: {problem}")
             self._console.print(f"[red]{cell.title}: {problem}[/red]")
         elif run := finished(cell):
-            accuracy, time_s = run.summary["accuracy"]["personal_mean"], run.summary["seconds"]["rounds"]
-            rounds = run.summary["rounds"]
+            accuracy, time_s = run.summary.accuracy.personal_mean, run.summary.seconds.rounds
+            rounds = run.summary.rounds
             self._console.print(
                 f"{cell.title}: {percent(accuracy)} after {rounds} rounds, {duration(time_s)} simulated"
             )

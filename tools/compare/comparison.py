@@ -12,8 +12,9 @@ from functools import cached_property
 from math import ceil
 from typing import Any, Literal
 
-from fleetune.coordinator.reports.outcome import Summary, personal
-from fleetune.coordinator.reports.summary import mean
+from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.reports.outcome import personal
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.wire.payloads import Measures
 
@@ -216,7 +217,7 @@ def target_of(runs: Sequence[Played], accuracy: float | None) -> Target | None:
         return Target(accuracy, "as asked for")
     ends: dict[str, list[float | None]] = {}
     for run in runs:
-        ends.setdefault(run.label, []).append(run.summary["accuracy"]["personal_mean"])
+        ends.setdefault(run.label, []).append(run.summary.accuracy.personal_mean)
     means = {label: found.mean for label, values in ends.items() if (found := spread(values))}
     if not means:
         return None
@@ -227,35 +228,35 @@ def target_of(runs: Sequence[Played], accuracy: float | None) -> Target | None:
 
 def figures_of(run: Played, target: Target | None) -> Figures:
     """All figures of a run."""
-    summary, accuracy, num_bytes = run.summary, run.summary["accuracy"], run.summary["bytes"]
+    summary, accuracy, num_bytes = run.summary, run.summary.accuracy, run.summary.bytes
     own = sorted(personal(summary).values())
     before, after = _best(run.settled, "before"), _best(run.settled, "after")
     reached = next((p for p in run.settled if target and (p.after or 0) >= target.accuracy), None)
     return Figures(
         contender=run.label,
-        method=summary["method"],
+        method=summary.method,
         seed=run.seed,
-        rounds=summary["rounds"],
-        devices=sum(row["updates"] > 0 for row in summary["by_device"].values()),
-        personal_mean=accuracy["personal_mean"],
-        personal_weighted=accuracy["personal_weighted"],
+        rounds=summary.rounds,
+        devices=sum(row.updates > 0 for row in summary.by_device.values()),
+        personal_mean=accuracy.personal_mean,
+        personal_weighted=accuracy.personal_weighted,
         personal_worst_decile=own[ceil(WORST * len(own)) - 1] if own else None,
         personal_worst=own[0] if own else None,
-        before_mean=accuracy["before_mean"],
-        before_weighted=accuracy["before_weighted"],
-        after_mean=accuracy["after_mean"],
-        after_weighted=accuracy["after_weighted"],
+        before_mean=accuracy.before_mean,
+        before_weighted=accuracy.before_weighted,
+        after_mean=accuracy.after_mean,
+        after_weighted=accuracy.after_weighted,
         best_before=before[0],
         best_before_round=before[1],
         best_after=after[0],
         best_after_round=after[1],
         last_before=_participants(run.records, "before"),
         last_after=_participants(run.records, "after"),
-        bytes_up=num_bytes["up"],
-        bytes_down=num_bytes["down"],
-        bytes_up_dense=num_bytes["up_dense"],
-        bytes_down_dense=num_bytes["down_dense"],
-        seconds=summary["seconds"]["rounds"],
+        bytes_up=num_bytes.up,
+        bytes_down=num_bytes.down,
+        bytes_up_dense=num_bytes.up_dense,
+        bytes_down_dense=num_bytes.down_dense,
+        seconds=summary.seconds.rounds,
         rounds_to_target=reached.number if reached else None,
         bytes_up_to_target=reached.up if reached else None,
         bytes_down_to_target=reached.down if reached else None,

@@ -106,7 +106,7 @@ def _what_ran(comparison: Comparison) -> str:
         return f"{shown}nothing is finished yet"
     one = comparison.runs[0].summary
     return (
-        f"{shown}{one['model']} ({one['parameters']:,} parameters) · {one['devices']} devices · "
+        f"{shown}{one.model} ({one.parameters:,} parameters) · {one.devices} devices · "
         "simulated: real training and real bytes on a virtual clock"
     )
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.outcome import LOCAL, personal, share
+from fleetune.coordinator.reports.outcome import LOCAL, personal
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
 from fleetune.tools.compare.comparison import Comparison, Played, Point, Side, spread
 
@@ -254,4 +254,4 @@ def _rows(title: str, labels: Sequence[str], looks: Looks) -> tuple[Figure, Axes
 
 
 def _sends_no_model(run: Played) -> bool:
-    return (share(run.summary, "up") or 0) < SENDS_NO_MODEL
+    return (run.summary.bytes.share_up or 0) < SENDS_NO_MODEL

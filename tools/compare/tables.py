@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.outcome import Summary
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.tools.compare.comparison import Comparison, Contender, Figures, Spread
 
 NOT_REACHED = "not reached"
@@ -112,7 +112,7 @@ def _same(comparison: Comparison, labels: Sequence[str]) -> str:
 
 
 def _ratios(summary: Summary) -> set[float]:
-    return {ratio for used in summary.get("ratios", {}).values() for ratio in used}
+    return {ratio for used in summary.ratios.values() for ratio in used}
 
 
 def tables(comparison: Comparison) -> Group:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from fleetune.coordinator.reports.summary import mean, weighted_mean
+from fleetune.coordinator.reports.averages import mean, weighted_mean
+from fleetune.coordinator.reports.summary import Accuracies
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import PaperSection
 from fleetune.protocols.wire.payloads import Measures
@@ -59,9 +60,9 @@ def best_of_participants(average: Average) -> Callable[[Played], float | None]:
     )
 
 
-def at_the_end(figure: str) -> Callable[[Played], float | None]:
+def at_the_end(figure: Callable[[Accuracies], float | None]) -> Callable[[Played], float | None]:
     """A figure of summary.json: of all devices, after the last round."""
-    return lambda played: played.summary["accuracy"][figure]
+    return lambda played: figure(played.summary.accuracy)
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -74,10 +75,14 @@ MEASURES: Mapping[str, Measure] = {
         "best round, its participants weighted by samples", best_of_participants(after_weighted)
     ),
     "best-before-mean": Measure("best round, mean, before local training", best_of_fleet(before_mean)),
-    "final-mean": Measure("after the last round, mean over all devices", at_the_end("personal_mean")),
-    "final-weighted": Measure("after the last round, weighted by samples", at_the_end("personal_weighted")),
+    "final-mean": Measure(
+        "after the last round, mean over all devices", at_the_end(lambda of: of.personal_mean)
+    ),
+    "final-weighted": Measure(
+        "after the last round, weighted by samples", at_the_end(lambda of: of.personal_weighted)
+    ),
     "final-before-mean": Measure(
-        "after the last round, mean, before one more round's training", at_the_end("before_mean")
+        "after the last round, mean, before one more round's training", at_the_end(lambda of: of.before_mean)
     ),
 }
 
@@ -213,10 +218,10 @@ class Outcome:
             "runs": [
                 {
                     "seed": run.seed,
-                    "rounds": run.summary["rounds"],
+                    "rounds": run.summary.rounds,
                     **{name: measure.of(run) for name, measure in MEASURES.items()},
-                    "bytes_up": run.summary["bytes"]["up"],
-                    "bytes_down": run.summary["bytes"]["down"],
+                    "bytes_up": run.summary.bytes.up,
+                    "bytes_down": run.summary.bytes.down,
                 }
                 for run in self.runs
             ],

@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fleetune.coordinator.reports.summary import summary_of
+from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import prepare
@@ -68,7 +69,7 @@ def simulate(
     on_closed: Callable[[RoundRecord], None] = lambda _: None,
     runs: Path | None = None,
     say: Callable[[str], None] = log.info,
-) -> tuple[Run, dict[str, Any]]:
+) -> tuple[Run, Summary]:
     """Simulate a run; the open run and its summary.
 
     Args:

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -14,10 +13,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.readable import percent
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.summary import mean
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.stored_run import mark_finished, save_shared_model
@@ -29,7 +29,7 @@ PLAIN_WIDTH = 100  # of a file or pipe
 console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
-def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) -> dict[str, Any]:
+def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) -> Summary:
     """Simulate a run with a progress bar, leave its report in `folder`; its summary."""
     method = settings.method["name"]
     with progress_bar(console) as bar:

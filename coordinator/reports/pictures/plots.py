@@ -12,11 +12,12 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.outcome import Summary, gains, personal, share, yardstick
+from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.reports.outcome import gains, personal, yardstick
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
 from fleetune.coordinator.reports.predictions import pairs_of
-from fleetune.coordinator.reports.summary import mean
+from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
 
@@ -72,7 +73,7 @@ def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:
             axes.plot(*zip(*curve, strict=True), color=colour, marker=_marker(curve), zorder=3)
             labels.append((curve[-1][1], f"{text}\n{curve[-1][1]:.1f} %", colour))
     for name, summary in story.rivals.items():
-        level = summary["accuracy"]["personal_mean"]
+        level = summary.accuracy.personal_mean
         if level is not None:
             axes.axhline(100 * level, color=theme.rival, linestyle=(0, (4, 3)), linewidth=1.2)
             labels.append((100 * level, f"{readable.clip(name)}\n{100 * level:.1f} %", theme.rival))
@@ -91,11 +92,11 @@ def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
         if accuracy is not None:
             curve.append((sent, 100 * accuracy))
     ends = [
-        (summary["bytes"]["up"], 100 * summary["accuracy"]["personal_mean"], name, colour)
+        (summary.bytes.up, 100 * summary.accuracy.personal_mean, name, colour)
         for name, summary, colour in _all_runs(story, theme)
-        if summary["accuracy"]["personal_mean"] is not None
+        if summary.accuracy.personal_mean is not None
     ]
-    if not curve or story.summary["accuracy"]["personal_mean"] is None:
+    if not curve or story.summary.accuracy.personal_mean is None:
         return None
     farthest = max([x for x, _ in curve] + [x for x, _, _, _ in ends])
     scale = readable.byte_scale(farthest)
@@ -117,7 +118,7 @@ def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
 
 def bytes_by_round(story: Story, theme: Theme) -> Figure | None:
     """Payload bytes of each round's replies and their tasks, against as many whole models."""
-    training, parameters = story.training, story.summary["parameters"]
+    training, parameters = story.training, story.summary.parameters
     if not training:
         return None
     dense = [4 * parameters * len(record.devices) for record in training]
@@ -129,8 +130,8 @@ def bytes_by_round(story: Story, theme: Theme) -> Figure | None:
     labels = []
     for values, colour, text, dashes in (
         (dense, theme.rival, "whole models", (0, (4, 3))),
-        (up, theme.up, f"up\n{readable.percent(share(story.summary, 'up'))}", "-"),
-        (down, theme.down, f"down\n{readable.percent(share(story.summary, 'down'))}", "-"),
+        (up, theme.up, f"up\n{readable.percent(story.summary.bytes.share_up)}", "-"),
+        (down, theme.down, f"down\n{readable.percent(story.summary.bytes.share_down)}", "-"),
     ):
         scaled = [value / 1000**scale for value in values]
         marker = _marker(rounds) if dashes == "-" else ""
@@ -168,7 +169,7 @@ def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
             markersize=8,
         )
     values = [100 * ours[device] for device in devices]
-    axes.plot(values, range(len(devices)), "o", color=theme.ours, label=story.summary["method"], markersize=8)
+    axes.plot(values, range(len(devices)), "o", color=theme.ours, label=story.summary.method, markersize=8)
     axes.set_xlim(right=min(axes.get_xlim()[1], 102.0))
     if rival:
         name_above(axes, "Accuracy by device")
@@ -227,7 +228,7 @@ def _marker(points: Sequence[object]) -> str:
 
 def _all_runs(story: Story, theme: Theme) -> list[tuple[str, Summary, str]]:
     rivals = [(name, summary, theme.rival) for name, summary in story.rivals.items()]
-    return [*rivals, (story.summary["method"], story.summary, theme.ours)]
+    return [*rivals, (story.summary.method, story.summary, theme.ours)]
 
 
 def _dot(axes: Axes, place: tuple[float, float], label: _Label, *, leftwards: bool, above: bool) -> None:
@@ -267,7 +268,7 @@ def _sorted_accuracies(
     story: Story, theme: Theme, ours: dict[DeviceId, float], rival: str | None, theirs: dict[DeviceId, float]
 ) -> Figure:
     figure, axes = blank("Accuracy by device", "devices, the worst first", ACCURACY)
-    curves = [(story.summary["method"], ours, theme.ours), (rival or "", theirs, theme.rival)]
+    curves = [(story.summary.method, ours, theme.ours), (rival or "", theirs, theme.rival)]
     labels = []
     for name, values, colour in curves:
         if values:

@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, name_above
-from fleetune.coordinator.reports.predictions import LEARNING_ROUNDS, Pair, errors
+from fleetune.coordinator.reports.predictions import LEARNING_ROUNDS, Pair, errors_of
 from fleetune.protocols.randomness import Key
 
 MOST_DOTS = 1000  # of each kind: an SVG draws every single one
@@ -51,9 +51,9 @@ def seconds_scatter(pairs: Sequence[Pair], theme: Theme) -> Figure | None:
 
 
 def _title(pairs: Sequence[Pair]) -> str:
-    found = errors(pair for pair in pairs if pair.learned) or errors(pairs)
+    found = errors_of(pair for pair in pairs if pair.learned) or errors_of(pairs)
     assert found is not None, "there are pairs"
-    half, most = (readable.error(found[name]) for name in ("median", "worst_decile"))
+    half, most = (readable.error(found.median), readable.error(found.worst_decile))
     return f"Half predicted within {half}, nine in ten within {most}"
 
 

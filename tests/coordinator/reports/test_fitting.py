@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from matplotlib import rc_context
 from matplotlib.text import Text
+from msgspec.structs import replace
 from tests.coordinator.reports.test_report import foretold, shown, summary_of
 from tests.tools.compare.test_compare import hand_made, side_by_side
 
@@ -95,25 +96,27 @@ def test_a_name_is_clipped_where_it_says_so():
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_table_of_80_characters_cuts_no_name(name, rivals):
     told = story(3, name, "local-only")
-    for row in told.summary["by_device"].values():
-        row |= {"num_samples": 12345, "kept": 0.912, "up": 123_456_789, "down": 123_456_789}
-    boards = dict.fromkeys(told.summary["by_device"], "jetson-orin-nano-super-8gb")
+    rows = told.summary.by_device
+    for device, row in rows.items():
+        rows[device] = replace(row, num_samples=12345, kept=0.912, up=123_456_789, down=123_456_789)
+    boards = dict.fromkeys(told.summary.by_device, "jetson-orin-nano-super-8gb")
     printed = shown(device_table(told.summary, told.rivals if rivals else {}, boards=boards), width=80)
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in printed
     end = next(line for line in lines if "board" in line).index("board")
     names = "".join(line[:end].strip() for line in lines if not line.startswith("─"))
-    assert all(device in names for device in told.summary["by_device"])
+    assert all(device in names for device in told.summary.by_device)
     assert "1 min" in shown(run_table(told.summary, told.rivals))
     assert "fedspu" in shown(run_table(told.summary, told.rivals))
 
 
 def test_what_is_served_is_shown_where_it_is_not_the_accuracy():
     summary = story(3, "dev", "local-only").summary
-    for row in summary["by_device"].values():
-        row["kept"] = row["personal"]
+    rows = summary.by_device
+    rows.update({device: replace(row, kept=row.personal) for device, row in rows.items()})
     assert "served" not in shown(device_table(summary))
-    next(iter(summary["by_device"].values()))["kept"] = 0.999
+    device = next(iter(rows))
+    rows[device] = replace(rows[device], kept=0.999)
     assert "served" in shown(device_table(summary))
     assert "99.9 %" in shown(device_table(summary))

@@ -3,7 +3,6 @@
 import base64
 import importlib.util
 import io
-import json
 import re
 from html.parser import HTMLParser
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from tests.conftest import tiny_spec
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.outcome import gains, personal, refused, share, with_personal
+from fleetune.coordinator.reports.outcome import gains, personal, refused, with_personal
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.pictures.plots import MAX_NAMED, Story, draw
 from fleetune.coordinator.reports.pictures.scatter import MOST_DOTS, seconds_scatter
@@ -21,12 +20,13 @@ from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
 from fleetune.coordinator.reports.predictions import (
     LEARNING_ROUNDS,
     Pair,
-    errors,
+    errors_of,
     pairs_of,
     predicted_vs_actual,
 )
 from fleetune.coordinator.reports.report import NO_PICTURES, write_report
-from fleetune.coordinator.reports.summary import summarise
+from fleetune.coordinator.reports.summarise import summarise
+from fleetune.coordinator.reports.summary import Errors, Summary
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.protocols.errors import PacketCorrupt
@@ -182,7 +182,7 @@ def test_run_table_has_the_numbers_of_every_method():
     assert lines[0] == "local-only 30.4 % 30.4 % 20.0 % 50.0 → 60.0 % 2.4 kB 2.2 kB 40 s"
     assert lines[4] == "fedspu 40.4 % 40.4 % 30.0 % 50.0 → 70.0 % 2.4 kB 2.2 kB 40 s"
     assert lines[5].startswith(of_dense)
-    assert share(summary, "down") == pytest.approx(90 / (4 * tiny_spec().num_parameters))
+    assert summary.bytes.share_down == pytest.approx(90 / (4 * tiny_spec().num_parameters))
 
 
 def test_device_table_shows_what_each_device_gained():
@@ -214,19 +214,19 @@ def test_tables_fit_the_terminal(width, num_devices):
     records = records_of(num_devices, 2) if num_devices else []
     summary = summary_of(records)
     rivals = {"local-only": summary_of(records, "local-only")}
-    boards = dict.fromkeys(summary["by_device"], "a-board-whose-name-is-far-too-long-for-any-table")
+    boards = dict.fromkeys(summary.by_device, "a-board-whose-name-is-far-too-long-for-any-table")
     for table in run_table(summary, rivals), device_table(summary, rivals, boards=boards):
         assert max(map(len, shown(table, width).splitlines()), default=0) <= width
 
 
 def test_personal_accuracy_without_a_final_evaluation_is_that_of_the_last_reply():
     records, summary, _ = fleet(final_evaluation=False)
-    assert summary["accuracy"]["personal_mean"] is None
+    assert summary.accuracy.personal_mean is None
     filled = with_personal(summary, records)
     assert personal(filled)["device-000"] == records[-1].devices["device-000"].measures.after
-    assert filled["accuracy"]["personal_mean"] == pytest.approx(0.3 + 2.5 / 24)
-    assert filled["accuracy"]["personal_weighted"] == pytest.approx(0.3 + 2.5 / 24)
-    assert summary["accuracy"]["personal_mean"] is None
+    assert filled.accuracy.personal_mean == pytest.approx(0.3 + 2.5 / 24)
+    assert filled.accuracy.personal_weighted == pytest.approx(0.3 + 2.5 / 24)
+    assert summary.accuracy.personal_mean is None
 
 
 def test_a_final_evaluation_is_not_filled_in():
@@ -236,7 +236,7 @@ def test_a_final_evaluation_is_not_filled_in():
 
 def test_gains_are_of_devices_that_both_know():
     _, summary, rivals = fleet()
-    del rivals["local-only"]["by_device"]["device-001"]
+    del rivals["local-only"].by_device["device-001"]
     found = gains(summary, rivals["local-only"])
     assert "device-001" not in found
     assert found["device-002"] == pytest.approx(0.1)
@@ -262,7 +262,7 @@ def test_report_writes_every_file_and_the_summary_comes_back(tmp_path):
     pictures = {f"{name}.png" for name in {*PICTURES, "gain-by-device"}}
     assert names == {"summary.json", "rounds.jsonl", "report.html"} | pictures
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert msgspec.json.decode((tmp_path / "summary.json").read_bytes(), type=Summary) == summary
     lines = (tmp_path / "rounds.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(line, type=RoundRecord) for line in lines] == records
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
@@ -311,8 +311,8 @@ def test_page_needs_nothing_from_outside(tmp_path):
 
 def test_whatever_names_hold_stays_text():
     summary = summary_of(records_of(2, 1), refusals={HOSTILE: 1})
-    summary |= {"method": HOSTILE, "model": HOSTILE}
-    summary["by_device"] = {HOSTILE: summary["by_device"]["device-001"]}
+    rows = {HOSTILE: summary.by_device["device-001"]}
+    summary = msgspec.structs.replace(summary, method=HOSTILE, model=HOSTILE, by_device=rows)
     rivals = {HOSTILE + "2": summary}
     plain = Outline(write_page(Page("plant", summary_of(records_of(2, 1)), rivals, run_file="")))
     page = Outline(write_page(Page(HOSTILE, summary, rivals, {HOSTILE: HOSTILE}, run_file=HOSTILE)))
@@ -397,14 +397,14 @@ def test_traffic_is_counted_by_the_ledger_not_by_the_records():
 def test_predictions_stand_against_what_was_counted_and_measured():
     found = predicted_vs_actual(foretold())
     seconds = [0.1 / number / 0.6 for number in range(1, 8) for _ in range(2)]
-    assert found["seconds"]["overall"]["pairs"] == 14
-    assert found["seconds"]["overall"]["median"] == pytest.approx(seconds[7])
-    assert found["seconds"]["overall"]["worst_decile"] == pytest.approx(seconds[1])
-    assert found["seconds"]["after_five_rounds"]["pairs"] == 4
-    assert found["seconds"]["after_five_rounds"]["worst_decile"] == pytest.approx(0.1 / 6 / 0.6)
-    assert found["train_s"]["overall"]["worst_decile"] == pytest.approx(0.5)
-    assert found["upload_s"]["overall"]["median"] == found["memory_bytes"]["overall"]["median"] == 0
-    assert found["bytes_up"]["overall"]["median"] == pytest.approx(0.1)  # 110 of the 100 that were counted
+    assert found["seconds"].overall.pairs == 14
+    assert found["seconds"].overall.median == pytest.approx(seconds[7])
+    assert found["seconds"].overall.worst_decile == pytest.approx(seconds[1])
+    assert found["seconds"].after_five_rounds.pairs == 4
+    assert found["seconds"].after_five_rounds.worst_decile == pytest.approx(0.1 / 6 / 0.6)
+    assert found["train_s"].overall.worst_decile == pytest.approx(0.5)
+    assert found["upload_s"].overall.median == found["memory_bytes"].overall.median == 0
+    assert found["bytes_up"].overall.median == pytest.approx(0.1)  # 110 of the 100 that were counted
     assert found["bytes_down"] is None  # nobody said
     assert found["joules"] is None
 
@@ -445,8 +445,8 @@ def test_what_is_not_known_or_took_nothing_is_no_pair(predicted, actual):
     [([3], 0.03, 0.03), ([1, 2, 9], 0.02, 0.09), (range(1, 11), 0.055, 0.09), (range(1, 101), 0.505, 0.9)],
 )
 def test_the_worst_decile_is_what_a_tenth_reaches_or_exceeds(wrong, median, worst):
-    found = errors(Pair("a", 1, 100 + w, 100, learned=True) for w in wrong)
-    assert found == {"pairs": len(wrong), "median": pytest.approx(median), "worst_decile": worst}
+    found = errors_of(Pair("a", 1, 100 + w, 100, learned=True) for w in wrong)
+    assert found == Errors(len(wrong), pytest.approx(median), worst)
 
 
 def test_an_error_counts_alike_above_and_below():
@@ -456,14 +456,14 @@ def test_an_error_counts_alike_above_and_below():
 def test_summary_has_energy_seconds_and_reasons_where_they_are_known():
     reports = {"device-000": DeviceReport("device-000", reason="p = 0.4: as wanted")}
     summary = summary_of(foretold(rounds=3), reports=reports)
-    assert summary["joules"] == pytest.approx(2 * 3 * 300.0)
-    row = summary["by_device"]["device-000"]
-    assert (row["reason"], row["joules"]) == ("p = 0.4: as wanted", pytest.approx(900.0))
-    assert (row["predicted_s"], row["actual_s"]) == (pytest.approx(0.65), pytest.approx(0.6))
+    assert summary.joules == pytest.approx(2 * 3 * 300.0)
+    row = summary.by_device["device-000"]
+    assert (row.reason, row.joules) == ("p = 0.4: as wanted", pytest.approx(900.0))
+    assert (row.predicted_s, row.actual_s) == (pytest.approx(0.65), pytest.approx(0.6))
     other = summary_of(records_of(2, 3))
-    assert other["joules"] is other["predicted_vs_actual"] is None
-    told = {name: other["by_device"]["device-000"][name] for name in ("reason", "joules", "predicted_s")}
-    assert told == {"reason": None, "joules": None, "predicted_s": None}
+    assert other.joules is other.predicted_vs_actual is None
+    row = other.by_device["device-000"]
+    assert row.reason is row.joules is row.predicted_s is None
 
 
 def test_page_shows_predictions_energy_and_why_a_device_took_its_ratio(tmp_path):

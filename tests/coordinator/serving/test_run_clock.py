@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from tests.fleet.test_semi_asynchronous import Desk, settings
 
-from fleetune.coordinator.reports.summary import summary_of
+from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.opening import open_run
 from fleetune.coordinator.serving.run_clock import RunClock
@@ -66,4 +66,4 @@ def test_no_round_of_a_run_takes_less_than_no_time(tmp_path):
     times = [at for record in records for at in (record.opened_s, record.closed_s)]
     assert len(times) > 4
     assert times == sorted(times)
-    assert summary["seconds"]["wall"] >= times[-1] >= 0
+    assert summary.seconds.wall >= times[-1] >= 0

@@ -6,12 +6,15 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner
 
 import fleetune.tools.compare.compare
 from fleetune.coordinator.reports.outcome import personal
+from fleetune.coordinator.reports.summary import Accuracies, DeviceSummary, PayloadBytes, Seconds, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.methods import REGISTRY
@@ -114,6 +117,7 @@ def test_rows_of_the_csv_say_what_the_summaries_say(duel):
     for row in rows:
         place = folder / row["contender"] / f"seed-{row['seed']}"
         summary = json.loads((place / "summary.json").read_bytes())
+        read = msgspec.convert(summary, Summary)
         accuracy = summary["accuracy"]
         for name in ("personal_mean", "personal_weighted", "before_mean", "after_mean", "after_weighted"):
             assert float(row[name]) == accuracy[name]
@@ -123,7 +127,7 @@ def test_rows_of_the_csv_say_what_the_summaries_say(duel):
         assert int(row["bytes_up"]) == summary["bytes"]["up"]
         assert int(row["bytes_down"]) == summary["bytes"]["down"]
         assert float(row["seconds"]) == summary["seconds"]["rounds"]
-        assert float(row["personal_worst_decile"]) == min(personal(summary).values())
+        assert float(row["personal_worst_decile"]) == min(personal(read).values())
     means = {row["contender"]: row for row in rows_of(folder / "methods.csv")}
     for label in METHODS:
         values = [float(row["personal_mean"]) for row in rows if row["contender"] == label]
@@ -223,7 +227,7 @@ def test_a_worker_process_changes_nothing(duel, tmp_path, played):
     assert played == ["local-only, seed 3", "fedspu, seed 3"]
     for run in beside.runs:
         (alone,) = (one for one in comparison.of(run.label) if one.seed == run.seed)
-        assert {**run.summary, "bytes": {}} == {**alone.summary, "bytes": {}}
+        assert replace(run.summary, bytes=PayloadBytes()) == replace(alone.summary, bytes=PayloadBytes())
 
 
 def test_settings_go_to_the_method_they_are_for():
@@ -319,18 +323,17 @@ def hand_made(label="ours", seed=0, *, afters=((0.2, 0.4), (0.6, 0.8)), devices=
     last = {name: reply.measures.after for record in records for name, reply in record.devices.items()}
     replies = sum(len(record.devices) for record in records)
     end = sum(last.values()) / len(last)
-    summary = {
-        "method": label,
-        "model": "tiny",
-        "parameters": 10,
-        "rounds": len(records),
-        "devices": devices or len(last),
-        "accuracy": {"personal_mean": end, "personal_weighted": end}
-        | dict.fromkeys(("before_mean", "before_weighted", "after_mean", "after_weighted")),
-        "bytes": {"up": 100 * replies, "down": 50 * replies, "up_dense": 400, "down_dense": 400},
-        "seconds": {"rounds": 10.0 * len(records)},
-        "by_device": {name: {"personal": value, "updates": 1} for name, value in last.items()},
-    }
+    summary = Summary(
+        method=label,
+        model="tiny",
+        parameters=10,
+        rounds=len(records),
+        devices=devices or len(last),
+        accuracy=Accuracies(personal_mean=end, personal_weighted=end),
+        bytes=PayloadBytes(up=100 * replies, down=50 * replies, up_dense=400, down_dense=400),
+        seconds=Seconds(rounds=10.0 * len(records)),
+        by_device={name: DeviceSummary(personal=value, updates=1) for name, value in last.items()},
+    )
     return Played(label, seed, summary, records)
 
 

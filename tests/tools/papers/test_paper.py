@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fleetune.tools.papers.cells
+from fleetune.coordinator.reports.summary import Accuracies, PayloadBytes, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.randomness import Key
@@ -77,7 +78,7 @@ def sources(tmp_path_factory):
 # what accuracy means
 
 
-def hand_made(rounds, *, accuracy=None, seed=0):
+def hand_made(rounds, *, seed=0):
     """Round r: device name -> (before, after, samples)."""
     records = [
         RoundRecord(
@@ -94,11 +95,12 @@ def hand_made(rounds, *, accuracy=None, seed=0):
         )
         for number, devices in enumerate(rounds, 1)
     ]
-    summary = {
-        "rounds": len(records),
-        "accuracy": {"personal_mean": 0.5, "personal_weighted": 0.6, "before_mean": None, **(accuracy or {})},
-        "bytes": {"up": 7, "down": 9},
-    }
+    summary = Summary(
+        method="fedavg",
+        rounds=len(records),
+        accuracy=Accuracies(personal_mean=0.5, personal_weighted=0.6),
+        bytes=PayloadBytes(up=7, down=9),
+    )
     return Played("x", seed, summary, records)
 
 

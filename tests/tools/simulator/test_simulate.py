@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tests.helpers.places import ROOT
 
+from fleetune.coordinator.reports.summary import PayloadBytes
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.tools.simulator import worker
@@ -43,8 +44,8 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(tmp_path):
     _, again, same = play(tmp_path, "b")
     _, _, other = play(tmp_path, "c", run={"name": "sim", "rounds": 4, "seed": 1})
     assert weights.tobytes() == same.tobytes()
-    assert {**first, "bytes": {}} == {**again, "bytes": {}}
-    assert first["bytes"]["up"] == again["bytes"]["up"]
+    assert replace(first, bytes=PayloadBytes()) == replace(again, bytes=PayloadBytes())
+    assert first.bytes.up == again.bytes.up
     assert weights.tobytes() != other.tobytes()
 
 
@@ -52,24 +53,24 @@ def test_worker_processes_change_nothing(tmp_path):
     _, alone, weights = play(tmp_path, "a")
     _, pooled, same = play(tmp_path, "b", workers=2)
     assert weights.tobytes() == same.tobytes()
-    assert alone["by_device"] == pooled["by_device"]
+    assert alone.by_device == pooled.by_device
 
 
 def test_bytes_follow_the_ratio_and_the_dense_size_is_stated(tmp_path):
     _, summary, _ = play(tmp_path, fleet={"devices": 6, "ratios": [0.2, 1.0]})
-    rows = summary["by_device"]
-    assert rows["device-0"]["ratio"] == 0.2
-    assert rows["device-1"]["ratio"] == 1.0
-    assert rows["device-0"]["up"] < rows["device-1"]["up"] / 3
-    assert summary["bytes"]["up_dense"] == 4 * summary["parameters"] * 6 * 4
+    rows = summary.by_device
+    assert rows["device-0"].ratio == 0.2
+    assert rows["device-1"].ratio == 1.0
+    assert rows["device-0"].up < rows["device-1"].up / 3
+    assert summary.bytes.up_dense == 4 * summary.parameters * 6 * 4
 
 
 def test_a_thinner_link_takes_longer_and_moves_the_same_bytes(tmp_path):
     fast = play(tmp_path, "a", fleet={"devices": 6, "uplink_mbps": 10, "downlink_mbps": 50})
     slow = play(tmp_path, "b", fleet={"devices": 6, "uplink_mbps": 0.1, "downlink_mbps": 50})
-    assert slow[1]["bytes"]["up"] == fast[1]["bytes"]["up"]
-    assert slow[1]["seconds"]["up"] == pytest.approx(100 * fast[1]["seconds"]["up"])
-    assert slow[1]["seconds"]["rounds"] > fast[1]["seconds"]["rounds"]
+    assert slow[1].bytes.up == fast[1].bytes.up
+    assert slow[1].seconds.up == pytest.approx(100 * fast[1].seconds.up)
+    assert slow[1].seconds.rounds > fast[1].seconds.rounds
     assert slow[2].tobytes() == fast[2].tobytes()
 
 
@@ -79,7 +80,7 @@ def test_epochs_of_a_method_s_own_take_as_long_as_what_they_train(tmp_path):
     plain = play(tmp_path, "b", method={"name": "fedavg"}, training={"epochs": 4})[1]
     more = play(tmp_path, "c", method={"name": "fedavg"}, training={"epochs": 5})[1]
     parts = play(tmp_path, "d", method=headed, training={"epochs": 1})[1]
-    seconds = [summary["seconds"]["train"] for summary in (several, plain, more, parts)]
+    seconds = [summary.seconds.train for summary in (several, plain, more, parts)]
     assert seconds[0] == pytest.approx(seconds[1])
     forward, first, head = 64 * 64 + 64 * 32 + 32 * 10, 64 * 64, 32 * 10
     whole = 3 * forward - first
@@ -99,8 +100,8 @@ def test_collaboration_helps_where_samples_are_few(tmp_path):
     }
     _, ours, _ = play(tmp_path, "a", **sections)
     _, alone, _ = play(tmp_path, "b", method={"name": "local-only"}, **sections)
-    assert ours["accuracy"]["personal_mean"] > alone["accuracy"]["personal_mean"]
-    assert alone["bytes"]["up"] < 0.05 * ours["bytes"]["up"]
+    assert ours.accuracy.personal_mean > alone.accuracy.personal_mean
+    assert alone.bytes.up < 0.05 * ours.bytes.up
 
 
 def test_devices_that_come_and_go_still_finish_every_round(tmp_path):
@@ -110,8 +111,8 @@ def test_devices_that_come_and_go_still_finish_every_round(tmp_path):
         round={"deadline_s": 0.02, "quorum": 2},
         fleet={"devices": 6, "availability": 0.6, "uplink_mbps": 20, "downlink_mbps": 80},
     )
-    assert summary["rounds"] == 6
-    assert summary["refused"].get("engine-gone", 0) > 0
+    assert summary.rounds == 6
+    assert summary.refused.get("engine-gone", 0) > 0
     assert all(record.devices for record in run_records(tmp_path))
 
 
@@ -131,7 +132,7 @@ def test_a_device_that_comes_back_in_mid_task_does_not_train_twice(tmp_path, mon
         training={"epochs": 150},
         fleet={"boards": boards, "ratios": [0.1], "availability": 0.6},
     )
-    assert summary["refused"]["engine-gone"] > 0
+    assert summary.refused["engine-gone"] > 0
     assert len(trained) == len(set(trained))
 
 
@@ -159,9 +160,9 @@ def test_early_stopping_ends_the_run_when_nobody_gains(tmp_path):
         data={"validation_fraction": 0.3},
         training={"epochs": 3},
     )
-    assert 1 < summary["rounds"] < 200
-    assert len(summary["by_device"]) == 6
-    assert summary["accuracy"]["personal_mean"] is not None
+    assert 1 < summary.rounds < 200
+    assert len(summary.by_device) == 6
+    assert summary.accuracy.personal_mean is not None
 
 
 def test_devices_that_cannot_meet_the_deadline_decline_with_the_figures(tmp_path):
@@ -169,9 +170,9 @@ def test_devices_that_cannot_meet_the_deadline_decline_with_the_figures(tmp_path
     _, summary, _ = play(
         tmp_path, method={"name": "fedavg"}, round={"deadline_s": 0.02}, fleet={"boards": boards}
     )
-    assert summary["refused"]["engine-refused"] == 1
-    assert summary["by_device"]["device-5"]["updates"] == 0
-    assert summary["by_device"]["device-0"]["updates"] == 4
+    assert summary.refused["engine-refused"] == 1
+    assert summary.by_device["device-5"].updates == 0
+    assert summary.by_device["device-0"].updates == 4
 
 
 def test_personal_states_lie_on_disk_and_not_in_memory(tmp_path):

@@ -39,10 +39,10 @@ def play(tmp_path, name="a", **sections):
 def test_with_time_enough_every_device_takes_all_and_with_less_what_fits(tmp_path):
     ample, _ = play(tmp_path, "a", round={"deadline_s": 600}, fleet=THIN)
     tight, records = play(tmp_path, "b", round={"deadline_s": 6}, fleet=THIN)
-    assert {p for ratios in ample["ratios"].values() for p in ratios} == {1.0}
-    assert all(0 < ratios[-1] < 1 for ratios in tight["ratios"].values())
+    assert {p for ratios in ample.ratios.values() for p in ratios} == {1.0}
+    assert all(0 < ratios[-1] < 1 for ratios in tight.ratios.values())
     assert all(record.closed_s - record.opened_s <= 6 for record in records[1:-1])
-    assert tight["bytes"]["up"] < 0.6 * ample["bytes"]["up"]
+    assert tight.bytes.up < 0.6 * ample.bytes.up
 
 
 def test_a_fixed_ratio_that_takes_too_long_is_late_and_a_chosen_one_is_not(tmp_path):
@@ -56,11 +56,11 @@ def test_a_fixed_ratio_that_takes_too_long_is_late_and_a_chosen_one_is_not(tmp_p
 
 def test_predictions_are_right_where_the_profile_is_and_are_learned_where_it_is_not(tmp_path):
     true, _ = play(tmp_path, "a")
-    assert true["predicted_vs_actual"]["train_s"]["overall"]["median"] < 1e-9
+    assert true.predicted_vs_actual["train_s"].overall.median < 1e-9
     off, _ = play(tmp_path, "b", fleet={"spread": 0.5}, run={"rounds": 6})
-    errors = off["predicted_vs_actual"]["train_s"]
-    assert errors["overall"]["worst_decile"] > 0.05
-    assert errors["after_five_rounds"]["median"] < 0.01
+    errors = off.predicted_vs_actual["train_s"]
+    assert errors.overall.worst_decile > 0.05
+    assert errors.after_five_rounds.median < 0.01
 
 
 def test_a_device_that_was_late_learns_to_take_less(tmp_path):
@@ -80,7 +80,7 @@ def test_a_battery_that_runs_out_takes_its_device_away(tmp_path):
     boards = {"phone-mid": 2, "raspberry-pi-4b": 2}
     fleet = {"devices": 4, "boards": boards, "batteries": [5e-4, 5e-4], **THIN}
     summary, records = play(tmp_path, fleet=fleet)
-    assert summary["rounds"] == 8
+    assert summary.rounds == 8
     assert set(records[0].devices) == {f"device-{i}" for i in range(4)}
     assert set(records[7].devices) == {"device-2", "device-3"}
 
@@ -105,7 +105,7 @@ def test_links_by_name_and_by_trace(tmp_path):
     trace.write_text("time_s,uplink_bps,downlink_bps\n0,20000,1000000\n2,0,0\n30,20000,1000000\n60,0,0\n")
     calm, _ = play(tmp_path, "a", fleet=THIN, run={"rounds": 2})
     broken, records = play(tmp_path, "b", fleet={"links": {str(trace): 4}}, run={"rounds": 2})
-    assert broken["bytes"]["up"] == calm["bytes"]["up"]
+    assert broken.bytes.up == calm.bytes.up
     assert records[0].closed_s > 30
     devices = simulated_devices(settings(fleet={"links": {"4g": 1}}))
     assert not isinstance(devices[0].link, Constant) or devices[0].link != devices[1].link

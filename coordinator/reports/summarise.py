@@ -1,0 +1,182 @@
+"""What a run came to, from its records and its ledger: how `summary.Summary` is made."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import UNSET
+
+from fleetune.coordinator.reports.averages import mean, middle, total, weighted_mean
+from fleetune.coordinator.reports.predictions import both, predicted_vs_actual
+from fleetune.coordinator.reports.summary import (
+    Accuracies,
+    BestRound,
+    DeviceSummary,
+    PayloadBytes,
+    Seconds,
+    Summary,
+)
+from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
+from fleetune.protocols.wire.payloads import Measures
+
+T = TypeVar("T")
+
+
+def summary_of(run: Run, *, simulated: bool) -> Summary:
+    """The summary of an open run, see `summarise`."""
+    controller = run.controller
+    state, records, ledger = controller.engine.state, controller.records(), controller.ledger
+    reports = {device: member.report for device, member in state.members.items() if member.report}
+    return summarise(
+        run.settings,
+        run.enrolment.spec,
+        records,
+        ledger,
+        state.counters,
+        reports=reports,
+        simulated=simulated,
+    )
+
+
+def summarise(
+    settings: RunSettings,
+    spec: ModelSpec,
+    records: Sequence[RoundRecord],
+    ledger: Ledger,
+    counters: dict[str, int],
+    *,
+    reports: Mapping[DeviceId, DeviceReport] | None = None,
+    simulated: bool,
+) -> Summary:
+    """What a run came to.
+
+    Args:
+        settings: of the run.
+        spec: of its model.
+        records: of all closed rounds, ascending; without a final evaluation its accuracies are None.
+        ledger: of the run.
+        counters: of the engine: what it turned away, by kind.
+        reports: the devices' latest.
+        simulated: times are of a virtual clock.
+    """
+    training = [record for record in records if not record.final_evaluation]
+    final_evaluation = next((record for record in records if record.final_evaluation), None)
+    return Summary(
+        method=settings.method["name"],
+        model=spec.name,
+        parameters=spec.num_parameters,
+        rounds=len(training),
+        devices=len(ledger.traffic),
+        seed=settings.run.seed,
+        simulated=simulated,
+        accuracy=_accuracies(training, final_evaluation),
+        bytes=_bytes(spec, ledger),
+        seconds=_seconds(training, ledger),
+        ratios=_by_device(training, lambda reply: reply.ratio),
+        joules=total(reply.actual.joules for reply in _replies(training)),
+        predicted_vs_actual=predicted_vs_actual(training),
+        refused={**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
+        turned_away={
+            device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.turned_away.items())
+        },
+        by_device=_devices(training, final_evaluation, ledger, reports or {}),
+    )
+
+
+def _accuracies(training: Sequence[RoundRecord], final_evaluation: RoundRecord | None) -> Accuracies:
+    final: list[Measures] = (
+        [reply.measures for reply in final_evaluation.devices.values()] if final_evaluation else []
+    )
+    rounds = [(mean(r.measures.after for r in record.devices.values()), record) for record in training]
+    scored = [(value, record.number) for value, record in rounds if value is not None]
+    best = max(scored, default=None, key=lambda pair: (pair[0], -pair[1]))
+    return Accuracies(
+        personal_mean=mean(m.personal for m in final),
+        personal_weighted=weighted_mean((m.personal, m.num_samples) for m in final),
+        before_mean=mean(m.before for m in final),
+        before_weighted=weighted_mean((m.before, m.num_samples) for m in final),
+        after_mean=mean(m.after for m in final),
+        after_weighted=weighted_mean((m.after, m.num_samples) for m in final),
+        kept_mean=mean(_kept(m) for m in final),
+        kept_weighted=weighted_mean((_kept(m), m.num_samples) for m in final),
+        best_round=BestRound(best[1], best[0]) if best else None,
+    )
+
+
+def _kept(measures: Measures) -> float | None:
+    return None if measures.kept is UNSET else measures.kept
+
+
+def _bytes(spec: ModelSpec, ledger: Ledger) -> PayloadBytes:
+    traffic = ledger.traffic.values()
+    return PayloadBytes(
+        up=sum(one.up for one in traffic),
+        down=sum(one.down for one in traffic),
+        up_dense=4 * spec.num_parameters * sum(one.updates for one in traffic),
+        down_dense=4 * spec.num_parameters * sum(one.tasks for one in traffic),
+        enrolment=sum(one.enrolment for one in traffic),
+        final_evaluation_up=sum(one.final_evaluation_up for one in traffic),
+        final_evaluation_down=sum(one.final_evaluation_down for one in traffic),
+    )
+
+
+def _seconds(training: Sequence[RoundRecord], ledger: Ledger) -> Seconds:
+    replies = [reply.actual for reply in _replies(training)]
+    began_at, ended_at = ledger.began_at, ledger.ended_at
+    return Seconds(
+        wall=None if began_at is None or ended_at is None else ended_at - began_at,
+        rounds=training[-1].closed_s if training else None,
+        train=total(actual.train_s for actual in replies),
+        up=total(actual.upload_s for actual in replies),
+        down=total(actual.download_s for actual in replies),
+    )
+
+
+def _by_device(training: Sequence[RoundRecord], pick: Callable[[DeviceRound], T]) -> dict[DeviceId, list[T]]:
+    found: dict[DeviceId, list[T]] = {}
+    for record in training:
+        for device, reply in record.devices.items():
+            found.setdefault(device, []).append(pick(reply))
+    return dict(sorted(found.items()))
+
+
+def _replies(training: Sequence[RoundRecord]) -> list[DeviceRound]:
+    return [reply for record in training for reply in record.devices.values()]
+
+
+def _devices(
+    training: Sequence[RoundRecord],
+    final_evaluation: RoundRecord | None,
+    ledger: Ledger,
+    reports: Mapping[DeviceId, DeviceReport],
+) -> dict[DeviceId, DeviceSummary]:
+    closing = final_evaluation.devices if final_evaluation else {}
+    rounds = _by_device(training, lambda reply: reply)
+    return {
+        device: _device(traffic, closing.get(device), reports.get(device), rounds.get(device, []))
+        for device, traffic in sorted(ledger.traffic.items())
+    }
+
+
+def _device(
+    traffic: Traffic, closing: DeviceRound | None, report: DeviceReport | None, replies: Sequence[DeviceRound]
+) -> DeviceSummary:
+    seconds = [both(one, "seconds") for one in replies]
+    return DeviceSummary(
+        ratio=closing.ratio if closing else None,
+        num_samples=closing.measures.num_samples if closing else None,
+        personal=closing.measures.personal if closing else None,
+        before=closing.measures.before if closing else None,
+        after=closing.measures.after if closing else None,
+        kept=_kept(closing.measures) if closing else None,
+        up=traffic.up,
+        down=traffic.down,
+        updates=traffic.updates,
+        reason=report.reason if report else None,
+        predicted_s=middle(predicted for predicted, _ in seconds),
+        actual_s=middle(actual for _, actual in seconds),
+        joules=total(one.actual.joules for one in replies),
+    )
