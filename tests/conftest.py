@@ -13,7 +13,7 @@ import pytest
 
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Fit, FitPlan
+from fleetune.protocols.skeletons.trainer import Fit, FitPlan
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 DATA = Path(os.environ.get("FLEETUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))

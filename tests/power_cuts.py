@@ -30,7 +30,7 @@ from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.methods import REGISTRY, from_section
-from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived

@@ -6,7 +6,8 @@ from typing import Literal
 from fleetune.coordinator.rounds.engine_state import EngineState, Stage
 from fleetune.coordinator.rounds.participants import target
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId
 
 Part = Literal["idle", "awaited", "replied", "declined"]
 

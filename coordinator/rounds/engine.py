@@ -72,7 +72,8 @@ from fleetune.coordinator.rounds.rollback import (
 )
 from fleetune.coordinator.rounds.unresponsive import note_answer, note_missed
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
-from fleetune.protocols.skeletons.method import DeviceId, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Round
 
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
 

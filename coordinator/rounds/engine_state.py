@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 from fleetune.coordinator.rounds.events import Reason
 from fleetune.coordinator.rounds.member_groups import Groups
-from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
 
 Stage = Literal["waiting", "training", "rehearsing", "finished"]

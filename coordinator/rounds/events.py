@@ -7,7 +7,8 @@ number with the next attempt. The final evaluation is asked and answered like an
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetune.protocols.skeletons.method import DeviceId, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Round
 
 Reason = Literal["late", "duplicate", "stale", "foreign", "unknown"]
 Miss = Literal["deadline", "too-few", "spoilt", "diverged"]

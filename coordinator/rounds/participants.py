@@ -6,7 +6,8 @@ from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.unresponsive import rests
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId
 
 
 def eligible(state: EngineState) -> tuple[DeviceId, ...]:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketNotFinite, PacketOutlying, PacketOverclaimed
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.method import DeviceId, DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.payloads import Reply
 
 PEAK_FLOOR = 1.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import Choice, DeviceReport
+from fleetune.protocols.skeletons.choice import Choice, DeviceReport
 
 SPARE = 0.95  # share of each limit that a ratio above the present one may need
 

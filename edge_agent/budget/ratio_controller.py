@@ -17,7 +17,7 @@ from fleetune.edge_agent.budget.ratio_choice import Decision, Forecast, Verdict,
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import Choice, DeviceReport
+from fleetune.protocols.skeletons.choice import Choice, DeviceReport
 
 MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.skeletons.method import Part
+from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fleetune import firmware_profiles
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 def board_named(name: str) -> firmware_profiles.Board:

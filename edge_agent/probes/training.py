@@ -14,7 +14,7 @@ from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import FitPlan
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update.selection import Neurons
 
 _KEY = Key.of("fleetune", "calibration")

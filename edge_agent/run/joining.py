@@ -48,7 +48,8 @@ from fleetune.protocols.errors import (
 )
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.method import DeviceReport, Method
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 

@@ -12,7 +12,7 @@ from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.session import Memory, Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 

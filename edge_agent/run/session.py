@@ -16,7 +16,9 @@ from fleetune.protocols.errors import PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Budget, Fit, FitPlan, Method, Part, Rows, Trainer
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, Trainer
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
 

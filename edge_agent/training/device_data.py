@@ -17,7 +17,7 @@ from fleetune.protocols.errors import DataError
 from fleetune.protocols.model.input_scaling import Mean, Std, check_channels, over_channels
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Part
+from fleetune.protocols.skeletons.trainer import Part
 
 __all__ = [
     "Dataset",

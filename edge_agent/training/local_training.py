@@ -17,7 +17,7 @@ from fleetune.protocols.model.loss_terms import LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import Fit, FitPlan, Part, Rows
+from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
 
 _EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory
 
@@ -36,7 +36,7 @@ def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """A `protocols.skeletons.method.Trainer` over a backend and a device's data.
+    """A `protocols.skeletons.trainer.Trainer` over a backend and a device's data.
 
     Attributes:
         backend: computes losses and gradients; its vectors are scratch space between calls.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 
 _BLOCK = 32_768  # entries: 128 kB a vector, so that all passes over a block find it in the cache
 

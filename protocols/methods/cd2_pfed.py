@@ -31,16 +31,10 @@ from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
-from fleetune.protocols.skeletons.method import (
-    EVALUATION_EPOCHS,
-    Budget,
-    DeviceId,
-    FitPlan,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget
+from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.submodels import cut
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, neuron_mask, num_active
 
@@ -92,22 +86,14 @@ class CD2pFed(ModelAveraging):
         return self.private_share * (1.0 if grown else (number - 1) / self.growth_rounds)
 
     def plan(
-        self,
-        state: SharedModel,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: SharedModel, round_: Round, key: Key
     ) -> tuple[SharedModel, Mapping[DeviceId, Task]]:
         shared = shared_entries(self.spec, self.private_at(round_.number))
         task = Task(Patch.of(state.weights, shared, self.spec))
         return state, lazily(round_.participants, lambda _: task)
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         start, part = task.patch.apply(state.weights, self.spec), task.patch.selection
         shared = part.mask(self.spec)

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.skeletons.method import DeviceId, Pull
+from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.skeletons.targets import PersonalTargets, Update
+from fleetune.protocols.skeletons.trainer import Pull
 
 Labels = NDArray[np.int64]
 _MOST_STEPS = 100  # of Lloyd's algorithm, which ends long before

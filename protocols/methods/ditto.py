@@ -13,7 +13,8 @@ from msgspec import Meta
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
-from fleetune.protocols.skeletons.method import Budget, FitPlan, Pull, Trainer
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,7 @@ class Ditto(AveragedModel[ClientState]):
         return ClientState(weights, weights)
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         received = task.patch.apply(state.copy, self.spec)
         trained = trainer.fit(received, FitPlan(), key.child("global"))

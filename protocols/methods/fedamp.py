@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.method import DeviceId, Pull
+from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.skeletons.targets import PersonalTargets, Update
+from fleetune.protocols.skeletons.trainer import Pull
 
 Shares = NDArray[np.float64]
 

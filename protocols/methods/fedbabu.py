@@ -18,7 +18,8 @@ from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
-from fleetune.protocols.skeletons.method import Budget, FitPlan, Trainer
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers, Selection
@@ -73,12 +74,7 @@ class FedBABU(AveragedModel[ClientState]):
         return ClientState(weights, Patch.of(weights, self.head, self.spec))
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         start = state.initial_head.apply(task.patch.apply(state.weights, self.spec), self.spec)
         body = FitPlan(trainable=self.shared.mask(self.spec))

@@ -25,23 +25,15 @@ from msgspec import Meta
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
     collaborated_models,
     critical_entries,
     masked_mean,
     perturbation,
 )
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
@@ -97,10 +89,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         return ServerState(weights)
 
     def plan(
-        self,
-        state: ServerState,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             return Task(self._start(state.held.get(device), state.weights))
@@ -117,12 +106,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         return Patch.of(start, Everything(), self.spec)
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         start = task.patch.apply(state.weights, self.spec)
         weights = trainer.fit(start, FitPlan(), key).weights
@@ -154,7 +138,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
     def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Whole models both ways, up with a bit for each parameter; beyond beta less comes down."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole + self.spec.num_parameters // 8))]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import FitPlan, Trainer
 from fleetune.protocols.skeletons.submodels import Scores, SubModels, norms
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 
 @dataclass(frozen=True)

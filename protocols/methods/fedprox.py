@@ -7,7 +7,8 @@ from msgspec import Meta
 
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.skeletons.method import Budget, FitPlan, Pull, Trainer
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 
@@ -23,12 +24,7 @@ class FedProx(ModelAveraging):
     proximal: Annotated[float, Meta(ge=0)] = 0.01
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         start = task.patch.apply(state.weights, self.spec)
         fit = trainer.fit(start, FitPlan(pull=Pull(start, self.proximal / 2)), key)

@@ -14,7 +14,8 @@ from msgspec import Meta
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.skeletons.method import Budget, FitPlan, Trainer
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.selection import Layers
 
@@ -53,12 +54,7 @@ class FedRep(ModelAveraging):
         return self.head_epochs * head + (self.body_epochs or 0) * body
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         start = task.patch.apply(state.weights, self.spec)
         head = FitPlan(trainable=self.head.mask(self.spec), epochs=self.head_epochs)

@@ -18,20 +18,10 @@ from fleetune.protocols.finite import check_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
-from fleetune.protocols.skeletons.method import (
-    EVALUATION_EPOCHS,
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Neurons, expected_count
@@ -108,12 +98,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         return state, lazily(round_.participants, task)
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         active = task.patch.selection
         merged = task.patch.apply(state.weights, self.spec)
@@ -133,7 +118,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Freezing saves bytes; every tensor has active entries, so work stays 1 (see
         `protocols.model.compute_cost`). Early stopping wants the training loss (and the validation loss, of
         fewer samples, which is not counted).

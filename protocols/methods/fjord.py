@@ -15,8 +15,8 @@ import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Trainer
 from fleetune.protocols.skeletons.submodels import Scores, SubModels, strongest
+from fleetune.protocols.skeletons.trainer import Trainer
 from fleetune.protocols.update.selection import ChosenNeurons
 
 
@@ -28,12 +28,7 @@ class FjORD(SubModels):
         """The leftmost neurons: both sides know them from the start."""
         return strongest(self._leftmost, ratio)
 
-    def importance(
-        self,
-        weights: FlatArray,  # noqa: ARG002
-        trainer: Trainer,  # noqa: ARG002
-        key: Key,  # noqa: ARG002
-    ) -> Sequence[Scores]:
+    def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """The further left, the more."""
         return self._leftmost
 

@@ -7,17 +7,9 @@ import numpy as np
 
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
@@ -30,20 +22,12 @@ class LocalOnly(ModelAveraging):
     """Rounds only pace the training; empty patches go both ways."""
 
     def plan(
-        self,
-        state: SharedModel,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: SharedModel, round_: Round, key: Key
     ) -> tuple[SharedModel, Mapping[DeviceId, Task]]:
         return state, lazily(round_.participants, lambda _: Task(_NOTHING))
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,  # noqa: ARG002
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         fit = trainer.fit(state.weights, FitPlan(), key)
         return PersonalModel(fit.weights), Update(_NOTHING, trainer.num_samples)
@@ -53,5 +37,5 @@ class LocalOnly(ModelAveraging):
             pass
         return state
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         return [Choice(1.0, Cost(bytes_down=estimate_bytes(0), bytes_up=estimate_bytes(0)))]

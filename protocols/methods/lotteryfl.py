@@ -21,16 +21,9 @@ from msgspec import Meta
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.method import (
-    EVALUATION_EPOCHS,
-    Budget,
-    Choice,
-    Cost,
-    DeviceReport,
-    FitPlan,
-    Trainer,
-)
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.submodels import PartAveraging, Task, cut
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
@@ -84,12 +77,7 @@ class LotteryFL(PartAveraging[ClientState]):
         return ClientState(weights, weights, Everything().mask(self.spec))
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         ticket = state.ticket & task.patch.selection.mask(self.spec)
         start = cut(task.patch.apply(state.weights, self.spec), ticket, self.spec)
@@ -103,7 +91,7 @@ class LotteryFL(PartAveraging[ClientState]):
     def personal_model(self, state: ClientState) -> FlatArray:
         return state.weights
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The ticket is the device's own finding; in the first rounds everything travels, and the accuracy
         may be that of all training samples.
         """

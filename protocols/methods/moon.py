@@ -19,7 +19,8 @@ from msgspec import Meta
 from fleetune.protocols.model.loss_terms import Contrast
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,7 @@ class MOON(ModelAveraging):
         return 2 * EVALUATION_EPOCHS
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         start = task.patch.apply(state.weights, self.spec)
         contrast = Contrast(start, state.weights, self.strength, self.temperature)

@@ -28,7 +28,8 @@ from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
-from fleetune.protocols.skeletons.method import Budget, FitPlan, Rows, Trainer
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.trainer import FitPlan, Rows, Trainer
 
 Gradient = Callable[[FlatArray], FlatArray]
 
@@ -116,12 +117,7 @@ class PerFedAvg(ModelAveraging):
         return np.zeros(self.spec.size, dtype=bool)
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         received = task.patch.apply(state.weights, self.spec)
         # gradients go by running statistics: they follow the data here, nothing else changes

@@ -38,19 +38,10 @@ from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update, covered_average
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.layers import norm_layers, split_at_head
 from fleetune.protocols.update.patch import Patch
@@ -208,10 +199,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         return ClientState(weights, Patch.of(weights, self.head, self.spec))
 
     def plan(
-        self,
-        state: ServerState,
-        round_: Round,
-        key: Key,
+        self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         masks = choose(state.masks, state.ratios, self._sizes, key.child("masks"))
         body = Patch.of(state.weights, self.body, self.spec)
@@ -223,12 +211,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         return replace(state, masks=masks), lazily(round_.participants, task)
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         start = state.initial_head.apply(task.patch.apply(state.weights, self.spec), self.spec)
         trainable = task.trained.mask(self.spec)
@@ -251,7 +234,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
     def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Down the body, up at most the ratio's share. Which layers a device gets to train is not known here:
         the work is that of all which it could, one by one, and so at most that.
         """

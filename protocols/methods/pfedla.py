@@ -29,17 +29,9 @@ from numpy.typing import NDArray
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import CoveredMean, Patch
 from fleetune.protocols.update.selection import Everything, Layers
@@ -190,12 +182,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         return planned, lazily(round_.participants, task)
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
@@ -215,7 +202,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
             mean.add(Patch.of(state.latest[device], Everything(), self.spec), 1)
         return mean.over(state.initial)
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Whole models; which layers are kept turns out later."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole))]

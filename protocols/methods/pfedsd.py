@@ -18,7 +18,8 @@ from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
-from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, FitPlan, Trainer
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,7 @@ class PFedSD(AveragedModel[ClientState]):
         return ClientState(weights)
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         teaching = Distillation(state.weights, self.strength, self.temperature)
         plan = FitPlan(loss_term=teaching if state.trained else None)

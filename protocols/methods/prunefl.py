@@ -11,19 +11,14 @@ from dataclasses import dataclass
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Trainer
 from fleetune.protocols.skeletons.submodels import Scores, SubModels, norms
+from fleetune.protocols.skeletons.trainer import Trainer
 
 
 @dataclass(frozen=True)
 class PruneFL(SubModels):
     """No settings."""
 
-    def importance(
-        self,
-        weights: FlatArray,
-        trainer: Trainer,
-        key: Key,  # noqa: ARG002
-    ) -> Sequence[Scores]:
+    def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """The l2 norm of the gradient at a neuron's parameters."""
         return norms(trainer.gradient(weights), self.spec, order=2)

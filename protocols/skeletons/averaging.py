@@ -14,19 +14,10 @@ from fleetune.protocols.bounds import NumSamples
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import CoveredMean, Patch
 from fleetune.protocols.update.selection import Everything, Selection
@@ -143,10 +134,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
         return SharedModel(weights)
 
     def plan(
-        self,
-        state: SharedModel,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: SharedModel, round_: Round, key: Key
     ) -> tuple[SharedModel, Mapping[DeviceId, Task]]:
         task = Task(Patch.of(state.weights, self.shared, self.spec))
         return state, lazily(round_.participants, lambda _: task)
@@ -162,7 +150,7 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
     def shared_model(self, state: SharedModel) -> FlatArray:
         return state.weights
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         size = estimate_bytes(self.shared.count(self.spec))
         cost = Cost(
             bytes_down=size,
@@ -183,12 +171,7 @@ class ModelAveraging(AveragedModel[PersonalModel], PersonalDevice[SharedModel, T
     """Both halves; the device takes what is shared over, trains its whole model, and sends that back."""
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         fit = trainer.fit(task.patch.apply(state.weights, self.spec), FitPlan(), key)
         return PersonalModel(fit.weights), self.update(fit.weights, trainer)

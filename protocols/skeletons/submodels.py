@@ -24,18 +24,9 @@ from fleetune.protocols.finite import check_finite
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Update
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import CoveredMean, Patch
 from fleetune.protocols.update.selection import (
@@ -118,7 +109,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
 
     state_type, task_type, update_type = ServerState, Task, Update
 
-    def known(self, ratio: float) -> Selection:  # noqa: ARG002
+    def known(self, ratio: float) -> Selection:
         """What to send a device of which no part is known; `Everything` leaves the choice to it."""
         return Everything()
 
@@ -132,10 +123,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
         return replace(state, ratios={**state.ratios, report.device: report.ratio}, parts=parts)
 
     def plan(
-        self,
-        state: ServerState,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             ratio = state.ratios.get(device, 1.0)
@@ -171,12 +159,7 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
         ...
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         received, part = task.patch.apply(state.weights, self.spec), task.patch.selection
         if isinstance(part, Everything) and task.ratio < 1:
@@ -188,7 +171,7 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
         sent = Patch.of(fit.weights, part, self.spec)
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Down, what a device gets the first time: that round has to fit the deadline too."""
         return [self._choice(ratio) for ratio in RATIOS]
 

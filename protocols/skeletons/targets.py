@@ -13,18 +13,9 @@ from typing import TypeVar
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Pull,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
@@ -57,12 +48,7 @@ class PersonalTargets(PersonalDevice[S, Task, Update]):
         """On the device: the term of its loss, from the target as it came."""
         ...
 
-    def plan(
-        self,
-        state: S,
-        round_: Round,
-        key: Key,  # noqa: ARG002
-    ) -> tuple[S, Mapping[DeviceId, Task]]:
+    def plan(self, state: S, round_: Round, key: Key) -> tuple[S, Mapping[DeviceId, Task]]:
         target = self.targets(state)
 
         def task(device: DeviceId) -> Task:
@@ -71,18 +57,13 @@ class PersonalTargets(PersonalDevice[S, Task, Update]):
         return state, lazily(round_.participants, task)
 
     def work(
-        self,
-        state: PersonalModel,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         pull = self.pull_towards(task.patch.apply(state.weights, self.spec))
         fit = trainer.fit(state.weights, FitPlan(pull=pull), key)
         return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Whole models both ways; the device holds its target beside its own model."""
         whole = estimate_bytes(self.spec.num_parameters)
         return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, memory_bytes=4 * self.spec.size))]

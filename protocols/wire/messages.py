@@ -24,7 +24,7 @@ from fleetune.protocols.bounds import (
 from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 MAX_CONTROL_BYTES = 16_384
 M = TypeVar("M")

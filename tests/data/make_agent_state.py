@@ -27,7 +27,8 @@ from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import Budget, Choice, Cost, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
 

@@ -16,7 +16,8 @@ from fleetune.protocols.bundle.bundle import TRAIN
 from fleetune.protocols.bundle.graph import Constant, Node
 from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.method import DeviceReport, Round
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

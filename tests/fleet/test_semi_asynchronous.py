@@ -19,7 +19,8 @@ from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import DeviceReport, Round
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.skeletons.staleness import drawn_towards, staleness_factor
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch

@@ -15,7 +15,7 @@ from fleetune.protocols.finite import not_finite
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply
 

@@ -22,7 +22,7 @@ from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import Fit, FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Pull
 from fleetune.protocols.update import codec
 
 KEY = Key.of("test", "ort-training")

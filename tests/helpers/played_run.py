@@ -20,7 +20,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.payloads import Enrolment
 
 SPEC = tiny_spec()

@@ -14,7 +14,8 @@ from fleetune.protocols.methods.dcpfl.loss_curve import rapid_decrease_end
 from fleetune.protocols.methods.kapc import bls
 from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 
 KEY = Key.of("survivors")

@@ -19,7 +19,7 @@ import fleetune.protocols.wire.messages as wire
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.averaging import Task, Update
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived, Inbox

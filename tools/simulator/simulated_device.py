@@ -12,7 +12,7 @@ from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.firmware_profiles import UNKNOWN
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.tools.simulator.battery import Battery
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
 

@@ -13,7 +13,8 @@ from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import Budget, Method
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models

@@ -40,19 +40,9 @@ from fleetune.protocols.methods.dcpfl.groups import Group, Grouping
 from fleetune.protocols.methods.dcpfl.splitting import GroupDevelopment, ServerState, Update
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import (
-    EVALUATION_EPOCHS,
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers
@@ -128,21 +118,13 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         return ClientState(weights)
 
     def plan(
-        self,
-        state: ServerState,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         state = replace(state, round=round_.number)
         return state, lazily(round_.participants, lambda device: self._task(state, device, round_))
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         own = state.rival if task.adopt and state.rival is not None else state.weights
         start = task.patch.apply(own, self.spec)
@@ -182,7 +164,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         """The mean of the groups' models; for people, and what guests start from."""
         return state.grouping.mean_model()
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Whole layers, the smallest first. The cost is a plain full round's: a training, and the loss
         before it. A trial's is that of two trainings and three losses.
         """

@@ -30,6 +30,7 @@ from fleetune.protocols.finite import check_finite
 from fleetune.protocols.methods.fedpurin.state import ClientState, Held, ServerState, Task, Update
 from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
     Floats,
     collaborated_models,
@@ -37,18 +38,8 @@ from fleetune.protocols.skeletons.critical_parameters import (
     masked_mean,
     perturbation,
 )
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Layers
@@ -125,10 +116,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return ClientState(weights, np.zeros(self.spec.size, dtype=bool))
 
     def plan(
-        self,
-        state: ServerState,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         def task(device: DeviceId) -> Task:
             held = state.held.get(device)
@@ -149,12 +137,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return self._patch(start, unknown)
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         start = self.combined_model(state, task)
         last_batch = self.gradient == "last-batch"
@@ -212,7 +195,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Values of tau. Down at most every shared entry: bar covers more than any one device."""
         ratios = [ratio for ratio in RATIOS if ratio < self.tau] + [self.tau]
         return [Choice(ratio, self._cost(ratio)) for ratio in ratios]

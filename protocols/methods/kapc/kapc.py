@@ -30,20 +30,10 @@ from fleetune.protocols.methods.kapc.state import ServerState
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task
-from fleetune.protocols.skeletons.method import (
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Pull,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.targets import Update
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
@@ -99,10 +89,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return ClientState(weights)
 
     def plan(
-        self,
-        state: ServerState,
-        round_: Round,
-        key: Key,  # noqa: ARG002
+        self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         state = state.knowing(round_.participants).related_to_all()
         places = state.places(round_.participants)
@@ -153,7 +140,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
                 shared[where] = layer
         return shared
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """All layers both ways; the device holds its target beside its model."""
         return [self._choice(len(self.layers))]
 
@@ -177,12 +164,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
             shares
         )
 
-    def _sent(
-        self,
-        rows: NDArray[np.float64],  # noqa: ARG002
-        place: int,  # noqa: ARG002
-        uploaded: int | None,  # noqa: ARG002
-    ) -> Sequence[int]:
+    def _sent(self, rows: NDArray[np.float64], place: int, uploaded: int | None) -> Sequence[int]:
         """The layers to send down."""
         return range(len(self.layers))
 
@@ -193,11 +175,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return next(missing, len(self.layers))
 
     def _select(
-        self,
-        last: Visit | None,  # noqa: ARG002
-        weights: FlatArray,  # noqa: ARG002
-        target: FlatArray,  # noqa: ARG002
-        num_classes: int,  # noqa: ARG002
+        self, last: Visit | None, weights: FlatArray, target: FlatArray, num_classes: int
     ) -> Visit | None:
         """How many layers to send up, and what to remember for the next time; None: all, nothing."""
         return None
@@ -233,7 +211,7 @@ class KAPCwithBLS(KAPC):
     search: bls.Search = "largest"
     targets: Literal["uploaded", "all"] = "uploaded"
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The first layers up, any number of them; down, at most all."""
         return [self._choice(count) for count in range(1, len(self.layers) + 1)]
 

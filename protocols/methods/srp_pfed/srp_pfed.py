@@ -31,20 +31,10 @@ from fleetune.protocols.methods.srp_pfed.random_walk import (
 )
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import (
-    EVALUATION_EPOCHS,
-    Budget,
-    Choice,
-    Cost,
-    DeviceId,
-    DeviceReport,
-    FitPlan,
-    Method,
-    Round,
-    Trainer,
-    lazily,
-)
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import CoveredMean, Patch
 from fleetune.protocols.update.selection import Entries, Everything
@@ -186,12 +176,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         return replace(state, drawn=drawn), tasks
 
     def work(
-        self,
-        state: ClientState,
-        task: Task,
-        trainer: Trainer,
-        budget: Budget,  # noqa: ARG002
-        key: Key,
+        self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         shared = task.patch.apply(state.weights, self.spec)
         own = state.weights if state.trained else shared
@@ -223,7 +208,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     def shared_model(self, state: ServerState) -> FlatArray:
         return state.weights
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:  # noqa: ARG002
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Always the whole model down; up, the shared entries and a bitmap of where they are. A loss for
         each rate drawn, if all differ and fit.
         """

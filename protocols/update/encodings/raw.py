@@ -22,15 +22,11 @@ class Raw(Encoding):
     lossless = True
 
     def encode(
-        self,
-        values: FlatArray,
-        base: FlatArray | None,  # noqa: ARG002
-        residual: FlatArray | None,
-        key: Key,  # noqa: ARG002
+        self, values: FlatArray, base: FlatArray | None, residual: FlatArray | None, key: Key
     ) -> Encoded:
         return Encoded(shuffled(values if residual is None else values + residual))
 
-    def decode(self, data: bytes, count: int, base: FlatArray | None) -> FlatArray:  # noqa: ARG002
+    def decode(self, data: bytes, count: int, base: FlatArray | None) -> FlatArray:
         if len(data) != count * _FLOAT32.itemsize:
             raise PacketCorrupt(f"{count} raw values with {len(data)} bytes")
         return unshuffled(data, _FLOAT32)

@@ -14,7 +14,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.payloads import Measures
 
 SETTINGS = parse_run(

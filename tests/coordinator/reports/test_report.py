@@ -32,7 +32,7 @@ from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import read_from_device
 from fleetune.protocols.wire.payloads import Measures
 

@@ -33,7 +33,7 @@ from fleetune.coordinator.serving.presenter import report_run
 from fleetune.coordinator.store.folder_claim import claim
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.coordinator import RoundSection
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 def lines_in(folder):

@@ -16,7 +16,7 @@ from fleetune.coordinator.reports.summarise import summarise
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 class Kept(Struct):

@@ -23,7 +23,8 @@ from fleetune.coordinator.rounds.events import (
     UpdateArrived,
 )
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
-from fleetune.protocols.skeletons.method import DeviceReport, Round
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import Round
 
 DEADLINE_S = 10.0
 

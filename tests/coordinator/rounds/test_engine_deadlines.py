@@ -17,7 +17,7 @@ from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 def predicted(**options):

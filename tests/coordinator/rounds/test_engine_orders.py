@@ -29,7 +29,7 @@ from fleetune.coordinator.rounds.events import (
 )
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 NAMES = ["a", "b", "c", "d", "e"]
 devices = st.sampled_from(NAMES)

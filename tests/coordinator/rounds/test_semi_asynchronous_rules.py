@@ -31,7 +31,8 @@ from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import DeviceReport, Round
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import Round
 
 WINDOW_S = 4.0
 

@@ -7,7 +7,7 @@ from tests.coordinator.rounds.test_semi_asynchronous_rules import buffered, wind
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.unresponsive import LONGEST_REST, MISSES, miss, rests
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 def played(script, rounds, honest):

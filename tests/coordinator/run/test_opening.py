@@ -13,7 +13,7 @@ from fleetune.coordinator.run.opening import open_run
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 ROUND = {"start_with": 4, "deadline_s": 1000.0}
 

@@ -10,7 +10,7 @@ from fleetune.coordinator.serving.event_queue import MAX_EVENTS, EventQueue, Rin
 from fleetune.coordinator.serving.small_parts import SMALL_BYTES, Room, small_parts
 from fleetune.coordinator.serving.timers import Timers
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.messages import Ack, Offer, TransferKey

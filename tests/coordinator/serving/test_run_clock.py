@@ -9,7 +9,7 @@ from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.opening import open_run
 from fleetune.coordinator.serving.run_clock import RunClock
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 class Clocks:

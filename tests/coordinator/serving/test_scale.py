@@ -7,7 +7,7 @@ from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.rounds.orders import Closed
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 
 class Crowd(Desk):

@@ -18,7 +18,7 @@ from fleetune.edge_agent.budget.cost_history import ROUNDS, CostHistory, plausib
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.edge_agent.budget.ratio_choice import decide
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import Choice, Cost
+from fleetune.protocols.skeletons.choice import Choice, Cost
 
 UNLIMITED = Limits()
 NOTHING = CostHistory()

@@ -13,7 +13,6 @@ from fleetune.coordinator.export.figures import activation_bytes
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.budget.cost_forecast import (
     EVALUATIONS,
-    FORWARD,
     MEMORY_MODELS,
     capability_of,
     demand,
@@ -27,7 +26,7 @@ from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.model.architectures import build
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Choice, Cost, DeviceReport
 
 NOTHING = CostHistory()
 
@@ -63,7 +62,7 @@ def test_work_counts_by_epoch_and_the_evaluations_of_the_test_split_too():
     choice = Choice(0.5, Cost(1000, 1000, work=0.5, memory_bytes=7_000_000, extra_epochs=3))
     able = replace(CAPABILITY, num_test=40, batch_size=64)
     asked = demand(choice, able)
-    assert asked.samples == pytest.approx((0.5 * 2 + 3) * 100 + EVALUATIONS * FORWARD * 40)
+    assert asked.samples == pytest.approx((0.5 * 2 + 3) * 100 + EVALUATIONS * EVALUATION_EPOCHS * 40)
     assert predict(choice, able, NOTHING).train_s == pytest.approx(asked.samples / 50)
     assert asked.working_bytes == 4 * 1_000_000 + 4 * 2000 + 96 * 50_000 + 7_000_000
 

@@ -21,7 +21,7 @@ from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 FIRST = TransferKey("task", "run", 1, 1)

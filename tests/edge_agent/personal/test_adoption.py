@@ -16,7 +16,9 @@ from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.methods import create
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import Budget, Fit, Round
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Reply, run_key
 

@@ -25,7 +25,7 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreVersion
 from fleetune.protocols.methods import REGISTRY, create, from_section
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.method import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 

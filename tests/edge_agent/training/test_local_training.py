@@ -11,7 +11,7 @@ from fleetune.protocols.errors import ModelError, TrainingStopped
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 
 KEY = Key.of("test", "fit")
 FEATURES, CLASSES = 20_000, 3  # more entries than one block of the optimiser

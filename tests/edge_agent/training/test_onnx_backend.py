@@ -24,7 +24,7 @@ from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import FitPlan
+from fleetune.protocols.skeletons.trainer import FitPlan
 
 KEY = Key.of("test")
 WEIGHTS = np.array([1, -1, 0.5, 2, 0, 1, 0.1, 0.2, 0.3], np.float32)

@@ -18,7 +18,7 @@ from fleetune.protocols.model import architectures
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import FitPlan
+from fleetune.protocols.skeletons.trainer import FitPlan
 
 KEY = Key.of("test", "torch")
 MODELS = [

@@ -12,7 +12,7 @@ from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 from fleetune.protocols.update.selection import Neurons
 
 CLASSES = 7

@@ -19,7 +19,9 @@ from fleetune.protocols.methods.fedamp import attention, cosine_attention
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Fit, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.skeletons.trainer import Fit
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

@@ -12,6 +12,7 @@ from fleetune.protocols.methods import create
 from fleetune.protocols.methods.fedpurin.fedpurin import FedPURIN, combined, shared_entries
 from fleetune.protocols.methods.fedpurin.state import Update
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
     collaborators,
     critical_mask,
@@ -20,7 +21,7 @@ from fleetune.protocols.skeletons.critical_parameters import (
     overlap_ratios,
     perturbation,
 )
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything

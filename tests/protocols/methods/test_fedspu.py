@@ -8,7 +8,8 @@ from fleetune.protocols.methods.fedspu import FedSPU, rose, stopping_loss
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update, covered_average
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import (
     Entries,

@@ -15,7 +15,9 @@ from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.methods.kapc.kapc import KAPC, KAPCwithBLS, Update
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Fit, FitPlan, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.skeletons.trainer import Fit, FitPlan
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers

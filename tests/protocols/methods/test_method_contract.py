@@ -10,7 +10,8 @@ from tests.helpers.every_method import SETTINGS
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.compute_cost import compute_cost
-from fleetune.protocols.skeletons.method import EVALUATION_EPOCHS, Budget, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import run_key, work_key
 

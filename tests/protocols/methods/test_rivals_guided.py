@@ -21,7 +21,9 @@ from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.method import Budget, FitPlan, Round
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 

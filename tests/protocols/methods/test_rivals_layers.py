@@ -14,7 +14,8 @@ from fleetune.protocols.methods.pfedla import Hypernetwork, PFedLA
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.skeletons.submodels import cut
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers

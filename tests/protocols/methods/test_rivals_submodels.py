@@ -18,7 +18,8 @@ from fleetune.protocols.methods.lotteryfl import LotteryFL, prune, share_left
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.skeletons.submodels import cut, norms, strongest
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch

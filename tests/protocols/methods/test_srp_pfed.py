@@ -27,7 +27,9 @@ from fleetune.protocols.methods.srp_pfed.srp_pfed import (
     shared_mask,
 )
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, FitPlan, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything

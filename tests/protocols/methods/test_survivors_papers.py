@@ -18,7 +18,8 @@ from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.methods.srp_pfed.random_walk import increment
 from fleetune.protocols.methods.srp_pfed.srp_pfed import num_shared, shared_mask
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import Budget, DeviceReport, Round
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers

@@ -14,7 +14,7 @@ from fleetune.protocols.methods.lotteryfl import prune
 from fleetune.protocols.methods.perfedmask import improve
 from fleetune.protocols.methods.pfedla import Hypernetwork
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update.codec import estimate_bytes
 
 LARGEST = np.float32(3e38)

@@ -19,7 +19,7 @@ from fleetune.protocols.model.architectures import build, names, training_flops
 from fleetune.protocols.model.compute_cost import compute_cost, step_products, trained_tensors
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.method import DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.selection import Everything, Layers, Neurons
 

@@ -23,7 +23,7 @@ from fleetune.protocols.model.token_ids import Samples, samples_of
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.method import FitPlan
+from fleetune.protocols.skeletons.trainer import FitPlan
 
 WORDS, VOCABULARY, CLASSES = 6, 200, 3
 MODULE = "token_models"

@@ -9,7 +9,7 @@ from fleetune.protocols.methods.fedspu import rose, stopping_loss
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.averaging import Update, covered_average
-from fleetune.protocols.skeletons.method import FitPlan
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, neuron_mask, num_active
 

@@ -8,7 +8,7 @@ from fleetune.edge_agent.training.sgd import Descent
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.method import FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 

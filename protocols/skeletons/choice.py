@@ -1,0 +1,76 @@
+"""What a round may ask of a device: what it says of itself, ratios with their costs, and what it allows."""
+
+from dataclasses import dataclass
+
+from fleetune.protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
+from fleetune.protocols.conditions import UNKNOWN, Conditions
+
+EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """What a device says about itself when it joins. None: it does not know.
+
+    Attributes:
+        device: its name in the fleet.
+        board: the firmware profile it goes by.
+        num_samples: training samples it holds.
+        ratio: the ratio it chose for this run (see `Method.choices`).
+        reason: why that ratio, in one line.
+        samples_per_s: training speed on the fleet's model at ratio 1.
+        uplink_bps, downlink_bps: its link, bits a second.
+        memory_bytes: what a training process may take.
+        round_s: what it expects a round at `ratio` to take, transfers included.
+        conditions: how its board was when it reported.
+    """
+
+    device: FleetName
+    board: Words = "generic"
+    num_samples: NumSamples = 0
+    ratio: Ratio = 1.0
+    reason: Words = ""
+    samples_per_s: Amount | None = None
+    uplink_bps: Amount | None = None
+    downlink_bps: Amount | None = None
+    memory_bytes: NumBytes | None = None
+    round_s: Amount | None = None
+    conditions: Conditions = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one round at one ratio asks of a device.
+
+    Attributes:
+        bytes_down, bytes_up: payload bytes, estimated from the entries sent.
+        work: training work in each of the run's epochs, relative to full steps on every parameter.
+        memory_bytes: extra memory beyond the model's own.
+        extra_epochs: full epochs beside the run's: those that a method sets itself, and passes over the
+            training samples for losses or gradients. The evaluations of every method are not counted.
+    """
+
+    bytes_down: int
+    bytes_up: int
+    work: float = 1.0
+    memory_bytes: int = 0
+    extra_epochs: float = 0.0
+
+    def epochs(self, run_epochs: int) -> float:
+        """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs)."""
+        return self.work * run_epochs + self.extra_epochs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One ratio a method could run at, and its cost."""
+
+    ratio: float
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the device allows this round: the largest ratio that fits its limits."""
+
+    ratio: float = 1.0

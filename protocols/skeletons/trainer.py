@@ -1,0 +1,118 @@
+"""A device's model and data as a method sees them, and how it says that they are to be trained."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.model.loss_terms import LossTerm
+from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.randomness import Key
+
+Rows = NDArray[np.intp]  # which training samples, shape (n,)
+Part = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A term strength * ||w - target||^2 added to the loss (gradient 2 * strength * (w - target)).
+
+    Attributes:
+        target: shape (spec.size,).
+        strength: at least 0.
+        mask: entries that are pulled, shape (spec.size,); None: all parameters.
+    """
+
+    target: FlatArray
+    strength: float
+    mask: MaskArray | None = None
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """How to train locally, beyond the run's [training] settings.
+
+    Attributes:
+        trainable: entries that may change, shape (spec.size,); None: all parameters. Whatever the
+            optimiser's momentum or weight decay, the others stay exactly as they are; running
+            statistics always follow the data.
+        pull: an extra term of the loss.
+        loss_term: another one, which a device's backend may be unable to compute (ModelError).
+        epochs: instead of the run's number of epochs.
+        keep_last_gradient: also return the gradient of the last batch.
+    """
+
+    trainable: MaskArray | None = None
+    pull: Pull | None = None
+    loss_term: LossTerm | None = None
+    epochs: int | None = None
+    keep_last_gradient: bool = False
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What local training made.
+
+    Attributes:
+        weights: a new vector, shape (spec.size,).
+        loss: mean training loss over the last epoch's samples, as seen while training, without pull or
+            loss term.
+        num_steps: optimiser steps taken.
+        last_gradient: of the last batch at the weights before its step, when asked for.
+    """
+
+    weights: FlatArray
+    loss: float
+    num_steps: int
+    last_gradient: FlatArray | None = None
+
+
+class Trainer(Protocol):
+    """A device's model and data, as a method sees them. It keeps no weights between calls."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples (validation and test not counted)."""
+        ...
+
+    @property
+    def num_classes_held(self) -> int:
+        """How many of the model's classes occur among the training samples."""
+        ...
+
+    def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
+        """Train from `weights`; `key` decides the order of samples and dropout.
+
+        Raises:
+            TrainingStopped: the agent wants to stop; nothing was changed.
+        """
+        ...
+
+    def loss(self, weights: FlatArray, part: Part = "train") -> float:
+        """Mean loss in evaluation mode. An empty part has loss 0."""
+        ...
+
+    def accuracy(self, weights: FlatArray, part: Part) -> float | None:
+        """Fraction predicted correctly in evaluation mode, 0..1; None: the part is empty. A method may ask
+        for the training and validation parts only: nothing is ever chosen by the test split.
+        """
+        ...
+
+    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
+        """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples
+        or those in `rows`.
+        """
+        ...
+
+    def batches(self, key: Key) -> Iterable[Rows]:
+        """The training samples as `fit` takes them, each batch's rows, epoch after epoch of the run.
+
+        Raises:
+            TrainingStopped: the agent wants to stop.
+        """
+        ...
