@@ -116,7 +116,7 @@ class _CrossEntropy(Function):
         return (torch.softmax(logits, 1) - hot) * (gradients[0] / len(logits)), None
 
 
-def _cross_entropy(mode: Primitives, input: Tensor, target: Tensor, **_: object) -> Tensor:  # noqa: A002, ARG001
+def _cross_entropy(mode: Primitives, input: Tensor, target: Tensor, **_: object) -> Tensor:  # noqa: A002
     loss: Tensor = _CrossEntropy.apply(input, target)  # type: ignore[no-untyped-call]
     return loss
 
@@ -171,7 +171,7 @@ def _affine(
 
 
 def _group_norm(
-    mode: Primitives,  # noqa: ARG001
+    mode: Primitives,
     input: Tensor,  # noqa: A002
     num_groups: int,
     weight: Tensor | None,
@@ -184,7 +184,7 @@ def _group_norm(
 
 
 def _layer_norm(
-    mode: Primitives,  # noqa: ARG001
+    mode: Primitives,
     input: Tensor,  # noqa: A002
     normalized_shape: Sequence[int],
     weight: Tensor | None,

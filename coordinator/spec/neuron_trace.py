@@ -64,9 +64,9 @@ def _conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: object = 1,  # noqa: ARG001
-    padding: object = 0,  # noqa: ARG001
-    dilation: object = 1,  # noqa: ARG001
+    stride: object = 1,
+    padding: object = 0,
+    dilation: object = 1,
     groups: int = 1,
 ) -> Tensor:
     neurons.use(weight, result)
@@ -108,7 +108,7 @@ def _group_norm(
     neurons: Neurons,
     result: Tensor,
     x: Tensor,
-    num_groups: int,  # noqa: ARG001
+    num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     *_: object,
@@ -183,12 +183,7 @@ def _together(neurons: Neurons, result: Tensor, *args: object, **kwargs: object)
 
 
 def _padded(
-    neurons: Neurons,
-    result: Tensor,  # noqa: ARG001
-    x: Tensor,
-    pad: Any,
-    mode: str = "constant",
-    value: object = None,  # noqa: ARG001
+    neurons: Neurons, result: Tensor, x: Tensor, pad: Any, mode: str = "constant", value: object = None
 ) -> Tensor:
     numbers = neurons.of(x).double()  # torch reflects no integers
     return torch.nn.functional.pad(numbers, pad, mode, FREE if mode == "constant" else None).long()

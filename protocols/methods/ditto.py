@@ -68,6 +68,3 @@ class Ditto(AveragedModel[ClientState]):
         plan = FitPlan(pull=Pull(received, self.pull / 2), epochs=self.personal_epochs)
         personal = trainer.fit(state.weights, plan, key.child("personal"))
         return ClientState(personal.weights, trained.weights), self.update(trained.weights, trainer)
-
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights

@@ -82,6 +82,3 @@ class FedBABU(AveragedModel[ClientState]):
         tuning = FitPlan(trainable=self._tuned.mask(self.spec), epochs=self.fine_tuning_epochs)
         personal = trainer.fit(start, tuning, key.child("fine-tuning"))
         return ClientState(personal.weights, state.initial_head), self.update(trained.weights, trainer)
-
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights

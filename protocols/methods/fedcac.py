@@ -135,9 +135,6 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
             marks[: self.spec.num_parameters] = critical
         return marks
 
-    def shared_model(self, state: ServerState) -> FlatArray:
-        return state.weights
-
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Whole models both ways, up with a bit for each parameter; beyond beta less comes down."""
         whole = estimate_bytes(self.spec.num_parameters)

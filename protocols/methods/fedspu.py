@@ -112,12 +112,6 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights
-
-    def shared_model(self, state: ServerState) -> FlatArray:
-        return state.weights
-
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Freezing saves bytes; every tensor has active entries, so work stays 1 (see
         `protocols.model.compute_cost`). Early stopping wants the training loss (and the validation loss, of

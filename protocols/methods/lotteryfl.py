@@ -88,9 +88,6 @@ class LotteryFL(PartAveraging[ClientState]):
         sent = Patch.of(fit.weights, Entries(ticket[: self.spec.num_parameters]), self.spec)
         return ClientState(fit.weights, state.initial, ticket), Update(sent, trainer.num_samples)
 
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights
-
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The ticket is the device's own finding; in the first rounds everything travels, and the accuracy
         may be that of all training samples.

@@ -228,12 +228,6 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights
-
-    def shared_model(self, state: ServerState) -> FlatArray:
-        return state.weights
-
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Down the body, up at most the ratio's share. Which layers a device gets to train is not known here:
         the work is that of all which it could, one by one, and so at most that.

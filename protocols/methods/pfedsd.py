@@ -62,6 +62,3 @@ class PFedSD(AveragedModel[ClientState]):
         plan = FitPlan(loss_term=teaching if state.trained else None)
         fit = trainer.fit(task.patch.apply(state.weights, self.spec), plan, key)
         return ClientState(fit.weights, trained=True), self.update(fit.weights, trainer)
-
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights

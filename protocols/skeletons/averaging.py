@@ -86,9 +86,6 @@ class PersonalDevice(Method[S, PersonalModel, T, U]):
     def init_device(self, weights: FlatArray) -> PersonalModel:
         return PersonalModel(weights)
 
-    def personal_model(self, state: PersonalModel) -> FlatArray:
-        return state.weights
-
 
 @dataclass(frozen=True)
 class AveragedModel(Method[SharedModel, D, Task, Update]):
@@ -146,9 +143,6 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
     def discount(self, state: SharedModel, update: Update, factor: float) -> Update:
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
-
-    def shared_model(self, state: SharedModel) -> FlatArray:
-        return state.weights
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         size = estimate_bytes(self.shared.count(self.spec))

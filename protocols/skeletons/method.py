@@ -97,12 +97,12 @@ class Method(Protocol[S, D, T, U]):
         raise NotImplementedError(f"{type(self).__name__} is not semi-asynchronous")
 
     def personal_model(self, state: D) -> FlatArray:
-        """The model this device would use, shape (spec.size,)."""
-        ...
+        """The model this device would use, shape (spec.size,); its state's `weights` unless overridden."""
+        return state.weights  # type: ignore[attr-defined,no-any-return]
 
     def shared_model(self, state: S) -> FlatArray:
-        """The coordinator's model, shape (spec.size,)."""
-        ...
+        """The coordinator's model, shape (spec.size,); its state's `weights` unless overridden."""
+        return state.weights  # type: ignore[attr-defined,no-any-return]
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The ratios a device could run at, ascending, each with its cost; at least one."""

@@ -139,9 +139,6 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
             parts[device] = update.patch.selection
         return replace(state, weights=mean.over(state.weights), parts=parts)
 
-    def shared_model(self, state: ServerState) -> FlatArray:
-        return state.weights
-
 
 @dataclass(frozen=True)
 class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, Update]):

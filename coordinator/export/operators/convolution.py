@@ -140,16 +140,16 @@ def _convolution(
 
 def _convolution_backward(
     build: Builder,
-    out: Operation,  # noqa: ARG001
+    out: Operation,
     gradient: Value,
     x: Value,
     weight: Value,
-    bias_sizes: object,  # noqa: ARG001
+    bias_sizes: object,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     transposed: bool,
-    output_padding: Sequence[int],  # noqa: ARG001
+    output_padding: Sequence[int],
     groups: int,
     wanted: Sequence[bool],
 ) -> tuple[Value | None, ...]:

@@ -186,7 +186,7 @@ def _cast(build: Builder, out: Operation, x: Value, *_: object, **__: object) ->
     return build.cast(x, build_type(out))
 
 
-def _same(build: Builder, out: Operation, x: Value, *_: object, **__: object) -> Value:  # noqa: ARG001
+def _same(build: Builder, out: Operation, x: Value, *_: object, **__: object) -> Value:
     return replace(x, shape=out.shape)
 
 
@@ -203,7 +203,7 @@ def _scalar_tensor(build: Builder, out: Operation, number: float | Open, **_: ob
     return _filled(build, out, None, number)
 
 
-def _copy(build: Builder, out: Operation, x: Value, source: Value, *_: object) -> Value:  # noqa: ARG001
+def _copy(build: Builder, out: Operation, x: Value, source: Value, *_: object) -> Value:
     return replace(source, shape=out.shape)
 
 

@@ -13,9 +13,9 @@ def _embedding(
     out: Operation,
     weight: Value,
     numbers: Value,
-    padding_idx: int = -1,  # noqa: ARG001
+    padding_idx: int = -1,
     scale: bool = False,
-    sparse: bool = False,  # noqa: ARG001
+    sparse: bool = False,
 ) -> Value:
     if scale:
         raise NoForm("it scales gradients by frequency")
@@ -27,7 +27,7 @@ def _embedding_backward(
     out: Operation,
     gradient: Value,
     numbers: Value,
-    num_weights: int,  # noqa: ARG001
+    num_weights: int,
     padding_idx: int,
     scale: bool,
 ) -> Value:
@@ -104,12 +104,7 @@ def _index_add(
 
 
 def _gather(
-    build: Builder,
-    out: Operation,
-    x: Value,
-    dim: int,
-    numbers: Value,
-    sparse: bool = False,  # noqa: ARG001
+    build: Builder, out: Operation, x: Value, dim: int, numbers: Value, sparse: bool = False
 ) -> Value:
     return build.emit(
         "GatherElements",

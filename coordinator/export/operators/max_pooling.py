@@ -23,7 +23,7 @@ def _max_pool(
     stride: Sizes = (),
     padding: Sizes = (0,),
     dilation: Sizes = (1,),
-    ceil_mode: bool = False,  # noqa: ARG001 - the shape of the result says it
+    ceil_mode: bool = False,  # the shape of the result says it
 ) -> tuple[Value, Value]:
     """The maxima, and their places in the flattened images."""
     rank = len(out.shape) - 2
@@ -75,7 +75,7 @@ def _max_pool_backward(
     stride: Sizes,
     padding: Sizes,
     dilation: Sizes,
-    ceil_mode: bool,  # noqa: ARG001
+    ceil_mode: bool,
     places: Value,
 ) -> Value:
     """Each gradient goes to where its maximum was."""
@@ -189,7 +189,7 @@ def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value
     return _joined(build, spread, kernel, x.shape)
 
 
-def _adaptive_max_pool(build: Builder, out: Operation, x: Value, sizes: object) -> tuple[Value, Value]:  # noqa: ARG001
+def _adaptive_max_pool(build: Builder, out: Operation, x: Value, sizes: object) -> tuple[Value, Value]:
     kernel = _exact_windows(x.shape, out.shape)
     return _max_pool(build, out, x, kernel)
 

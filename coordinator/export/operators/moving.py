@@ -79,11 +79,11 @@ def _view(build: Builder, out: Operation, x: Value, *_: object) -> Value:
     return build.reshape(x, out.shape)
 
 
-def _permute(build: Builder, out: Operation, x: Value, dims: Sequence[int]) -> Value:  # noqa: ARG001
+def _permute(build: Builder, out: Operation, x: Value, dims: Sequence[int]) -> Value:
     return build.transpose(x, [axis % len(x.shape) for axis in dims])
 
 
-def _transpose(build: Builder, out: Operation, x: Value, one: int = 0, other: int = 1) -> Value:  # noqa: ARG001
+def _transpose(build: Builder, out: Operation, x: Value, one: int = 0, other: int = 1) -> Value:
     order = list(range(len(x.shape)))
     if len(order) > 1:
         one, other = one % len(order), other % len(order)
@@ -113,7 +113,7 @@ def _squeeze(build: Builder, out: Operation, x: Value, *dims: Any) -> Value:
 
 def _slice(
     build: Builder,
-    out: Operation,  # noqa: ARG001
+    out: Operation,
     x: Value,
     dim: int = 0,
     start: Size | None = None,
@@ -175,7 +175,7 @@ def _stack(build: Builder, out: Operation, parts: Sequence[Value], dim: int = 0)
     return concat(build, [_unsqueeze(build, single, part, axis) for part in parts], axis, out.shape)
 
 
-def _constant_pad(build: Builder, out: Operation, x: Value, counts: Sequence[int], value: float = 0) -> Value:  # noqa: ARG001
+def _constant_pad(build: Builder, out: Operation, x: Value, counts: Sequence[int], value: float = 0) -> Value:
     rank = len(x.shape)
     before, after = [0] * rank, [0] * rank
     for index in range(len(counts) // 2):
@@ -187,7 +187,7 @@ def _slice_backward(
     build: Builder,
     out: Operation,
     gradient: Value,
-    sizes: object,  # noqa: ARG001
+    sizes: object,
     dim: int,
     start: Size,
     end: Size,
@@ -221,12 +221,7 @@ def _spread(build: Builder, x: Value, axis: int, step: int) -> Value:
 
 
 def _select_backward(
-    build: Builder,
-    out: Operation,
-    gradient: Value,
-    sizes: object,  # noqa: ARG001
-    dim: int,
-    index: int,
+    build: Builder, out: Operation, gradient: Value, sizes: object, dim: int, index: int
 ) -> Value:
     axis = dim % len(out.shape)
     size = out.shape[axis]
@@ -239,7 +234,7 @@ def _select_backward(
     return pad(build, row, before, after)
 
 
-def _flip(build: Builder, out: Operation, x: Value, dims: Sequence[int]) -> Value:  # noqa: ARG001
+def _flip(build: Builder, out: Operation, x: Value, dims: Sequence[int]) -> Value:
     for dim in dims:
         size = x.shape[dim]
         if isinstance(size, Open):

@@ -52,7 +52,7 @@ def _sum(
     keepdim: bool = False,
     *,
     mean: bool = False,
-    dtype: object = None,  # noqa: ARG001
+    dtype: object = None,
 ) -> Value:
     axes = _axes(x.shape, dim)
     return total(build, build.cast(x, build_type(out)), axes, keep=keepdim, mean=mean)
@@ -116,17 +116,12 @@ def _either_extreme(build: Builder, out: Operation, x: Value, *args: Any, op: st
     return _extreme(build, out, x, *args, op=op)
 
 
-def _softmax(build: Builder, out: Operation, x: Value, dim: int, half: object = None, *, op: str) -> Value:  # noqa: ARG001
+def _softmax(build: Builder, out: Operation, x: Value, dim: int, half: object = None, *, op: str) -> Value:
     return build.emit(op, (build.whole(x),), out.shape, axis=dim % len(x.shape))
 
 
 def _softmax_backward(
-    build: Builder,
-    out: Operation,
-    gradient: Value,
-    result: Value,
-    dim: int,
-    dtype: object,  # noqa: ARG001
+    build: Builder, out: Operation, gradient: Value, result: Value, dim: int, dtype: object
 ) -> Value:
     weighted = arithmetic(build, "Mul", gradient, result, out.shape)
     mean = total(build, weighted, [dim], keep=True)
@@ -135,12 +130,7 @@ def _softmax_backward(
 
 
 def _log_softmax_backward(
-    build: Builder,
-    out: Operation,
-    gradient: Value,
-    result: Value,
-    dim: int,
-    dtype: object,  # noqa: ARG001
+    build: Builder, out: Operation, gradient: Value, result: Value, dim: int, dtype: object
 ) -> Value:
     chances = apply(build, "Exp", [result], out.shape)
     share = arithmetic(build, "Mul", chances, total(build, gradient, [dim], keep=True), out.shape)

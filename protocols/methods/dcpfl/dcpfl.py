@@ -157,9 +157,6 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         state = self.after(replace(state, synced=synced), heard)
         return replace(state, grouping=state.grouping.with_guests(guests, self.spec))
 
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights
-
     def shared_model(self, state: ServerState) -> FlatArray:
         """The mean of the groups' models; for people, and what guests start from."""
         return state.grouping.mean_model()

@@ -192,9 +192,6 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     def _sparse(self, state: ClientState) -> FlatArray:
         return np.where(shared_entries(self.spec) & ~state.critical, np.float32(0), state.weights)
 
-    def shared_model(self, state: ServerState) -> FlatArray:
-        return state.weights
-
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Values of tau. Down at most every shared entry: bar covers more than any one device."""
         ratios = [ratio for ratio in RATIOS if ratio < self.tau] + [self.tau]

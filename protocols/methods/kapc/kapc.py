@@ -126,9 +126,6 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
             uploaded[device] = self._prefix(update.patch)
         return replace(state, latest=latest, uploaded=uploaded)
 
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights
-
     def shared_model(self, state: ServerState) -> FlatArray:
         """The plain mean of the devices heard from, for whoever comes without a model of their own."""
         shared = state.initial.copy()

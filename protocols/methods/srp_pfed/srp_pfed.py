@@ -202,12 +202,6 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         """Section III-D. The loss counts whole, for the rates drawn last, which may not be the update's."""
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def personal_model(self, state: ClientState) -> FlatArray:
-        return state.weights
-
-    def shared_model(self, state: ServerState) -> FlatArray:
-        return state.weights
-
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Always the whole model down; up, the shared entries and a bitmap of where they are. A loss for
         each rate drawn, if all differ and fit.
