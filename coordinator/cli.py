@@ -69,7 +69,7 @@ def serve(
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker
     from fleetune.coordinator.serving.bundle_desk import left_unmade
     from fleetune.coordinator.serving.second_coordinator import Lookout
-    from fleetune.coordinator.store.folder_claim import check_unclaimed
+    from fleetune.coordinator.store.folder_lock import check_unclaimed
 
     with left_unmade(), one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
@@ -137,7 +137,7 @@ def report(folder: RunFolder) -> None:
     """Write a run's report anew, also of one that was stopped or is going on, and show its tables."""
     from fleetune.coordinator.run.stored_run import look_at
     from fleetune.coordinator.serving.presenter import report_run
-    from fleetune.coordinator.store.folder_claim import is_claimed
+    from fleetune.coordinator.store.folder_lock import is_claimed
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:
         report_run(run, live=is_claimed(folder))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.edge_agent.budget.gauges import Gauges
-from fleetune.edge_agent.budget.policy_guard import Guard
+from fleetune.edge_agent.budget.board_meter import BoardMeter
+from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.board_profile import board_named
-from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run.declining import declined
 from fleetune.edge_agent.run.enrolling import Enrolling
 from fleetune.edge_agent.run.freed_memory import give_back
@@ -57,7 +57,7 @@ class Agent:
         settings: of this device.
         make_transport: from the will and the queue of events, a transport that is not connected yet.
         measure_link: asked once a run, when nothing else is under way.
-        gauges: of this board.
+        meter: of this board.
         leave_after_run: stop when a run is finished, instead of waiting for the next.
         clock: seconds that never jump.
 
@@ -73,13 +73,13 @@ class Agent:
         make_transport: Callable[[bytes, EventSink], Transport],
         *,
         measure_link: Callable[[], LinkSpeed] = LinkSpeed,
-        gauges: Gauges | None = None,
+        meter: BoardMeter | None = None,
         leave_after_run: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._gauges = gauges or Gauges()
-        self._guard = Guard(settings.policy, board_named(settings.board), self._gauges, clock=clock)
+        self._meter = meter or BoardMeter()
+        self._guard = PolicyGuard(settings.policy, board_named(settings.board), self._meter, clock=clock)
         self._store = AgentStore(settings.state)
         self._lock = self._store.claim()
         self._clock = clock
@@ -93,14 +93,14 @@ class Agent:
             joined=lambda: None if self._joined is None else self._joined.enrolment.run,
             objection=self._guard.objection,
             clock=clock,
-            memory=lambda: self._gauges.conditions().memory_bytes,
+            memory=lambda: self._meter.conditions().memory_bytes,
         )
         self._link = PeerLink(settings.device, "device", self._intake)
         self._jobs = Jobs(self.events.put, clock)
         self._enrolling = Enrolling(
             settings,
             self._store,
-            self._gauges,
+            self._meter,
             self._guard,
             self._jobs,
             measure_link=measure_link,

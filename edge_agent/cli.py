@@ -114,11 +114,11 @@ def run(
 ) -> None:
     """Join a fleet and stay with it, through restarts and lost links."""
     from fleetune.edge_agent.agent import Agent, Stop
-    from fleetune.edge_agent.budget.gauges import Gauges
+    from fleetune.edge_agent.budget.board_meter import BoardMeter
     from fleetune.edge_agent.budget.owner_policy import read_policy
+    from fleetune.edge_agent.probes.board_identity import board_name
     from fleetune.edge_agent.probes.board_profile import board_named
-    from fleetune.edge_agent.probes.compute import board_name
-    from fleetune.edge_agent.probes.link import measure_link
+    from fleetune.edge_agent.probes.link_speed import measure_link
     from fleetune.edge_agent.run.freed_memory import give_back
     from fleetune.edge_agent.run.joining import DeviceSettings
     from fleetune.edge_agent.training.device_data import check_source
@@ -174,7 +174,7 @@ def run(
             settings,
             make_transport,
             measure_link=lambda: measure_link(where, fleet, device),
-            gauges=Gauges(root),
+            meter=BoardMeter(root),
             leave_after_run=leave_after_run,
         )
         for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -209,32 +209,32 @@ def profile(
     """Say what this board can do, measured here and now; what cannot be read is unknown, with the reason."""
     import rich
 
-    from fleetune.edge_agent.probes import keep, show
-    from fleetune.edge_agent.probes import model as models
-    from fleetune.edge_agent.probes.link import measure_link
-    from fleetune.edge_agent.probes.survey import survey
+    from fleetune.edge_agent.probes import save_profile, show
+    from fleetune.edge_agent.probes import workload as workloads
+    from fleetune.edge_agent.probes.board_measurement import measure_board
+    from fleetune.edge_agent.probes.link_speed import measure_link
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.wire import topics
 
     with one_line_errors("edge-agent"):
         topics.check_name(device, "device")
         if save is not None:
-            keep.check_target(save)
+            save_profile.check_target(save)
         store, link = None, None
         if fleet is not None:
             store = AgentStore(state / topics.check_name(fleet, "fleet") / device)
         if broker is not None and fleet is not None:
             link = partial(measure_link, _broker_at(broker, ca, cert, key), fleet, device)
-        workload = partial(models.chosen, model, store, threads, trainer)
+        workload = partial(workloads.chosen, model, store, threads, trainer)
         if model is not None:
             workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
-        found = survey(root, workload=workload, link=link)
+        found = measure_board(root, workload=workload, link=link)
         if as_json:
             print(show.as_json(found).decode())
         else:
             rich.print(show.as_table(found))
         if save is not None:
-            keep.save(found, save)
+            save_profile.save(found, save)
             log.info("saved: edge-agent run --board %s", save if "/" in str(save) else f"./{save}")
 
 
@@ -247,19 +247,19 @@ def explain(
     """Show what each ratio would take of this device, against its limits, and why it runs at its own."""
     from rich.console import Console
 
+    from fleetune.edge_agent.budget.board_meter import BoardMeter
     from fleetune.edge_agent.budget.explain import explanation
-    from fleetune.edge_agent.budget.gauges import Gauges
-    from fleetune.edge_agent.budget.ratio_controller import remembered
+    from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.errors import StoreError
 
     with one_line_errors("edge-agent"):
         store = AgentStore(state / fleet / device)
-        known = (remembered(store.ratio_controller(run).read()) for run in store.runs())
+        known = (read_ratio_controller(store.ratio_controller(run).read()) for run in store.runs())
         ratio_controller = next((one for one in known if one is not None), None)
         if ratio_controller is None:
             raise StoreError(f"{store.folder}: this device has joined no run yet; see edge-agent run")
-        Console().print(explanation(ratio_controller, Gauges().conditions()))
+        Console().print(explanation(ratio_controller, BoardMeter().conditions()))
 
 
 @app.command()

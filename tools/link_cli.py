@@ -55,7 +55,7 @@ def up(
     The rates come from --up and --down, or from --preset, --trace or --run. The host's own network is left
     alone. `edge-sim link down` removes everything, also after a crash.
     """
-    from fleetune.tools.links.network import Network, obstacle
+    from fleetune.tools.links.network_namespaces import Network, obstacle
     from fleetune.tools.links.show import commands, description, warnings
 
     with one_line_errors("edge-sim"):
@@ -77,7 +77,7 @@ def status(
     seconds: Annotated[float, typer.Option(min=0.5, help="of transfer, each way and each link")] = 3.0,
 ) -> None:
     """Measure every link with a real transfer; exit code 1 if one is not as it should be."""
-    from fleetune.tools.links.network import obstacle
+    from fleetune.tools.links.network_namespaces import obstacle
     from fleetune.tools.links.show import console, verdict_table
     from fleetune.tools.links.verify import verify
 
@@ -99,15 +99,15 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="all networks, whatever their names")] = False,
 ) -> None:
     """Remove a network: its links, namespaces and helper processes; whole, half made, or left by a crash."""
-    from fleetune.tools.links import network
+    from fleetune.tools.links import network_namespaces
 
     with one_line_errors("edge-sim"):
-        if problem := network.obstacle():
+        if problem := network_namespaces.obstacle():
             raise SettingError(f"link down {problem}")
-        names = network.networks() if everything else [network.check_name(name)]
+        names = network_namespaces.networks() if everything else [network_namespaces.check_name(name)]
         for one in names:
-            found = one in network.networks()
-            left = network.down(one)
+            found = one in network_namespaces.networks()
+            left = network_namespaces.down(one)
             print(f"{one}: removed" if found else f"{one}: nothing is up")
             for namespace, pids in left.items():
                 words = " ".join(map(str, pids))
@@ -175,7 +175,7 @@ def _links(
 ) -> "dict[str, Constant | Trace]":
     """One link for each agent's name. Raises SettingError."""
     from fleetune.protocols.randomness import Key
-    from fleetune.tools.links.deal import links_named
+    from fleetune.tools.links.fleet_links import links_named
     from fleetune.tools.links.link import Constant
 
     rates = uplink is not None or downlink is not None

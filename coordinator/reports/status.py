@@ -17,7 +17,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
-from fleetune.coordinator.store.folder_claim import is_claimed
+from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.protocols.settings.run_settings import RunSettings
 
 LOOK_EVERY_S = 1.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from fleetune.coordinator.store.folder_claim import LOCK, claim
+from fleetune.coordinator.store.folder_lock import LOCK, claim
 from fleetune.coordinator.store.store_versions import version_of
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove_empty, remove_tree

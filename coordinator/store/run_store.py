@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
-from fleetune.coordinator.store.folder_claim import claim
+from fleetune.coordinator.store.folder_lock import claim
 from fleetune.coordinator.store.store_versions import VERSION, bring_up, version_of
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError

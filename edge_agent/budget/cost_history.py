@@ -10,7 +10,7 @@ from itertools import combinations
 from statistics import median, median_low
 from typing import Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fleetune.protocols.round_cost import RoundCost
@@ -48,7 +48,7 @@ class Demand(Struct, frozen=True):
         return self.bytes_down if direction == "down" else self.bytes_up
 
 
-class Lesson(Struct, frozen=True):
+class PastRound(Struct, frozen=True):
     """One round: what was asked, and what it took."""
 
     demand: Demand
@@ -70,29 +70,29 @@ class CostHistory(Struct, frozen=True):
     """The last rounds of one device in one run; at most 4 kB in MessagePack.
 
     Attributes:
-        lessons: oldest first.
+        past_rounds: oldest first.
         declined: rounds in a row since.
     """
 
-    lessons: tuple[Lesson, ...] = ()
+    past_rounds: tuple[PastRound, ...] = field(default=(), name="lessons")
     declined: int = 0
 
     def learned(self, demand: Demand, actual: RoundCost) -> "CostHistory":
-        """After a round that the device did to its end (a final evaluation sends nothing back: no lesson)."""
-        return CostHistory((*self.lessons, Lesson(demand, plausible(actual)))[-ROUNDS:])
+        """After a round that the device did to its end (a final evaluation sends nothing back)."""
+        return CostHistory((*self.past_rounds, PastRound(demand, plausible(actual)))[-ROUNDS:])
 
     def declining(self) -> "CostHistory":
         """After a round that the device declined because nothing fits. After ten in a row everything is
         forgotten: the link may be better by now, and who never tries never learns of it.
         """
         declined = self.declined + 1
-        return CostHistory() if declined >= ROUNDS else CostHistory(self.lessons, declined)
+        return CostHistory() if declined >= ROUNDS else CostHistory(self.past_rounds, declined)
 
     def bytes_factor(self, direction: Direction, ratio: float) -> float | None:
         """Actual bytes relative to the method's estimate; None: no round to tell by."""
 
-        def factor(lesson: Lesson) -> float | None:
-            return _over(_bytes(lesson.actual, direction), lesson.demand.estimate(direction))
+        def factor(past: PastRound) -> float | None:
+            return _over(_bytes(past.actual, direction), past.demand.estimate(direction))
 
         return _middle(self._figures(ratio, factor))
 
@@ -103,23 +103,23 @@ class CostHistory(Struct, frozen=True):
     def base_bytes(self, ratio: float) -> int | None:
         """Peak memory less the working memory of its demand. The largest: too little memory is the end."""
 
-        def base(lesson: Lesson) -> float | None:
-            peak = lesson.actual.memory_bytes
-            return None if peak is None else peak - lesson.demand.working_bytes
+        def base(past: PastRound) -> float | None:
+            peak = past.actual.memory_bytes
+            return None if peak is None else peak - past.demand.working_bytes
 
         figures = self._figures(ratio, base)
         return int(max(figures)) if figures else None
 
     def joules_factor(self, expected: Callable[[RoundCost], float | None]) -> float | None:
         """Actual joules relative to what is `expected` of the same seconds."""
-        found = [_over(one.actual.joules, expected(one.actual)) for one in self.lessons]
+        found = [_over(one.actual.joules, expected(one.actual)) for one in self.past_rounds]
         return _middle([factor for factor in found if factor is not None][-RECENT:])
 
     def link(self, direction: Direction, latency_s: float | None) -> LinkTimes | None:
         """As transfers have shown it; None: there were none. `latency_s` holds while all are of a size."""
         seen = [
             (float(num_bytes), seconds)
-            for one in self.lessons
+            for one in self.past_rounds
             if (num_bytes := _bytes(one.actual, direction)) is not None
             and (seconds := _seconds(one.actual, direction)) is not None
         ]
@@ -130,9 +130,9 @@ class CostHistory(Struct, frozen=True):
         latency = min((latency_s or 0.0) if found is None else found, MOST_LATENCY * quickest)
         return LinkTimes(latency, median_low([(seconds - latency) / size for size, seconds in recent]))
 
-    def _figures(self, ratio: float, figure: Callable[[Lesson], float | None]) -> list[float]:
+    def _figures(self, ratio: float, figure: Callable[[PastRound], float | None]) -> list[float]:
         """The last figures of rounds at this ratio, or else of all rounds."""
-        found = [(one.demand.ratio, value) for one in self.lessons if (value := figure(one)) is not None]
+        found = [(one.demand.ratio, value) for one in self.past_rounds if (value := figure(one)) is not None]
         own = [value for at, value in found if at == ratio]
         return (own or [value for _, value in found])[-RECENT:]
 

@@ -98,7 +98,7 @@ def _joules(joules: float) -> str:
 
 
 def _lines(ratio_controller: RatioController, conditions: Conditions) -> Iterator[str]:
-    rounds = len(ratio_controller.cost_history.lessons)
+    rounds = len(ratio_controller.cost_history.past_rounds)
     yield ratio_controller.report.reason
     yield f"corrected by {rounds} past rounds" if rounds else "by the board's profile: no round was done yet"
     against = objection(ratio_controller.policy, conditions, ratio_controller.board)

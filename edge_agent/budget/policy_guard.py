@@ -3,27 +3,27 @@
 import time
 from collections.abc import Callable
 
-from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
 from fleetune.firmware_profiles import Board
 
 FRESH_S = 5.0  # how long a reading of the sensors holds
 
 
-class Guard:
+class PolicyGuard:
     """Asks the board's sensors for the policy's sake, now and then.
 
     Args:
         policy: of the owner.
         board: its profile.
-        gauges: its sensors.
+        meter: its sensors.
         clock: seconds that never jump.
     """
 
     def __init__(
-        self, policy: Policy, board: Board, gauges: Gauges, *, clock: Callable[[], float] = time.monotonic
+        self, policy: Policy, board: Board, meter: BoardMeter, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._policy, self._board, self._gauges, self._clock = policy, board, gauges, clock
+        self._policy, self._board, self._meter, self._clock = policy, board, meter, clock
         self._asked_at = float("-inf")
         self._objection: str | None = None
 
@@ -40,6 +40,6 @@ class Guard:
         if self.is_on and now - self._asked_at >= FRESH_S:
             self._asked_at = now
             self._objection = objection(
-                self._policy, self._gauges.conditions(), self._board, waiting=self._objection is not None
+                self._policy, self._meter.conditions(), self._board, waiting=self._objection is not None
             )
         return self._objection

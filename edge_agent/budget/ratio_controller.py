@@ -94,7 +94,7 @@ class RatioController(Struct, frozen=True):
         return now is not None and then is not None and abs(now - then) > MOVED * then
 
     def encoded(self) -> bytes:
-        """For `remembered`."""
+        """As bytes to be stored, which `read_ratio_controller` reads."""
         return msgspec.msgpack.encode(self)
 
     @property
@@ -102,7 +102,7 @@ class RatioController(Struct, frozen=True):
         return partial(predict, capability=self.capability, cost_history=self.cost_history)
 
 
-def remembered(data: bytes | None) -> RatioController | None:
+def read_ratio_controller(data: bytes | None) -> RatioController | None:
     """What `RatioController.encoded` made; None: nothing, or damaged. It is soon learned again."""
     try:
         return msgspec.msgpack.decode(data, type=RatioController) if data else None

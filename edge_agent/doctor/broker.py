@@ -16,7 +16,7 @@ from statistics import median
 
 from fleetune.edge_agent.doctor import tls
 from fleetune.edge_agent.doctor.finding import Check, Finding, fenced
-from fleetune.edge_agent.probes.link import ProbeLine
+from fleetune.edge_agent.probes.link_speed import ProbeConnection
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import Broker
@@ -43,7 +43,7 @@ class _Granted:
     refused: tuple[int, ...]
 
 
-class _Visit(ProbeLine):
+class _Visit(ProbeConnection):
     """A connection that also asks which subscriptions are granted."""
 
     def __init__(self, broker: Broker, fleet: str, device: str) -> None:

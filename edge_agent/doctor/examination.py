@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
+from fleetune.edge_agent.doctor import agent_state, host, sensors, training
 from fleetune.edge_agent.doctor import broker as way
-from fleetune.edge_agent.doctor import host, keeping, sensors, training
 from fleetune.edge_agent.doctor.finding import Finding, fenced, refused
+from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
-from fleetune.edge_agent.probes.compute import board_name
 from fleetune.edge_agent.probes.conditions import read_conditions
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trainers import AUTO
@@ -88,10 +88,10 @@ def _state(patient: Patient) -> Iterator[Finding]:
     if store is None:
         yield Finding("skip", "state", "no --fleet given")
         return
-    yield from fenced("state folder", partial(keeping.folder, store))
-    yield from fenced("other agent", partial(keeping.in_use, store))
-    yield from fenced("runs", partial(keeping.runs, store, patient.device))
-    yield from fenced("disk", lambda: keeping.room(store, keeping.latest_enrolment(store)))
+    yield from fenced("state folder", partial(agent_state.folder, store))
+    yield from fenced("other agent", partial(agent_state.in_use, store))
+    yield from fenced("runs", partial(agent_state.runs, store, patient.device))
+    yield from fenced("disk", lambda: agent_state.room(store, agent_state.latest_enrolment(store)))
     yield from fenced("forecast", lambda: training.latest_run(store, read_conditions(patient.root)))
 
 
@@ -100,7 +100,7 @@ def _data(patient: Patient) -> Iterator[Finding]:
         yield Finding("skip", "data", "no --data given")
         return
     store = _store(patient)
-    enrolment = None if store is None else keeping.latest_enrolment(store)
+    enrolment = None if store is None else agent_state.latest_enrolment(store)
     yield from training.data(patient.data, patient.test_fraction, enrolment)
 
 

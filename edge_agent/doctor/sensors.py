@@ -5,10 +5,10 @@ from pathlib import Path
 
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
 from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.probes.board_measurement import Figure, condition_figures
 from fleetune.edge_agent.probes.conditions import read_conditions
-from fleetune.edge_agent.probes.reading import Run, run_command
+from fleetune.edge_agent.probes.files_and_commands import Run, run_command
 from fleetune.edge_agent.probes.show import readable
-from fleetune.edge_agent.probes.survey import Figure, condition_figures
 from fleetune.firmware_profiles import Board
 
 _SENSORS = {  # name in `Conditions`: for people, and what in a policy cannot be judged without it

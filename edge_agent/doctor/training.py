@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from fleetune.edge_agent.budget.owner_policy import Policy, limits_of
-from fleetune.edge_agent.budget.ratio_controller import remembered
+from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
 from fleetune.edge_agent.doctor.finding import Finding
-from fleetune.edge_agent.probes.memory import own as own_memory
+from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.device_data import check_fits, check_source, split
 from fleetune.edge_agent.training.onnx_sessions import OLDEST
@@ -118,7 +118,7 @@ def _usable(
     kind: Kind, others: list[str], usable_bytes: int | None, attempt: Callable[[str], Tried]
 ) -> Iterator[Finding]:
     """Its version, and a trial in a process of its own: a package for another processor dies on import."""
-    held, needed = own_memory().resident or 0, IMPORT_BYTES[kind]
+    held, needed = process_memory().resident or 0, IMPORT_BYTES[kind]
     if usable_bytes is not None and held + needed > usable_bytes:
         yield Finding(
             "ok", "trainer", f"{kind} {_version(kind)} is installed; not tried, memory is too small"
@@ -179,7 +179,7 @@ def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | N
 
 def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[Finding]:
     """Whether the run joined last still fits: its own forecast against the memory there is now."""
-    known = ((run, remembered(store.ratio_controller(run).read())) for run in store.runs())
+    known = ((run, read_ratio_controller(store.ratio_controller(run).read())) for run in store.runs())
     run, ratio_controller = next(((run, one) for run, one in known if one is not None), ("", None))
     if ratio_controller is None:
         yield Finding("skip", "forecast", "no run joined yet; once there is one: edge-agent explain")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from fleetune.edge_agent.probes import heat, network
+from fleetune.edge_agent.probes import metered_network, temperature
+from fleetune.edge_agent.probes.files_and_commands import ROOT, CachedCommands, Run, run_command
 from fleetune.edge_agent.probes.memory import attainable_bytes
-from fleetune.edge_agent.probes.power import read_supply
-from fleetune.edge_agent.probes.rails import read_draw
-from fleetune.edge_agent.probes.reading import ROOT, Run, Seldom, run_command
+from fleetune.edge_agent.probes.power_draw import read_draw
+from fleetune.edge_agent.probes.power_supply import read_supply
 from fleetune.protocols.conditions import Conditions
 
 
@@ -21,18 +21,18 @@ def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:
 
     Args:
         root: folder in which `proc` and `sys` lie.
-        run: how external commands are run; `Seldom` where this is asked often.
+        run: how external commands are run; `CachedCommands` where this is asked often.
     """
     supply, draw = read_supply(root, run), read_draw(root, run)
-    hottest = heat.celsius(root)
+    hottest = temperature.celsius(root)
     return Conditions(
         memory_bytes=attainable_bytes(root),
         power=supply.power,
         battery=supply.charge,
         watts=None if draw is None else draw.watts,
         celsius=supply.celsius if hottest is None else hottest,
-        throttled=heat.throttled(root, run),
-        metered=network.metered(root, run),
+        throttled=temperature.throttled(root, run),
+        metered=metered_network.metered(root, run),
     )
 
 
@@ -55,13 +55,13 @@ class BoardSensors:
         commands_every_s: float = 60.0,
     ) -> None:
         self._root = root
-        self._run = Seldom(run, clock, commands_every_s)
+        self._run = CachedCommands(run, clock, commands_every_s)
         self._throttle_count: int | None = None
 
     def read(self) -> Conditions:
         """How the board is just now. On x86, which counts it: throttled, if it was since the last call."""
         conditions = read_conditions(self._root, self._run)
-        before, self._throttle_count = self._throttle_count, heat.throttle_count(self._root)
+        before, self._throttle_count = self._throttle_count, temperature.throttle_count(self._root)
         if before is None or self._throttle_count is None:
             return conditions
         return replace(conditions, throttled=bool(conditions.throttled) or self._throttle_count > before)

@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fleetune.edge_agent.probes.power import MOST_WATTS
-from fleetune.edge_agent.probes.rails import watt_sensors
-from fleetune.edge_agent.probes.reading import ROOT, Run, matches, read_number, read_text, run_command
+from fleetune.edge_agent.probes.files_and_commands import (
+    ROOT,
+    Run,
+    matches,
+    read_number,
+    read_text,
+    run_command,
+)
+from fleetune.edge_agent.probes.power_draw import watt_sensors
+from fleetune.edge_agent.probes.power_supply import MOST_WATTS
 
 Covers = Literal["board", "processor"]
 _WRAPS = 2.0**63
@@ -16,7 +23,7 @@ _FILES_EVERY_S, _COMMANDS_EVERY_S, _COUNTERS_EVERY_S = 1.0, 10.0, 30.0
 _PATIENCE = 5  # as many samples in a row may be missing before the sum would be a guess
 
 
-class Tally(Protocol):
+class EnergyAccumulator(Protocol):
     """Joules so far, fed by one sensor."""
 
     def take(self, now: float) -> None:
@@ -129,7 +136,7 @@ class EnergyMeter:
         self._root, self._run, self._clock = root, run, clock
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._tally: Tally | None = None
+        self._tally: EnergyAccumulator | None = None
         self._began_at = 0.0
         self.sensor: str | None = None
         self.covers: Covers | None = None
@@ -168,11 +175,11 @@ class EnergyMeter:
         self.seconds = now - self._began_at
         return tally.joules
 
-    def _watch(self, tally: Tally, every_s: float, stopping: threading.Event) -> None:
+    def _watch(self, tally: EnergyAccumulator, every_s: float, stopping: threading.Event) -> None:
         while not stopping.wait(every_s):
             tally.take(self._clock())
 
-    def _find(self) -> tuple[Tally, str, Covers, float] | None:
+    def _find(self) -> tuple[EnergyAccumulator, str, Covers, float] | None:
         for sensor in watt_sensors(self._root, self._run):
             every_s = _COMMANDS_EVERY_S if sensor.by_command else _FILES_EVERY_S
             if sensor.read() is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fleetune.edge_agent.probes.reading import ROOT, fields, number, read_number, read_text
+from fleetune.edge_agent.probes.files_and_commands import ROOT, fields, number, read_number, read_text
 
 _MOST = 2.0**50
 _UNLIMITED = 2.0**60  # cgroup v1 says "no limit" by 9223372036854771712
@@ -24,7 +24,7 @@ _VERSIONS = {
 
 
 @dataclass(frozen=True)
-class Own:
+class ProcessMemory:
     """What this process has, in bytes; None: not known.
 
     Attributes:
@@ -42,11 +42,11 @@ class Own:
     data: int | None = None
 
 
-def own(root: Path = ROOT) -> Own:
+def process_memory(root: Path = ROOT) -> ProcessMemory:
     """What /proc/self/status says."""
     status = fields(read_text(root / "proc/self/status"))
     resident, anonymous = _kib(status, "VmRSS"), _kib(status, "RssAnon")
-    return Own(
+    return ProcessMemory(
         resident=resident,
         peak=_kib(status, "VmHWM"),
         anonymous=resident if anonymous is None else anonymous + (_kib(status, "RssShmem") or 0),
@@ -67,7 +67,7 @@ def cgroup_limit_bytes(root: Path = ROOT) -> int | None:
 
 def attainable_bytes(root: Path = ROOT) -> int | None:
     """What this process may take altogether: the smallest of what is available and every limit on it."""
-    process = own(root)
+    process = process_memory(root)
     bounds = [_available(root, process), *_within_cgroups(root, process), *_within_limits(root, process)]
     return min((bound for bound in bounds if bound is not None), default=None)
 
@@ -83,7 +83,7 @@ class PeakMemory:
         """Begin anew."""
         self._before = None
         permitted = _write(self._root / "proc/self/clear_refs", _RESET_PEAK)
-        now = own(self._root)
+        now = process_memory(self._root)
         if now.peak is None or now.resident is None:
             return
         if not permitted or now.peak - now.resident > _SETTLED:
@@ -93,18 +93,18 @@ class PeakMemory:
         """In bytes, without end of the interval. None where the kernel keeps no peak, or cannot forget the
         one before `reset` and it was not exceeded since.
         """
-        peak = own(self._root).peak
+        peak = process_memory(self._root).peak
         if peak is None or (self._before is not None and peak <= self._before):
             return None
         return peak
 
 
-def _available(root: Path, process: Own) -> int | None:
+def _available(root: Path, process: ProcessMemory) -> int | None:
     available = _kib(fields(read_text(root / "proc/meminfo")), "MemAvailable")
     return None if available is None else available + (process.anonymous or 0)
 
 
-def _within_limits(root: Path, process: Own) -> Iterator[int]:
+def _within_limits(root: Path, process: ProcessMemory) -> Iterator[int]:
     """Under `ulimit -v` and `ulimit -d`, which limit address space: growth there bounds growth in memory."""
     limits = read_text(root / "proc/self/limits") or ""
     for name, taken in (("Max address space", process.address), ("Max data size", process.data)):
@@ -114,7 +114,7 @@ def _within_limits(root: Path, process: Own) -> Iterator[int]:
             yield process.resident + max(0, int(limit) - taken)
 
 
-def _within_cgroups(root: Path, process: Own) -> Iterator[int]:
+def _within_cgroups(root: Path, process: ProcessMemory) -> Iterator[int]:
     for limit, others in _cgroup_limits(root):
         yield limit if others is None else max(0, limit - max(0, others - (process.anonymous or 0)))
 

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.edge_agent.probes.survey import Figure, Survey
+from fleetune.edge_agent.probes.board_measurement import BoardMeasurement, Figure
 
 UNKNOWN = "unknown"
 _NAMES = {
@@ -32,12 +32,12 @@ _NAMES = {
 }
 
 
-def as_json(found: Survey) -> bytes:
+def as_json(found: BoardMeasurement) -> bytes:
     """One object: what is unknown is null, with the reason in its note."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2)
 
 
-def as_table(found: Survey) -> Group:
+def as_table(found: BoardMeasurement) -> Group:
     """Figures, then training speed by ratio."""
     figures = _table("", "", "", numbers=())
     for name, label in _NAMES.items():

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.edge_agent.budget.gauges import Gauges
-from fleetune.edge_agent.budget.policy_guard import Guard
-from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.budget.board_meter import BoardMeter
+from fleetune.edge_agent.budget.policy_guard import PolicyGuard
+from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run.jobs import Jobs, Joined
 from fleetune.edge_agent.run.joining import DeviceSettings, join
 from fleetune.edge_agent.run.membership import Membership
@@ -27,7 +27,7 @@ class Enrolling:
     Args:
         settings: of this device.
         store: its state.
-        gauges: of its board.
+        meter: of its board.
         guard: knows what the owner allows.
         jobs: `Joined` follows there.
         measure_link: asked once a run.
@@ -45,8 +45,8 @@ class Enrolling:
         self,
         settings: DeviceSettings,
         store: AgentStore,
-        gauges: Gauges,
-        guard: Guard,
+        meter: BoardMeter,
+        guard: PolicyGuard,
         jobs: Jobs,
         *,
         measure_link: Callable[[], LinkSpeed],
@@ -55,7 +55,7 @@ class Enrolling:
         decline: Callable[[str, str, BaseException], None],
         clock: Callable[[], float],
     ) -> None:
-        self._settings, self._store, self._gauges, self._guard = settings, store, gauges, guard
+        self._settings, self._store, self._meter, self._guard = settings, store, meter, guard
         self._jobs, self._measure_link, self._why_stop = jobs, measure_link, why_stop
         self._send, self._decline, self._clock = send, decline, clock
         self._trainers = Trainers(settings.trainer)
@@ -126,7 +126,7 @@ class Enrolling:
             run,
             self._store.enrolment(run).read() or b"",
             kind=kind,
-            gauges=self._gauges,
+            meter=self._meter,
             measure_link=self._measure_link,
             stop=lambda: self._why_stop(run),
             progress=self._jobs.progress,

@@ -10,16 +10,16 @@ from typing import Any
 
 from msgspec import structs
 
+from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
-from fleetune.edge_agent.budget.gauges import Gauges
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.ratio_controller import RatioController, remembered
+from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
 from fleetune.edge_agent.personal.adoption import Adoption, read_served
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
-from fleetune.edge_agent.probes.link import LinkSpeed
-from fleetune.edge_agent.probes.memory import own as own_memory
-from fleetune.edge_agent.probes.training import measure_training
+from fleetune.edge_agent.probes.link_speed import LinkSpeed
+from fleetune.edge_agent.probes.memory import process_memory
+from fleetune.edge_agent.probes.training_speed import measure_training
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
@@ -95,7 +95,7 @@ def join(
     data: bytes,
     *,
     kind: Kind,
-    gauges: Gauges,
+    meter: BoardMeter,
     measure_link: Callable[[], LinkSpeed],
     stop: Callable[[], str | None],
     progress: Callable[[float], None],
@@ -108,7 +108,7 @@ def join(
         run: its id.
         data: the encoded `Enrolment`.
         kind: what trains here; a bundle that it needs is in the store.
-        gauges: of this board.
+        meter: of this board.
         measure_link: asked once, when nothing else is under way.
         stop: asked by local training before every batch, see `LocalTrainer`.
         progress: told by it after every batch.
@@ -120,7 +120,7 @@ def join(
         SettingError: a method or board that this agent does not know, or code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
     """
-    conditions = gauges.conditions()
+    conditions = meter.conditions()
     enrolment = _read(data, run, conditions)
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
     own = _own_data(settings, enrolment)
@@ -139,7 +139,7 @@ def join(
         settings, enrolment, method, trainer, kind, report, link, cost_history, conditions
     )
     log.info("joined run %s with %d samples; %s", run, report.num_samples, ratio_controller.report.reason)
-    membership = Membership(enrolment, session, ratio_controller, gauges, memory)
+    membership = Membership(enrolment, session, ratio_controller, meter, memory)
     membership.keep()
     return membership
 
@@ -154,7 +154,8 @@ def _read(data: bytes, run: str, conditions: Conditions) -> Enrolment:
 
 def _check_fits(data: bytes, what: str, conditions: Conditions) -> None:
     """Raises ModelError when a payload is too large for this board's memory, before it is unpacked."""
-    needed, held, usable = COPIES * codec.unpacked_bytes(data), own_memory().resident, conditions.memory_bytes
+    needed, usable = COPIES * codec.unpacked_bytes(data), conditions.memory_bytes
+    held = process_memory().resident
     if usable is not None and held is not None and held + needed > usable:
         raise ModelError(
             f"the run's {what} takes {needed / 1e6:.0f} MB to unpack beside the {held / 1e6:.0f} MB held"
@@ -217,7 +218,7 @@ def _ratio_controller(
         trainer=kind,
         num_test=trainer.num_test,
         latency_s=link.round_trip_s,
-        base_bytes=own_memory().resident,
+        base_bytes=process_memory().resident,
     )
     ratio_controller = RatioController(
         method.choices(report),
@@ -241,11 +242,11 @@ def _ratio_controller(
 
 def _known_before(store: AgentStore, enrolment: Enrolment, kind: Kind) -> RatioController | None:
     """Of this run before a restart; or of the latest run of the same model and trainer."""
-    known = remembered(store.ratio_controller(enrolment.run).read())
+    known = read_ratio_controller(store.ratio_controller(enrolment.run).read())
     if known is not None:
         return known
     for run in store.runs():
-        found = remembered(store.ratio_controller(run).read())
+        found = read_ratio_controller(store.ratio_controller(run).read())
         if found is not None and found.capability.trainer == kind and _is_model(store, run, enrolment):
             log.info("what rounds of run %s taught holds here too: the same model, the same trainer", run)
             return found
@@ -339,10 +340,10 @@ def _backend(
     conditions: Conditions,
     guard: StepGuard,
 ) -> Backend:
-    check_room(kind, conditions.memory_bytes, own_memory().resident or 0)
+    check_room(kind, conditions.memory_bytes, process_memory().resident or 0)
     if bundle is not None:
         _check_fits(bundle, "bundle", conditions)
     read = None if bundle is None else read_bundle(bundle, enrolment.spec)
-    usable, held = conditions.memory_bytes, own_memory().resident
+    usable, held = conditions.memory_bytes, process_memory().resident
     room = None if usable is None or held is None else max(0, usable - held)
     return make_backend(kind, enrolment.spec, read, threads, guard=guard, room=room)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.session import Memory, Session
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """Session, ratio controller and gauges of one run.
+    """Session, ratio controller and meter of one run.
 
     Args:
         enrolment: of the run.
         session: of the device in it.
         ratio_controller: what it can afford, chosen once.
-        gauges: of its board.
+        meter: of its board.
         memory: where the ratio controller is kept.
         clock: seconds that never jump.
     """
@@ -36,7 +36,7 @@ class Membership:
         enrolment: Enrolment,
         session: Session,
         ratio_controller: RatioController,
-        gauges: Gauges,
+        meter: BoardMeter,
         memory: Memory,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -44,7 +44,7 @@ class Membership:
         self.enrolment = enrolment
         self.session = session
         self.ratio_controller = ratio_controller
-        self._gauges = gauges
+        self._meter = meter
         self._memory = memory
         self._clock = clock
         self._told: DeviceReport | None = None
@@ -80,19 +80,19 @@ class Membership:
 
     def work(self, payload: bytes) -> bytes:
         """Answer the task; what that took is in `taken`. Raises as `Session.answer` does."""
-        self._gauges.start()
+        self._meter.start()
         began = self._clock()
         try:
             reply = self.session.answer(payload, Budget(self._ratio))
         except BaseException:
-            self._gauges.stop()
+            self._meter.stop()
             raise
         finally:
             give_back()
         self._taken = replace(
             self._taken,
             train_s=self._clock() - began,
-            memory_bytes=self._gauges.peak_bytes,
+            memory_bytes=self._meter.peak_bytes,
             bytes_up=len(reply),
         )
         return reply
@@ -120,7 +120,7 @@ class Membership:
         """The round's update has arrived: learn from the round, and choose the ratio of the next. A final
         evaluation sends no model back and teaches nothing.
         """
-        joules = self._gauges.stop()
+        joules = self._meter.stop()
         if self._transfer_key is None or self._transfer_key.final_evaluation:
             return
         self._taken = replace(self._taken, upload_s=upload_s, joules=joules)
@@ -131,7 +131,7 @@ class Membership:
         """Choose again by how the board is now."""
         before, self.ratio_controller = (
             self.ratio_controller,
-            self.ratio_controller.chosen(self._gauges.conditions()),
+            self.ratio_controller.chosen(self._meter.conditions()),
         )
         if (self.report.ratio, self.ratio_controller.fits) != (before.report.ratio, before.fits):
             ratios = (one.report.ratio if one.fits else 0 for one in (self.ratio_controller, before))

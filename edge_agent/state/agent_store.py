@@ -12,8 +12,8 @@ It holds:
     lock                        held by the agent that runs
     fleetune-agent              says that an agent made all this; nothing else is ever removed
 
-Each file begins with the version of its layout (edge_agent/state/layouts.py). A new name here must be one
-that `edge_agent/state/state_folder.py` knows as ours, or it outlives a wipe.
+Each file begins with the version of its layout (edge_agent/state/state_versions.py). A new name here must be
+one that `edge_agent/state/state_folder.py` knows as ours, or it outlives a wipe.
 """
 
 import re
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from fleetune.edge_agent.state import layouts, state_folder
-from fleetune.edge_agent.state.layouts import Layout
+from fleetune.edge_agent.state import state_folder, state_versions
+from fleetune.edge_agent.state.state_versions import Layout
 from fleetune.protocols.errors import PacketForeign, StoreError
 from fleetune.protocols.files import remove, write_atomically
 from fleetune.protocols.wire.transfer import digest_of
@@ -42,7 +42,7 @@ class FileMemory:
     """
 
     path: Path
-    layout: Layout = layouts.FIRST
+    layout: Layout = state_versions.FIRST
     durable: bool = True
 
     def read(self) -> bytes | None:
@@ -80,21 +80,21 @@ class AgentStore:
 
     def enrolment(self, run: str) -> FileMemory:
         """Raises PacketForeign when `run` is no name of a run (it becomes a folder)."""
-        return FileMemory(self._run(run) / "enrolment", layouts.ENROLMENT)
+        return FileMemory(self._run(run) / "enrolment", state_versions.ENROLMENT)
 
     def session(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
-        return FileMemory(self._run(run) / "session", layouts.SESSION)
+        return FileMemory(self._run(run) / "session", state_versions.SESSION)
 
     @property
     def served(self) -> FileMemory:
         """The model that the device serves, see `edge_agent.personal.adoption`."""
-        return FileMemory(self.folder / "served", layouts.SERVED)
+        return FileMemory(self.folder / "served", state_versions.SERVED)
 
     def keep_bundle(self, run: str, payload: bytes) -> None:
         """Store a run's bundle under its digest. Raises PacketForeign, as above, and StoreError."""
         digest = digest_of(payload)
-        FileMemory(self.folder / "bundles" / digest, layouts.BUNDLE).write(payload)
+        FileMemory(self.folder / "bundles" / digest, state_versions.BUNDLE).write(payload)
         FileMemory(self._run(run) / "bundle").write(digest.encode())
 
     def adopt_bundle(self, run: str, digest: str) -> bool:
@@ -114,18 +114,18 @@ class AgentStore:
     def _bundle(self, digest: str) -> bytes | None:
         if not _TRANSFER.fullmatch(digest):
             return None
-        payload = FileMemory(self.folder / "bundles" / digest, layouts.BUNDLE).read()
+        payload = FileMemory(self.folder / "bundles" / digest, state_versions.BUNDLE).read()
         return payload if payload is not None and digest_of(payload) == digest else None
 
     def ratio_controller(self, run: str) -> FileMemory:
         """Raises PacketForeign, as above."""
-        return FileMemory(self._run(run) / "allowance", layouts.RATIO_CONTROLLER)
+        return FileMemory(self._run(run) / "allowance", state_versions.RATIO_CONTROLLER)
 
     def task(self, run: str, transfer: str) -> FileMemory:
         """Raises PacketForeign, as above, also for a `transfer` that is no transfer id."""
         if not _TRANSFER.fullmatch(transfer):
             raise PacketForeign(f"{transfer!r} is no transfer id")
-        return FileMemory(self._run(run) / f"task-{transfer}", layouts.TASK)
+        return FileMemory(self._run(run) / f"task-{transfer}", state_versions.TASK)
 
     def keep_task(self, run: str, transfer: str, payload: bytes) -> None:
         """Store the task at hand in place of the one before. Raises StoreError."""

@@ -39,7 +39,7 @@ class _Marker(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Belongings:
+class AgentFiles:
     """What an agent keeps in one folder.
 
     Attributes:
@@ -117,25 +117,25 @@ def is_marked(folder: Path) -> bool:
     return True
 
 
-def belongings(state: Path) -> list[Belongings]:
+def agent_files(state: Path) -> list[AgentFiles]:
     """What agents keep in a folder as `--state` names it, device by device; nothing is ever guessed at.
 
     Raises:
         StoreVersion, StoreError: see `is_marked`.
     """
     return [
-        _belongings(folder)
+        _agent_files(folder)
         for depth in range(_DEPTH + 1)
         for folder in sorted(_below(state, depth))
         if os.access(folder, os.R_OK | os.X_OK) and (is_marked(folder) or _is_of_old(folder))
     ]
 
 
-def wipe(state: Path, found: list[Belongings]) -> None:
+def wipe(state: Path, found: list[AgentFiles]) -> None:
     """Remove what is ours there, once no agent uses any of it, and folders that are empty then.
 
     Args:
-        state: as in `belongings`.
+        state: as in `agent_files`.
         found: what that returned.
 
     Raises:
@@ -145,14 +145,14 @@ def wipe(state: Path, found: list[Belongings]) -> None:
         for one in found:
             stack.enter_context(lock(one.folder))
         for one in found:
-            _remove(_belongings(one.folder))
+            _remove(_agent_files(one.folder))
     for one in found:
         for folder in (one.folder, *one.folder.parents):
             if folder.is_relative_to(state):
                 remove_empty(folder)
 
 
-def _remove(one: Belongings) -> None:
+def _remove(one: AgentFiles) -> None:
     """The marker and the lock go last: a wipe that was cut short can be done again."""
     for path in sorted(one.files, key=lambda path: path.name in (MARKER, LOCK)):
         remove(path)
@@ -181,7 +181,7 @@ def _begins(path: Path, magic: bytes) -> bool:
         return file.read(len(magic)) == magic
 
 
-def _belongings(folder: Path) -> Belongings:
+def _agent_files(folder: Path) -> AgentFiles:
     ours, foreign, runs = [], [], set()
     for path in _files(folder):
         name = _OURS.fullmatch(path.relative_to(folder).as_posix())
@@ -191,7 +191,7 @@ def _belongings(folder: Path) -> Belongings:
         ours.append(path)
         runs |= {name[2]} - {None}  # not every file is of a run
     num_bytes = sum(path.stat().st_size for path in ours)
-    return Belongings(folder, tuple(ours), tuple(sorted(runs)), num_bytes, tuple(foreign))
+    return AgentFiles(folder, tuple(ours), tuple(sorted(runs)), num_bytes, tuple(foreign))
 
 
 def _files(folder: Path) -> Iterator[Path]:

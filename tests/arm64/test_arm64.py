@@ -21,7 +21,7 @@ from tests.arm64.processor import PROCESSORS, cpuinfo, describe_cores
 from tests.helpers import ten_steps
 from tests.helpers.fleet_processes import ROOT, Fleet, expected, run_toml
 
-from fleetune.edge_agent.probes import compute
+from fleetune.edge_agent.probes import board_identity
 
 CPUS = "max", "cortex-a53"  # all that qemu can, and the oldest processor among our boards'
 
@@ -84,8 +84,8 @@ def test_programs_inside_are_told_the_processor_they_get(tmp_path):
     describe_cores(tmp_path / "sys/devices/system/cpu", processor, 3)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(cpuinfo(processor, 3))
-    assert compute.processor(tmp_path) == "Cortex-A53"
-    assert compute.num_cores(tmp_path) == 3
+    assert board_identity.processor(tmp_path) == "Cortex-A53"
+    assert board_identity.num_cores(tmp_path) == 3
     assert processor.id_register == 0x410FD034  # MIDR_EL1 of a Cortex-A53 r0p4, from Arm's manual
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fleetune import firmware_profiles
 from fleetune.edge_agent.cli import app
-from fleetune.edge_agent.probes import compute
+from fleetune.edge_agent.probes import board_identity
 from fleetune.firmware_profiles import Machine, ProfileError, Recognition, load, names, recognised
 from fleetune.firmware_profiles.recognition import closest
 from fleetune.firmware_profiles.schema import encode
@@ -93,10 +93,10 @@ def test_a_new_board_is_one_file(tmp_path, monkeypatch):
     board = boards.FakeBoard({"sys/class/dmi/id/product_name": "Radxa X4\n"} | boards.memory(8000, 6000))
     board.files["proc/cpuinfo"] = "model name\t: Intel(R) N100\n"
     root = board.build(tmp_path / "root")
-    assert compute.board_name(root, board.run) == "n100-gateway"
+    assert board_identity.board_name(root, board.run) == "n100-gateway"
     monkeypatch.setattr(firmware_profiles, "_FILES", files)
     (files / "radxa-x4.toml").write_text(example)
-    assert compute.board_name(root, board.run) == "radxa-x4"
+    assert board_identity.board_name(root, board.run) == "radxa-x4"
     assert load("radxa-x4").title == "Radxa X4"
     assert "radxa-x4" in CliRunner().invoke(app, ["boards"]).stdout
 

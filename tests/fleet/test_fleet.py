@@ -10,7 +10,7 @@ from tests.helpers.fleet_processes import Fleet, assert_equal, expected, run_tom
 from tests.protocols.wire.test_transport import KINDS
 
 from fleetune.coordinator.store.run_folder import clear
-from fleetune.edge_agent.state.state_folder import belongings, wipe
+from fleetune.edge_agent.state.state_folder import agent_files, wipe
 
 pytestmark = pytest.mark.fleet
 
@@ -34,7 +34,7 @@ def test_fedspu_over_mqtt_is_its_simulation(tmp_path, tmp_path_factory, which):
 def all_of_it_is_known_as_ours(fleet):
     """Whatever a fleet leaves behind is on the lists of what may be removed."""
     state, run = fleet.folder / "state", fleet.folder / "runs" / fleet.name
-    wipe(state, belongings(state))
+    wipe(state, agent_files(state))
     assert not state.exists()
     clear(run)
     assert list(run.iterdir()) == []

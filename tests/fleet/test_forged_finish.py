@@ -66,7 +66,7 @@ class Forger:
 @pytest.fixture(autouse=True)
 def small_process(monkeypatch):
     """A process that has run a thousand tests holds more than a board has."""
-    monkeypatch.setattr(joining, "own_memory", lambda: SimpleNamespace(resident=250_000_000))
+    monkeypatch.setattr(joining, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetune.tools.bench.slow_link import Job, measure
-from fleetune.tools.links.network import obstacle
+from fleetune.tools.links.network_namespaces import obstacle
 
 OBSTACLE = obstacle()
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=OBSTACLE or "")

@@ -16,7 +16,7 @@ from tests.helpers.linear_bundle import bundle, training_graph
 from tests.helpers.talk import FLEET, SPEC, AgentTalk, Coordinating, Memory, enrolment_of, run_settings
 
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.edge_agent.budget.ratio_controller import remembered
+from fleetune.edge_agent.budget.ratio_controller import read_ratio_controller
 from fleetune.edge_agent.run.session import Kept, Session
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.bundle.graph_cost import cost_of
@@ -67,7 +67,7 @@ def all_targets(closing: ExitStack) -> list[Target]:
         _agent(closing),
         Target("topic", [b"fleetune/v1/talk/a/up"], None, _read_topic),
         Target("chunk", [Chunk(DIGEST, 8, b"data").encode()], None, Chunk.decode),
-        Target("allowance", [b"\x80"], None, remembered),
+        Target("allowance", [b"\x80"], None, read_ratio_controller),
         Target("training model", [_training_model()], None, lambda data: cut(data, ["loss"])),
     ]
     return [target for target in targets for _ in range(target.weight)]

@@ -2,8 +2,8 @@
 
     python -m fleetune.tools.bench.forecasts --rounds 14
 
-For each link a broker, a coordinator and agents run in network namespaces (`tools.links.network`), and the
-agents choose their ratios. The table holds what they expected of each round against what it took, from the
+For each link a broker, a coordinator and agents run in network namespaces
+(`tools.links.network_namespaces`), and the agents choose their ratios. The table holds what they expected of each round against what it took, from the
 runs' summary.json; the first five rounds of each agent, in which it learns, apart. Needs root.
 """
 
@@ -26,7 +26,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.links.link import Constant
-from fleetune.tools.links.network import HUB_ADDRESS, Network
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
 from fleetune.tools.simulator.split import write_shares
 
 LINKS = ((2.0, 10.0), (11.33, 52.87), (0.5, 5.0))  # Mbit/s up and down

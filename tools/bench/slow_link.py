@@ -2,8 +2,8 @@
 
     python -m fleetune.tools.bench.slow_link --megabytes 45 --mbps 2
 
-makes an emulated link (`tools.links.network`), runs broker and coordinator's end on one side and the
-device's end on the other, and prints what share of the link the payload got, how long a Ping waited for
+makes an emulated link (`tools.links.network_namespaces`), runs broker and coordinator's end on one side and
+the device's end on the other, and prints what share of the link the payload got, how long a Ping waited for
 its Pong meanwhile, and how often the device had to connect.
 """
 
@@ -28,7 +28,7 @@ from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
 from fleetune.tools.bench.endpoint import Endpoint, Side, subscriptions
 from fleetune.tools.links.link import Constant
-from fleetune.tools.links.network import HUB_ADDRESS, Network
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
 
 Way = Literal["up", "down"]
 PORT = 1883

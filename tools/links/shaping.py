@@ -1,7 +1,7 @@
 """How the kernel is told a link's rate, delay and loss: `tc` and `ip` in the link's two namespaces.
 
 TBF limits the rate. Delay and loss are netem's where the kernel has it, above TBF; else a relay's between
-two TUN devices (`tools.links.relay`), with TBF on both. A link without delay and loss is a veth pair.
+two TUN devices (`tools.links.tun_relay`), with TBF on both. A link without delay and loss is a veth pair.
 """
 
 import subprocess
@@ -78,7 +78,7 @@ def join(kind: Kind, ends: list[tuple[str, str]], delay_s: float, loss: float, f
             sys.executable,
             "-P",
             "-m",
-            "fleetune.tools.links.relay",
+            "fleetune.tools.links.tun_relay",
             str(file),
             *words,
         )

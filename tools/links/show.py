@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fleetune.protocols.randomness import Key
 from fleetune.tools.links.link import Constant, Direction, Trace, tcp_bps
-from fleetune.tools.links.network import HUB_ADDRESS, Network, Plan
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network, Plan
 from fleetune.tools.links.presets import PRESETS, Figure, preset
 from fleetune.tools.links.shaping import SMALLEST_DELAY_S
 from fleetune.tools.links.trace_csv import as_csv

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from fleetune.tools.links import daemon
 from fleetune.tools.links.link import Constant, Direction, Link, Trace
-from fleetune.tools.links.measure import Flow, Measured
-from fleetune.tools.links.network import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
+from fleetune.tools.links.measure_link import Flow, Measured
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, REPLAY, Network, Plan, plan_of
 
 RATE_ERROR = 0.05
 LOSSY_SHARE = 0.3  # of the expected rate at least: what loss leaves of one connection varies widely
@@ -44,7 +44,7 @@ def verify(name: str, seconds: float) -> Iterator[Verdict]:
     plan = plan_of(name)
     network = Network(plan.links, name)
     serving = network.command(
-        network.hub, sys.executable, "-P", "-m", "fleetune.tools.links.measure", "serve", HUB_ADDRESS
+        network.hub, sys.executable, "-P", "-m", "fleetune.tools.links.measure_link", "serve", HUB_ADDRESS
     )
     with subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -69,7 +69,7 @@ def _measure(network: Network, index: int, port: str, seconds: float) -> Measure
         sys.executable,
         "-P",
         "-m",
-        "fleetune.tools.links.measure",
+        "fleetune.tools.links.measure_link",
         "ask",
         HUB_ADDRESS,
         port,

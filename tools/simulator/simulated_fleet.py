@@ -18,7 +18,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.wire.payloads import Enrolment, run_key
-from fleetune.tools.links.deal import links_of
+from fleetune.tools.links.fleet_links import links_of
 from fleetune.tools.links.link import Constant, Link
 from fleetune.tools.simulator.marked_samples import splits_of
 from fleetune.tools.simulator.partition import Split

@@ -104,7 +104,7 @@ class Simulation:
             self._tell(DeviceReady(player.report))
             return
         self._tell(Declined(player.name, 0, 0, refusal))
-        if not player.ratio_controller.fits and player.ratio_controller.cost_history.lessons:
+        if not player.ratio_controller.fits and player.ratio_controller.cost_history.past_rounds:
             self._at(self.now + self._enrolment.deadline_s, lambda: self._try_again(player))
 
     def _try_again(self, player: Player) -> None:

@@ -10,7 +10,7 @@ from fleetune.coordinator.broker.access_rules import may
 from fleetune.coordinator.broker.broker_options import broker_at, join_words
 from fleetune.coordinator.broker.credentials import Credentials, credentials_of, is_password
 from fleetune.coordinator.broker.embedded_broker import MAX_MESSAGE_BYTES, Access, EmbeddedBroker
-from fleetune.edge_agent.probes.link import measure_link
+from fleetune.edge_agent.probes.link_speed import measure_link
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES

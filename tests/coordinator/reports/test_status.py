@@ -30,7 +30,7 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import report_run
-from fleetune.coordinator.store.folder_claim import claim
+from fleetune.coordinator.store.folder_lock import claim
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.choice import DeviceReport

@@ -103,7 +103,7 @@ def test_a_clock_that_jumps_teaches_nothing(quantity, absurd):
     cost_history = after(world, [choice])
     told = msgspec.structs.replace(world.round(choice, np.random.default_rng(0)), **{quantity: absurd})
     taught = cost_history.learned(demand(choice, CAPABILITY), told)
-    assert getattr(taught.lessons[-1].actual, quantity) is None
+    assert getattr(taught.past_rounds[-1].actual, quantity) is None
     assert predict(choice, CAPABILITY, taught) == predict(choice, CAPABILITY, cost_history)
 
 
@@ -273,6 +273,6 @@ def test_ratios_do_not_swing_when_the_limit_lies_between_two():
 def test_it_is_small_on_disk_and_survives_the_trip():
     cost_history = after(World(noise=0.1), CHOICES * 2)
     data = msgspec.msgpack.encode(cost_history)
-    assert len(cost_history.lessons) == ROUNDS
+    assert len(cost_history.past_rounds) == ROUNDS
     assert len(data) <= 4096
     assert msgspec.msgpack.decode(data, type=CostHistory) == cost_history

@@ -11,11 +11,11 @@ import rich.console
 from msgspec import structs
 from tests.helpers.world import CAPABILITY, CHOICES, World
 
+from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.explain import explanation
-from fleetune.edge_agent.budget.gauges import Gauges
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.policy_guard import FRESH_S, Guard
-from fleetune.edge_agent.budget.ratio_controller import RatioController, remembered
+from fleetune.edge_agent.budget.policy_guard import FRESH_S, PolicyGuard
+from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
@@ -76,22 +76,22 @@ def test_a_choice_made_elsewhere_is_kept_whatever_it_takes():
 
 def test_it_is_remembered_as_it_was_and_damage_only_costs_what_was_learned():
     known = taught(a_ratio_controller(max_celsius=40), World())
-    again = remembered(known.encoded())
+    again = read_ratio_controller(known.encoded())
     assert again.report == known.report
     assert again.cost_history == known.cost_history
     assert again.explained(UNKNOWN) == known.explained(UNKNOWN)
-    assert remembered(None) is None
-    assert remembered(known.encoded()[:-3]) is None
-    assert remembered(b"\xc1 not msgpack") is None
+    assert read_ratio_controller(None) is None
+    assert read_ratio_controller(known.encoded()[:-3]) is None
+    assert read_ratio_controller(b"\xc1 not msgpack") is None
 
 
 def test_an_older_agents_ratio_controller_was_of_torch_and_an_unknown_trainers_is_forgotten():
     known = taught(a_ratio_controller(), World())
     written = msgspec.msgpack.decode(known.encoded())
     del written["capability"]["trainer"]
-    assert remembered(msgspec.msgpack.encode(written)).capability.trainer == "torch"
+    assert read_ratio_controller(msgspec.msgpack.encode(written)).capability.trainer == "torch"
     written["capability"]["trainer"] = "abacus"
-    assert remembered(msgspec.msgpack.encode(written)) is None
+    assert read_ratio_controller(msgspec.msgpack.encode(written)) is None
 
 
 def test_the_explanation_shows_every_ratio_its_limits_and_why():
@@ -140,7 +140,7 @@ class SomeSession:
         return data + b" answered"
 
 
-class SomeGauges(Gauges):
+class SomeMeter(BoardMeter):
     """Of a board with 260 MB at its peak, that draws 10 J a round."""
 
     running = False
@@ -179,7 +179,7 @@ def take_part(session=None, ratio_controller=None):
         None,
         session or SomeSession(),
         ratio_controller or a_ratio_controller(),
-        SomeGauges(),
+        SomeMeter(),
         SomeMemory(),
         clock=lambda: float(7 * next(clock)),
     )
@@ -205,16 +205,16 @@ def test_a_round_is_measured_predicted_and_learned_from():
         memory_bytes=260_000_000,
         joules=10.0,
     )
-    (lesson,) = joined.ratio_controller.cost_history.lessons
+    (lesson,) = joined.ratio_controller.cost_history.past_rounds
     assert lesson.actual == joined.taken
-    assert remembered(joined._memory.data).cost_history.lessons == (lesson,)
+    assert read_ratio_controller(joined._memory.data).cost_history.past_rounds == (lesson,)
 
 
 def test_a_final_evaluation_teaches_nothing():
     joined = take_part()
     play(joined, FINAL_EVALUATION)
-    assert joined.ratio_controller.cost_history.lessons == ()
-    assert not joined._gauges.running
+    assert joined.ratio_controller.cost_history.past_rounds == ()
+    assert not joined._meter.running
 
 
 def test_the_budget_of_the_next_round_follows_what_was_learned():
@@ -241,15 +241,15 @@ def test_work_that_was_stopped_leaves_no_meter_running():
     joined.begin(FIRST, 100, 0.5)
     with pytest.raises(TrainingStopped):
         joined.work(b"task")
-    assert not joined._gauges.running
-    assert joined.ratio_controller.cost_history.lessons == ()
+    assert not joined._meter.running
+    assert joined.ratio_controller.cost_history.past_rounds == ()
 
 
 def test_a_full_disk_does_not_stop_a_round():
     joined = take_part()
     joined._memory.data = None
     play(joined)
-    assert len(joined.ratio_controller.cost_history.lessons) == 1
+    assert len(joined.ratio_controller.cost_history.past_rounds) == 1
 
 
 def test_the_coordinator_hears_the_first_report_and_then_what_changed():
@@ -260,30 +260,30 @@ def test_the_coordinator_hears_the_first_report_and_then_what_changed():
 
 
 def test_the_guard_asks_the_sensors_now_and_then_and_says_why_not():
-    gauges, now = SomeGauges(), [0.0]
-    guard = Guard(Policy(charging_only=True), load("phone-mid"), gauges, clock=lambda: now[0])
+    meter, now = SomeMeter(), [0.0]
+    guard = PolicyGuard(Policy(charging_only=True), load("phone-mid"), meter, clock=lambda: now[0])
     assert guard.is_on
-    gauges.now = Conditions(power="charging")
+    meter.now = Conditions(power="charging")
     assert guard.objection() is None
-    gauges.now = Conditions(power="battery", battery=0.4)
+    meter.now = Conditions(power="battery", battery=0.4)
     assert guard.objection() is None  # asked a moment ago
     now[0] += FRESH_S
     assert guard.objection().startswith("charging_only: it runs from its battery")
 
 
 def test_heat_must_fall_well_below_its_limit_before_it_goes_on():
-    gauges, now = SomeGauges(), [0.0]
-    guard = Guard(Policy(max_celsius=60), load("phone-mid"), gauges, clock=lambda: now[0])
+    meter, now = SomeMeter(), [0.0]
+    guard = PolicyGuard(Policy(max_celsius=60), load("phone-mid"), meter, clock=lambda: now[0])
     seen = []
     for celsius in (59, 61, 58, 54):
-        gauges.now, now[0] = Conditions(celsius=celsius), now[0] + FRESH_S
+        meter.now, now[0] = Conditions(celsius=celsius), now[0] + FRESH_S
         seen.append(guard.objection() is None)
     assert seen == [True, False, False, True]
 
 
 def test_without_conditions_that_come_and_go_no_sensor_is_asked():
-    gauges = SomeGauges()
-    gauges.conditions = pytest.fail
-    guard = Guard(Policy(ratio=0.5, max_memory_mb=300, nice=5), load("phone-mid"), gauges)
+    meter = SomeMeter()
+    meter.conditions = pytest.fail
+    guard = PolicyGuard(Policy(ratio=0.5, max_memory_mb=300, nice=5), load("phone-mid"), meter)
     assert not guard.is_on
     assert guard.objection() is None

@@ -26,8 +26,8 @@ from tests.protocols.wire.test_transport import is_connected, is_disconnected, w
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.doctor import agent_state, host, sensors, training
 from fleetune.edge_agent.doctor import broker as way
-from fleetune.edge_agent.doctor import host, keeping, sensors, training
 from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
 from fleetune.edge_agent.doctor.examination import Patient, examine
 from fleetune.edge_agent.doctor.finding import Finding, fenced
@@ -558,53 +558,53 @@ def test_a_folder_that_cannot_be_written():
         child = os.fork()
         if child == 0:
             os.setresuid(65534, 65534, 65534)
-            (finding,) = keeping.folder(store)
+            (finding,) = agent_state.folder(store)
             os._exit(0 if finding.verdict == "fail" and "cannot be written" in finding.found else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        (finding,) = keeping.folder(store)
+        (finding,) = agent_state.folder(store)
         assert finding.verdict == "ok"
         assert not list(open_to_all.iterdir())
 
 
 def test_a_file_in_the_folder_s_place(tmp_path):
     (tmp_path / "state").write_text("")
-    (finding,) = keeping.folder(AgentStore(tmp_path / "state"))
+    (finding,) = agent_state.folder(AgentStore(tmp_path / "state"))
     assert (finding.verdict, "Not a directory" in finding.found) == ("fail", True)
 
 
 def test_another_agent_with_the_same_folder(tmp_path):
     store = AgentStore(tmp_path)
-    (finding,) = keeping.in_use(store)
+    (finding,) = agent_state.in_use(store)
     assert finding.verdict == "ok"
     assert not (tmp_path / "lock").exists()
     with store.claim():
-        (finding,) = keeping.in_use(store)
+        (finding,) = agent_state.in_use(store)
         assert finding.verdict == "warn"
-    (finding,) = keeping.in_use(store)
+    (finding,) = agent_state.in_use(store)
     assert finding.verdict == "ok"
 
 
 def test_what_is_kept_of_a_run_is_read(tmp_path, spec, weights):
     store = store_with_a_run(tmp_path, spec, weights)
-    (finding,) = keeping.runs(store, "a")
+    (finding,) = agent_state.runs(store, "a")
     assert (finding.verdict, finding.found) == ("ok", "r1: tiny by fedavg, no round done yet")
     for name in ("session", "enrolment"):
         path = tmp_path / "runs" / "r1" / name
         path.write_bytes(b"FLTN but not really")
-        (finding,) = keeping.runs(store, "a")
+        (finding,) = agent_state.runs(store, "a")
         assert (finding.verdict, "r1 is damaged" in finding.found) == ("fail", True)
         assert "remove it" in finding.mend
 
 
 def test_room_on_the_disk(tmp_path, monkeypatch, spec, weights):
     store = store_with_a_run(tmp_path, spec, weights)
-    enrolment = keeping.latest_enrolment(store)
+    enrolment = agent_state.latest_enrolment(store)
     assert enrolment is not None
     usage = shutil.disk_usage(tmp_path)
 
     def with_free(free):
-        monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: usage._replace(free=free))
-        return [next(iter(keeping.room(store, one))).verdict for one in (enrolment, None)]
+        monkeypatch.setattr(agent_state.shutil, "disk_usage", lambda _: usage._replace(free=free))
+        return [next(iter(agent_state.room(store, one))).verdict for one in (enrolment, None)]
 
     assert with_free(10**12) == ["ok", "ok"]
     assert with_free(10**8) == ["ok", "warn"]
@@ -615,7 +615,7 @@ def test_room_on_the_disk(tmp_path, monkeypatch, spec, weights):
 
 
 def test_samples_that_do_not_fit_the_run(tmp_path, spec, weights):
-    enrolment = keeping.latest_enrolment(store_with_a_run(tmp_path / "state", spec, weights))
+    enrolment = agent_state.latest_enrolment(store_with_a_run(tmp_path / "state", spec, weights))
     x, y = np.ones((30, 5), np.float32), np.arange(30) % 3
     np.savez(tmp_path / "five.npz", x=x, y=y)
     np.savez(tmp_path / "four.npz", x=x[:, :4], y=y)

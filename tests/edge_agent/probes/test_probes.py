@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from tests.helpers import boards
 from tests.helpers.places import ROOT
 
-from fleetune.edge_agent.probes import compute, heat, network, reading
+from fleetune.edge_agent.probes import board_identity, files_and_commands, metered_network, temperature
 from fleetune.edge_agent.probes.conditions import BoardSensors, read_conditions
 from fleetune.edge_agent.probes.energy import Counters, EnergyMeter, Integral, rapl_counters
+from fleetune.edge_agent.probes.files_and_commands import CachedCommands, no_commands, run_command
 from fleetune.edge_agent.probes.memory import (
     PeakMemory,
     attainable_bytes,
     cgroup_limit_bytes,
-    own,
+    process_memory,
     total_bytes,
 )
-from fleetune.edge_agent.probes.power import kernel_supply, read_supply, termux_supply
-from fleetune.edge_agent.probes.rails import Draw, read_draw
-from fleetune.edge_agent.probes.reading import Seldom, no_commands, run_command
+from fleetune.edge_agent.probes.power_draw import Draw, read_draw
+from fleetune.edge_agent.probes.power_supply import kernel_supply, read_supply, termux_supply
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 
 MIB = 2**20
@@ -74,7 +74,7 @@ def test_each_board_is_recognised_and_read(make, tmp_path):
     board = make()
     root = board.build(tmp_path)
     name, wanted = WANTED[make]
-    assert compute.board_name(root, board.run) == name
+    assert board_identity.board_name(root, board.run) == name
     found = read_conditions(root, board.run)
     known = {key: value for key, value in msgspec.structs.asdict(found).items() if key != "memory_bytes"}
     for key, value in known.items():
@@ -86,19 +86,18 @@ def test_each_board_is_recognised_and_read(make, tmp_path):
 def test_nothing_there_is_unknown_and_never_zero(tmp_path):
     assert read_conditions(tmp_path, no_commands) == UNKNOWN
     assert read_conditions(tmp_path / "gone", no_commands) == UNKNOWN
-    assert (own(tmp_path).resident, total_bytes(tmp_path), compute.model(tmp_path, no_commands)) == (
-        None,
-    ) * 3
-    assert (compute.processor(tmp_path), compute.num_cores(tmp_path)) == (None, None)
-    assert compute.board_name(tmp_path, no_commands) == "generic"
+    assert process_memory(tmp_path).resident is total_bytes(tmp_path) is None
+    assert board_identity.model(tmp_path, no_commands) is None
+    assert (board_identity.processor(tmp_path), board_identity.num_cores(tmp_path)) == (None, None)
+    assert board_identity.board_name(tmp_path, no_commands) == "generic"
     assert PeakMemory(tmp_path).read() is None
 
 
 def test_this_machine_is_read_too():
     found = read_conditions()
     assert found.memory_bytes > 10 * MIB
-    assert compute.num_cores() >= 1
-    assert own().resident <= own().peak <= total_bytes()
+    assert board_identity.num_cores() >= 1
+    assert process_memory().resident <= process_memory().peak <= total_bytes()
 
 
 # Garbage, and files that go
@@ -146,8 +145,8 @@ def test_garbage_is_unknown_or_in_range(make, tmp_path, data):
     found = read_conditions(root, lambda words: answers.get(" ".join(words)))
     assert msgspec.convert(msgspec.to_builtins(found), Conditions) == found  # every bound of it holds
     assert found.battery is None or 0 <= found.battery <= 1
-    assert compute.num_cores(root) is None or compute.num_cores(root) > 0
-    assert isinstance(compute.board_name(root, lambda words: answers.get(" ".join(words))), str)
+    assert board_identity.num_cores(root) is None or board_identity.num_cores(root) > 0
+    assert isinstance(board_identity.board_name(root, lambda words: answers.get(" ".join(words))), str)
     meter = EnergyMeter(root, lambda words: answers.get(" ".join(words)), clock=Clock(1.0))
     meter.start()
     joules = meter.stop()
@@ -524,7 +523,7 @@ def test_without_a_sensor_energy_is_unknown(tmp_path):
 def test_zones_of_another_unit_or_without_meaning_are_left_out(tmp_path, kind, told, wanted):
     zone = "sys/class/thermal/thermal_zone0"
     root = boards.FakeBoard({f"{zone}/type": kind, f"{zone}/temp": told}).build(tmp_path)
-    assert heat.celsius(root) == wanted
+    assert temperature.celsius(root) == wanted
 
 
 @pytest.mark.parametrize(
@@ -541,7 +540,9 @@ def test_zones_of_another_unit_or_without_meaning_are_left_out(tmp_path, kind, t
 )
 def test_throttling_by_the_firmwares_word(tmp_path, told, wanted):
     assert (
-        heat.throttled(tmp_path, lambda words: told if words == ["vcgencmd", "get_throttled"] else None)
+        temperature.throttled(
+            tmp_path, lambda words: told if words == ["vcgencmd", "get_throttled"] else None
+        )
         is wanted
     )
 
@@ -549,7 +550,7 @@ def test_throttling_by_the_firmwares_word(tmp_path, told, wanted):
 def test_a_processor_that_the_kernel_cools_is_throttled(tmp_path):
     root = boards.jetson_nano().build(tmp_path)
     (root / "sys/class/thermal/cooling_device1/cur_state").write_text("3")
-    assert heat.throttled(root, no_commands) is True
+    assert temperature.throttled(root, no_commands) is True
 
 
 def test_a_processor_that_throttles_itself_between_two_looks(tmp_path):
@@ -585,8 +586,8 @@ NMCLI = "nmcli -t -f GENERAL.METERED device show wwan0"
 )
 def test_metered_by_networkmanager_before_the_interfaces_name(tmp_path, answers, wanted):
     root = boards.pi_4_hot_on_a_modem().build(tmp_path)
-    assert network.default_interface(root) == "wwan0"
-    assert network.metered(root, lambda words: answers.get(" ".join(words))) is wanted
+    assert metered_network.default_interface(root) == "wwan0"
+    assert metered_network.metered(root, lambda words: answers.get(" ".join(words))) is wanted
 
 
 @pytest.mark.parametrize(
@@ -600,7 +601,9 @@ def test_metered_by_networkmanager_before_the_interfaces_name(tmp_path, answers,
 )
 def test_metered_on_android(tmp_path, told, wanted):
     assert (
-        network.metered(tmp_path, lambda words: told if words == ["termux-wifi-connectioninfo"] else None)
+        metered_network.metered(
+            tmp_path, lambda words: told if words == ["termux-wifi-connectioninfo"] else None
+        )
         is wanted
     )
 
@@ -614,21 +617,21 @@ def test_the_cores_of_arm_by_name(tmp_path):
     root = boards.FakeBoard({"proc/cpuinfo": info, "sys/devices/system/cpu/online": "0-1,4,6-7\n"}).build(
         tmp_path
     )
-    assert compute.processor(root) == "Cortex-A55 + Cortex-A78 + ARM part 0xfff"
-    assert compute.num_cores(root) == 5
+    assert board_identity.processor(root) == "Cortex-A55 + Cortex-A78 + ARM part 0xfff"
+    assert board_identity.num_cores(root) == 5
 
 
 def test_a_phone_with_much_memory_is_a_better_one(tmp_path):
     board = boards.phone()
     board.files |= boards.memory(7500, 3000)
-    assert compute.board_name(board.build(tmp_path), board.run) == "phone-mid"
+    assert board_identity.board_name(board.build(tmp_path), board.run) == "phone-mid"
 
 
 # Commands
 
 
 def test_commands_that_fail_hang_or_are_not_there(monkeypatch):
-    monkeypatch.setattr(reading, "COMMAND_S", 0.2)
+    monkeypatch.setattr(files_and_commands, "COMMAND_S", 0.2)
     assert run_command(["echo", "hello"]) == "hello\n"
     assert run_command(["false"]) is None
     assert run_command(["no-such-command-anywhere"]) is None
@@ -656,5 +659,5 @@ def test_a_command_runs_once_a_minute_and_one_that_fails_every_ten(tmp_path):
 
 
 def test_answers_of_different_commands_are_kept_apart():
-    asked = Seldom(lambda words: words[0], Clock())
+    asked = CachedCommands(lambda words: words[0], Clock())
     assert [asked(["a"]), asked(["b"]), asked(["a"])] == ["a", "b", "a"]

@@ -19,11 +19,16 @@ from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_por
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.cli import app
-from fleetune.edge_agent.probes import keep, model, show
+from fleetune.edge_agent.probes import save_profile, show, workload
+from fleetune.edge_agent.probes.board_measurement import (
+    PROCESSOR_ALONE,
+    BoardMeasurement,
+    Figure,
+    measure_board,
+)
 from fleetune.edge_agent.probes.board_profile import board_named
-from fleetune.edge_agent.probes.link import LinkSpeed, measure_link
-from fleetune.edge_agent.probes.survey import PROCESSOR_ALONE, Figure, Survey, survey
-from fleetune.edge_agent.probes.training import TrainingSpeed, measure_training
+from fleetune.edge_agent.probes.link_speed import LinkSpeed, measure_link
+from fleetune.edge_agent.probes.training_speed import TrainingSpeed, measure_training
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.torch_backend import TorchBackend
@@ -93,7 +98,7 @@ def test_the_peak_is_of_the_steps(tmp_path):
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet8", "har-cnn"])
 def test_a_model_by_name_freezes_shares_of_every_inner_layer(name):
-    work = model.by_name(name, trainers=Trainers("torch"))
+    work = workload.by_name(name, trainers=Trainers("torch"))
     spec = work.backend.spec
     assert work.flops_per_sample > 2 * spec.num_parameters
     whole = Neurons(1.0, 1).mask(spec)
@@ -116,16 +121,16 @@ RUN = {
 
 def test_the_model_of_the_last_run_joined_is_the_fleets(tmp_path):
     store = AgentStore(tmp_path)
-    assert model.chosen(None, store, 1).backend.spec.name == model.REFERENCE
+    assert workload.chosen(None, store, 1).backend.spec.name == workload.REFERENCE
     enrolment = prepare(parse_run(RUN))
     store.enrolment(enrolment.run).write(codec.encode(enrolment, enrolment.spec))
     store.enrolment("damaged").write(b"x")
     os.utime(tmp_path / "runs" / "damaged", (2**32, 2**32))  # the latest
-    work = model.chosen(None, store, 1)
+    work = workload.chosen(None, store, 1)
     assert (work.backend.spec.hash, work.settings.batch_size) == (enrolment.spec.hash, 5)
     assert work.flops_per_sample == enrolment.flops_per_sample
     assert enrolment.run in work.where_from
-    assert model.chosen("har-cnn", store, 1).backend.spec.name == "har-cnn"
+    assert workload.chosen("har-cnn", store, 1).backend.spec.name == "har-cnn"
 
 
 # Link
@@ -243,7 +248,7 @@ def test_a_device_does_not_listen_to_its_probes_nor_does_the_coordinator():
 
 def look(make, tmp_path, **options):
     board = make()
-    return survey(board.build(tmp_path), board.run, sleep=lambda _: None, clock=Clock(0.5), **options)
+    return measure_board(board.build(tmp_path), board.run, sleep=lambda _: None, clock=Clock(0.5), **options)
 
 
 def test_every_figure_is_known_or_says_why_not(tmp_path):
@@ -259,7 +264,7 @@ def test_every_figure_is_known_or_says_why_not(tmp_path):
 
 def test_a_jetson_with_training_and_a_link(tmp_path):
     link = LinkSpeed(uplink_bps=11.33e6, downlink_bps=52.87e6, round_trip_s=0.04)
-    found = look(boards.jetson_nano, tmp_path, workload=lambda: model.by_name("mlp"), link=lambda: link)
+    found = look(boards.jetson_nano, tmp_path, workload=lambda: workload.by_name("mlp"), link=lambda: link)
     assert (found.board, found.sensors) == ("jetson-nano", ("ina3221", "thermal", "throttled"))
     assert [speed.ratio for speed in found.training] == [0.2, 0.6, 1.0]
     for name in ("idle_w", "train_w", "watts"):
@@ -274,7 +279,7 @@ def test_what_may_not_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, _: path != energy)
     (root / "sys/class/powercap/intel-rapl:0/energy_uj").write_text("")
     (root / "sys/class/powercap/intel-rapl:0:1/energy_uj").write_text("")
-    found = survey(root, board.run)
+    found = measure_board(root, board.run)
     assert found.figures["idle_w"].note == f"no permission to read {energy}"
 
 
@@ -293,7 +298,7 @@ def test_without_a_trainer_training_is_unknown(tmp_path):
 def surveyed(**figures):
     told = {"model": Figure("My Board"), "processor": Figure(None)} | figures
     speeds = (TrainingSpeed(0.5, 90.0, None), TrainingSpeed(1.0, 100.0, None))
-    return Survey("raspberry-pi-4b", ("thermal",), told, speeds, "a model", flops_per_sample=3e7)
+    return BoardMeasurement("raspberry-pi-4b", ("thermal",), told, speeds, "a model", flops_per_sample=3e7)
 
 
 def test_a_saved_profile_holds_what_was_measured_and_the_rest_of_the_board_that_fits(tmp_path):
@@ -303,7 +308,7 @@ def test_a_saved_profile_holds_what_was_measured_and_the_rest_of_the_board_that_
         uplink_bps=Figure(2e6),
         idle_w=Figure(1.5, "W", "pmic"),
     )
-    keep.save(found, tmp_path / "mine.toml")
+    save_profile.save(found, tmp_path / "mine.toml")
     board, known = board_named(str(tmp_path / "mine.toml")), firmware_profiles.load("raspberry-pi-4b")
     assert (board.name, board.title, board.cores, board.memory_bytes) == ("mine", "My Board", 3, 1000 * 2**20)
     assert (board.training_gflops, board.uplink_bps, board.idle_w) == (3.0, 2e6, 1.5)
@@ -317,20 +322,20 @@ def test_a_saved_profile_holds_what_was_measured_and_the_rest_of_the_board_that_
 
 
 def test_a_board_that_idles_at_more_than_others_draw_busy_is_still_a_board(tmp_path):
-    keep.save(surveyed(idle_w=Figure(50.0, "W", "pmic")), tmp_path / "mine.toml")
+    save_profile.save(surveyed(idle_w=Figure(50.0, "W", "pmic")), tmp_path / "mine.toml")
     board = board_named(str(tmp_path / "mine.toml"))
     assert (board.idle_w, board.train_w, board.transmit_w) == (50, 50, 50)
     assert {"train_w", "transmit_w"} <= set(board.estimates)
 
 
 def test_a_processors_energy_is_not_saved_as_the_boards(tmp_path):
-    keep.save(surveyed(idle_w=Figure(0.5, "W", PROCESSOR_ALONE)), tmp_path / "mine.toml")
+    save_profile.save(surveyed(idle_w=Figure(0.5, "W", PROCESSOR_ALONE)), tmp_path / "mine.toml")
     assert board_named(str(tmp_path / "mine.toml")).idle_w == firmware_profiles.load("raspberry-pi-4b").idle_w
 
 
 def test_figures_that_no_board_has_are_one_line(tmp_path):
     with pytest.raises(SettingError) as caught:
-        keep.save(surveyed(uplink_bps=Figure(1e30)), tmp_path / "mine.toml")
+        save_profile.save(surveyed(uplink_bps=Figure(1e30)), tmp_path / "mine.toml")
     assert "uplink_mbps" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -338,7 +343,7 @@ def test_figures_that_no_board_has_are_one_line(tmp_path):
 
 def test_boards_by_name_and_by_file(tmp_path, monkeypatch):
     assert board_named("jetson-nano").name == "jetson-nano"
-    keep.save(surveyed(), tmp_path / "mine.toml")
+    save_profile.save(surveyed(), tmp_path / "mine.toml")
     monkeypatch.chdir(tmp_path)
     assert board_named("mine.toml") == board_named("./mine.toml")
     (tmp_path / "wrong.toml").write_text("title = 1")
@@ -382,7 +387,7 @@ def test_the_command_measures_and_saves(broker, tmp_path):
 
 
 def test_the_command_as_a_table_of_the_board_below_another_root(monkeypatch, tmp_path):
-    monkeypatch.setattr("fleetune.edge_agent.probes.survey._IDLE_S", 0.01)
+    monkeypatch.setattr("fleetune.edge_agent.probes.board_measurement._IDLE_S", 0.01)
     done = command("--root", str(boards.jetson_nano().build(tmp_path)), "--model", "mlp")
     assert done.exit_code == 0
     assert "NVIDIA Jetson Nano" in done.stdout

@@ -11,7 +11,7 @@ from fleetune.edge_agent.run import freed_memory
 CODE = """
 import ctypes
 from fleetune.edge_agent.run.freed_memory import give_back
-from fleetune.edge_agent.probes.memory import own
+from fleetune.edge_agent.probes.memory import process_memory
 lib = ctypes.CDLL(None)
 lib.malloc.restype, lib.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 blocks = [lib.malloc(100_000) for _ in range(500)]
@@ -20,9 +20,9 @@ for block in blocks:
 on_top = lib.malloc(100_000)  # keeps the heap from shrinking by itself
 for block in blocks:
     lib.free(block)
-before = own().resident
+before = process_memory().resident
 give_back()
-print(before - own().resident)
+print(before - process_memory().resident)
 """
 
 

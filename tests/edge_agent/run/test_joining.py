@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.edge_agent.budget.gauges import Gauges
+from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.personal.adoption import Served, Standing
-from fleetune.edge_agent.probes.link import LinkSpeed
+from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run import joining
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.joining import DeviceSettings, join
@@ -32,7 +32,7 @@ USER_MODEL = "usermodel:two_layers"
 @pytest.fixture(autouse=True)
 def small_process(monkeypatch):
     """A process that has run a thousand tests holds more than a board has."""
-    monkeypatch.setattr(joining, "own_memory", lambda: SimpleNamespace(resident=250_000_000))
+    monkeypatch.setattr(joining, "process_memory", lambda: SimpleNamespace(resident=250_000_000))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def joined(enrolled: Enrolment, folder: Path, link=LINK, kind="torch", **setting
         enrolled.run,
         data,
         kind=kind,
-        gauges=Gauges(folder / "no-sensors"),
+        meter=BoardMeter(folder / "no-sensors"),
         measure_link=lambda: link,
         stop=lambda: None,
         progress=lambda _: None,
@@ -101,10 +101,10 @@ def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
     store.keep_bundle(enrolled.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
     before = joined(enrolled, tmp_path)
     store.ratio_controller(enrolled.run).write(before.ratio_controller.learned(1.0, took).encoded())
-    assert len(joined(enrolled, tmp_path).ratio_controller.cost_history.lessons) == 1
+    assert len(joined(enrolled, tmp_path).ratio_controller.cost_history.past_rounds) == 1
     other = joined(enrolled, tmp_path, link=LinkSpeed(uplink_bps=1.0), kind="onnx")
     assert other.ratio_controller.capability.trainer == "onnx"
-    assert other.ratio_controller.cost_history.lessons == ()
+    assert other.ratio_controller.cost_history.past_rounds == ()
     assert other.report.uplink_bps == 2e6  # the link is the same
 
 
@@ -121,12 +121,12 @@ def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(t
     store.enrolment(first.run).write(codec.encode(first, first.spec))
     store.ratio_controller(first.run).write(before.ratio_controller.learned(1.0, took).encoded())
     taken = joined(second, tmp_path, link=thin)
-    assert len(taken.ratio_controller.cost_history.lessons) == 1
+    assert len(taken.ratio_controller.cost_history.past_rounds) == 1
     assert taken.report.uplink_bps == 2e6
     larger = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
-    assert joined(larger, tmp_path, link=thin).ratio_controller.cost_history.lessons == ()
+    assert joined(larger, tmp_path, link=thin).ratio_controller.cost_history.past_rounds == ()
     store.keep_bundle(second.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
-    assert joined(second, tmp_path, kind="onnx").ratio_controller.cost_history.lessons == ()
+    assert joined(second, tmp_path, kind="onnx").ratio_controller.cost_history.past_rounds == ()
 
 
 def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_path):

@@ -12,14 +12,14 @@ from tests.helpers.places import OLD_STATES
 from tests.helpers.world import CAPABILITY, CHOICES
 
 from fleetune.edge_agent.budget.cost_forecast import Capability
-from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Lesson
+from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, PastRound
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.ratio_controller import RatioController, remembered
+from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
 from fleetune.edge_agent.run.session import Kept, Session
-from fleetune.edge_agent.state import layouts
+from fleetune.edge_agent.state import state_versions
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
-from fleetune.edge_agent.state.layouts import Layout
-from fleetune.edge_agent.state.state_folder import belongings
+from fleetune.edge_agent.state.state_folder import agent_files
+from fleetune.edge_agent.state.state_versions import Layout
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreVersion
@@ -33,7 +33,7 @@ SPEC = tiny_spec()
 RELEASES = ("d2699e9", "6e33d00")  # agent-*.tar.xz, made by make_agent_state.py beside them
 TRAINS_OTHERWISE = {("d2699e9", "per-fedavg")}  # since then, on purpose: by the run's batches and epochs
 TINY, HUGE = 5e-324, 1e308
-LESSON = Lesson(Demand(0.5, 500, 500, 100.0, 10**6), RoundCost(500, 500, 0.001, 1.0, 0.001, 10**8, 1.0))
+LESSON = PastRound(Demand(0.5, 500, 500, 100.0, 10**6), RoundCost(500, 500, 0.001, 1.0, 0.001, 10**8, 1.0))
 
 
 def ratio_controller(capability=CAPABILITY, deadline_s=20.0, conditions=Conditions(), **policy):  # noqa: B008
@@ -68,9 +68,9 @@ EXTREMES = {
 @pytest.mark.parametrize("known", EXTREMES.values(), ids=EXTREMES)
 def test_what_a_device_can_afford_is_remembered_in_every_state(known, tmp_path):
     for one in (known, structs.replace(known, cost_history=CostHistory()).chosen(Conditions())):
-        memory = FileMemory(tmp_path / "allowance", layouts.RATIO_CONTROLLER)
+        memory = FileMemory(tmp_path / "allowance", state_versions.RATIO_CONTROLLER)
         memory.write(one.encoded())
-        again = remembered(memory.read())
+        again = read_ratio_controller(memory.read())
         assert again is not None
         assert again.fits == one.fits
         assert (again.report, again.predicted) == (one.report, one.predicted)
@@ -161,10 +161,10 @@ def test_the_reply_to_the_last_task_is_still_there(old):
 
 def test_cost_history_of_a_release_before_is_kept_also_where_nothing_fitted(old):
     store, _ = old
-    well, badly = (remembered(store.ratio_controller(run).read()) for run in ("fedavg", "fedprox"))
+    well, badly = (read_ratio_controller(store.ratio_controller(run).read()) for run in ("fedavg", "fedprox"))
     assert (well.fits, badly.fits) == (True, False)
     assert well.cost_history == badly.cost_history
-    assert [lesson.actual.train_s for lesson in well.cost_history.lessons] == [3.0]
+    assert [lesson.actual.train_s for lesson in well.cost_history.past_rounds] == [3.0]
     assert well.capability.uplink_bps == 2e6
     assert badly.report.reason.startswith("nothing fits")
     assert badly.chosen(Conditions()).report == badly.report
@@ -175,6 +175,6 @@ def test_all_else_of_a_release_before_is_read_and_marked_and_can_be_wiped(old):
     store.claim().close()
     assert store.bundle("fedavg") == b"some bundle"
     assert store.task("fedavg", "1" * 32).read() == b"some task"
-    (found,) = belongings(store.folder)
+    (found,) = agent_files(store.folder)
     assert len(found.runs) == len(store.runs()) > 25
     assert found.foreign == ()

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.state.state_folder import MARKER, VERSION, belongings, wipe
+from fleetune.edge_agent.state.state_folder import MARKER, VERSION, agent_files, wipe
 from fleetune.protocols.errors import StoreError, StoreVersion
 
 DIGEST = "0" * 32
@@ -119,10 +119,10 @@ def test_nothing_is_removed_while_one_of_the_agents_runs(tmp_path):
 def test_state_of_the_release_before_is_known_and_marked_by_the_next_agent(tmp_path):
     folder = tmp_path / "f" / "pi"
     an_old_device(folder)
-    assert [one.runs for one in belongings(tmp_path)] == [("r1",)]
+    assert [one.runs for one in agent_files(tmp_path)] == [("r1",)]
     AgentStore(folder).claim().close()
     assert (folder / MARKER).exists()
-    wipe(tmp_path, belongings(tmp_path))
+    wipe(tmp_path, agent_files(tmp_path))
     assert everything(tmp_path) == []
 
 
@@ -133,14 +133,14 @@ def test_what_only_looks_like_an_old_state_is_not_taken_for_one(tmp_path):
     (tmp_path / "f" / "tv" / "runs" / "r1").mkdir(parents=True)
     (tmp_path / "f" / "tv" / "lock").touch()
     (tmp_path / "f" / "tv" / "runs" / "r1" / "enrolment").write_bytes(b"a form")
-    assert belongings(tmp_path) == []
+    assert agent_files(tmp_path) == []
 
 
 def test_state_of_a_newer_agent_is_left_to_it(tmp_path):
     store = a_device(tmp_path / "f" / "pi")
     (store.folder / MARKER).write_text(f'{{"version": {VERSION + 1}, "more": 1}}')
     line = rf"pi is from another version \({VERSION + 1}; this program reads up to {VERSION}\)"
-    for action in (store.claim, lambda: belongings(tmp_path)):
+    for action in (store.claim, lambda: agent_files(tmp_path)):
         with pytest.raises(StoreVersion, match=line):
             action()
     done = invoke("--state", tmp_path, "--yes")
@@ -150,11 +150,11 @@ def test_state_of_a_newer_agent_is_left_to_it(tmp_path):
 
 def test_a_wipe_that_was_cut_short_can_be_done_again(tmp_path):
     a_device(tmp_path / "f" / "pi")
-    (found,) = belongings(tmp_path)
+    (found,) = agent_files(tmp_path)
     for path in found.files:
         if path.name not in (MARKER, "lock"):
             path.unlink()
-    wipe(tmp_path, belongings(tmp_path))
+    wipe(tmp_path, agent_files(tmp_path))
     assert everything(tmp_path) == []
 
 
@@ -180,4 +180,4 @@ def test_an_agent_that_waited_at_the_door_of_a_folder_that_was_wiped_locks_the_n
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_folder_that_may_not_be_read_is_none_of_ours(tmp_path):
     (tmp_path / "secret").mkdir(mode=0)
-    assert belongings(tmp_path) == []
+    assert agent_files(tmp_path) == []

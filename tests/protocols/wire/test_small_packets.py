@@ -10,8 +10,8 @@ import pytest
 from tests import hostile
 from tests.helpers.places import ROOT
 
-from fleetune.edge_agent.probes.link import ProbeLine
-from fleetune.edge_agent.probes.memory import own
+from fleetune.edge_agent.probes.link_speed import ProbeConnection
+from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.joining import _read
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -86,7 +86,7 @@ def test_a_board_declines_a_model_that_its_memory_cannot_hold():
     data = codec.encode(hostile.enrolment(), hostile.SPEC)
     assert _read(data, "run-1", Conditions()).run == "run-1"
     with pytest.raises(ModelError, match="the run's model takes 0 MB to unpack beside the"):
-        _read(data, "run-1", Conditions(memory_bytes=own().resident))
+        _read(data, "run-1", Conditions(memory_bytes=process_memory().resident))
 
 
 def test_an_agent_refuses_what_its_memory_or_disk_cannot_take(tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_probe_that_is_talked_to_without_end_gives_up():
         def get(self, timeout):
             return Received("fleetune/v1/f/a/probe", b"not what was asked for")
 
-    line, ticks = ProbeLine.__new__(ProbeLine), iter(range(1000))
+    line, ticks = ProbeConnection.__new__(ProbeConnection), iter(range(1000))
     line._arrivals, line._clock = Flood(), lambda: float(next(ticks))
     with pytest.raises(TransportError, match="does not answer within 5 s"):
         line._wait(lambda event: isinstance(event, Disconnected), 5.0, "it does not answer")

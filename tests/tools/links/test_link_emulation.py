@@ -17,12 +17,12 @@ from tests.helpers.places import ROOT
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
-from fleetune.tools.links import network, shaping
+from fleetune.tools.links import network_namespaces, shaping
 from fleetune.tools.links.link import Constant, Trace
-from fleetune.tools.links.network import HUB_ADDRESS, Network, down, namespaces, plan_of
+from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network, down, namespaces, plan_of
 from fleetune.tools.links.verify import verify
 
-OBSTACLE = network.obstacle()
+OBSTACLE = network_namespaces.obstacle()
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=f"emulated links: {OBSTACLE}")
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH')}:/usr/sbin:/usr/local/sbin")
 PAYLOAD_BYTES = 400_000
@@ -51,9 +51,9 @@ def traces_of(name):
             words = (process / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "fleetune.tools.links.relay" in words or "fleetune.tools.links.replay" in words:
+        if "fleetune.tools.links.tun_relay" in words or "fleetune.tools.links.trace_replay" in words:
             helpers += [words] if any(name in word for word in words) else []
-    folder = [network.folder_of(name)] if network.folder_of(name).exists() else []
+    folder = [network_namespaces.folder_of(name)] if network_namespaces.folder_of(name).exists() else []
     return [*namespaces(name), *our_devices(), *helpers, *folder]
 
 
@@ -111,11 +111,10 @@ def test_a_measurement_finds_what_was_asked_for(name):
 
 def test_half_of_the_packets_are_lost_each_way(name):
     with Network([Constant(10e6, 10e6, loss=0.5)], name) as net:
-        program = (
-            "import fleetune.tools.links.measure as m, sys;print(len(m.ping(sys.argv[1], int(sys.argv[2]))))"
-        )
+        program = "import sys; from fleetune.tools.links.measure_link import ping;"
+        program += "print(len(ping(sys.argv[1], int(sys.argv[2]))))"
         served = net.command(
-            net.hub, sys.executable, "-m", "fleetune.tools.links.measure", "serve", HUB_ADDRESS
+            net.hub, sys.executable, "-m", "fleetune.tools.links.measure_link", "serve", HUB_ADDRESS
         )
         with subprocess.Popen(served, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             port = server.stdout.readline().strip()
@@ -139,11 +138,11 @@ def test_a_trace_is_followed_through_its_outages(name):
                     text=True,
                     check=True,
                 ).stdout
-                for where, device in reversed(network.ends(name, 0))
+                for where, device in reversed(network_namespaces.ends(name, 0))
             ]
             return tuple("blackhole" in one for one in shown)
 
-        assert network.plan_of(name).kinds == ("plain",)
+        assert network_namespaces.plan_of(name).kinds == ("plain",)
         seen = []
         for _ in range(2):
             for expected in ((False, True), (True, False)):
@@ -158,7 +157,8 @@ def test_down_after_up_was_killed_leaves_nothing(name, num_namespaces):
     """`up` is killed with no chance to clean up, as soon as so many of its seven namespaces are there."""
     options = f"--up 2 --down 8 --delay 20 --agents 6 --name {name}".split()
     with subprocess.Popen([*EDGE_SIM, "up", *options], cwd=ROOT, stdout=subprocess.DEVNULL) as up:
-        wait_until(lambda: network.folder_of(name).exists() and len(namespaces(name)) >= num_namespaces)
+        folder = network_namespaces.folder_of(name)
+        wait_until(lambda folder=folder: folder.exists() and len(namespaces(name)) >= num_namespaces)
         up.kill()
     subprocess.run([*EDGE_SIM, "down", "--name", name], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     wait_until(lambda: traces_of(name) == [])
@@ -178,7 +178,7 @@ def test_the_commands_from_up_to_down(name, tmp_path):
     assert f"ip netns exec {name}-1" in made.stdout
     assert "already" in edge_sim("up", "--up", "1", "--down", "1", code=2).stderr
     helpers = {"relay-1": "its relay process is gone", "replay": "the process that replays its trace is gone"}
-    files = {network.folder_of(name) / helper: words for helper, words in helpers.items()}
+    files = {network_namespaces.folder_of(name) / helper: words for helper, words in helpers.items()}
     here = {file: words for file, words in files.items() if file.exists()}  # no relays where there is netem
     assert len(here) == (1 if shaping.kernel_has_netem() else 2)
     for file in here:
@@ -243,7 +243,7 @@ def test_processes_of_the_users_are_named_but_not_killed(name):
 
 def test_two_networks_do_not_meet(name):
     with Network([Constant(1e6, 1e6)], name), Network([Constant(2e6, 2e6)]) as other:
-        assert {name, other.name} <= set(network.networks())
+        assert {name, other.name} <= set(network_namespaces.networks())
         down(other.name)
         assert plan_of(name).links == (Constant(1e6, 1e6),)
         assert len(namespaces(name)) == 2
@@ -252,12 +252,12 @@ def test_two_networks_do_not_meet(name):
 
 
 def test_a_half_made_network_says_so(name):
-    network.folder_of(name).mkdir()
+    network_namespaces.folder_of(name).mkdir()
     with pytest.raises(SettingError, match="left half made"):
         plan_of(name)
     with pytest.raises(SettingError, match="exists already"):
         Network([Constant(1e6, 1e6)], name).up()
-    (network.folder_of(name) / "plan.json").write_text("{}")
+    (network_namespaces.folder_of(name) / "plan.json").write_text("{}")
     with pytest.raises(SettingError, match="left half made"):
         plan_of(name)
     down(name)

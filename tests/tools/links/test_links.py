@@ -25,14 +25,14 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import convert, parse_run
 from fleetune.protocols.settings.simulation import FleetSection, WirelessSection
 from fleetune.tools.cli import app
-from fleetune.tools.links import daemon, measure, network, replay, verify
-from fleetune.tools.links.deal import links_named, links_of
+from fleetune.tools.links import daemon, measure_link, network_namespaces, trace_replay, verify
+from fleetune.tools.links.fleet_links import links_named, links_of
 from fleetune.tools.links.link import SEGMENT_BYTES, Constant, Trace, tcp_bps
 from fleetune.tools.links.presets import DAY_S, PRESETS
 from fleetune.tools.links.proxy import run_proxies
+from fleetune.tools.links.radio_cell import shannon_bps, wireless_link
 from fleetune.tools.links.shaping import kind_of
 from fleetune.tools.links.trace_csv import MAX_BYTES, as_csv, read_trace
-from fleetune.tools.links.wireless import shannon_bps, wireless_link
 
 EXAMPLES = ROOT / "examples" / "links"
 STAIRS = Trace((0, 10, 20, 25), (8e6, 0, 1e6, 4e6), (8e6, 8e6, 8e6, 0), period_s=40)
@@ -379,7 +379,7 @@ def test_what_a_link_is_made_of():
 
 
 def test_a_trace_is_replayed_row_by_row_for_ever():
-    steps = list(itertools.islice(replay.changes(STAIRS, index=2), 6))
+    steps = list(itertools.islice(trace_replay.changes(STAIRS, index=2), 6))
     assert [step[0] for step in steps] == [0, 10, 20, 25, 40, 50]
     assert steps[5] == (50, 2, (0, 8e6))
 
@@ -390,14 +390,14 @@ def test_a_lump_of_bytes_does_not_pass_for_speed():
     holes = [one for one in steps if not (1.0 <= one[0] - 100 < 1.3 or 3.7 <= one[0] - 100 < 3.95)]
     slow_start = [(at_s, num_bytes // 4 if at_s < 100.5 else num_bytes - 375) for at_s, num_bytes in holes]
     for arrivals in (steps, holes, slow_start):
-        assert measure.flow_of(arrivals).bps == pytest.approx(8000, rel=0.001)
-    assert measure.flow_of([(100.0, 0)]).num_bytes == 0
+        assert measure_link.flow_of(arrivals).bps == pytest.approx(8000, rel=0.001)
+    assert measure_link.flow_of([(100.0, 0)]).num_bytes == 0
 
 
 def found(up, down, round_trip_s=0.08, lost=0):
-    flow = measure.Flow(num_bytes=0, started_s=10, ended_s=18)
+    flow = measure_link.Flow(num_bytes=0, started_s=10, ended_s=18)
     flows = (replace(flow, num_bytes=rate) for rate in (up, down))  # 8 s: bits a second = bytes
-    return measure.Measured(*flows, pings=200, lost=lost, round_trip_s=round_trip_s)
+    return measure_link.Measured(*flows, pings=200, lost=lost, round_trip_s=round_trip_s)
 
 
 @pytest.mark.parametrize(
@@ -413,14 +413,14 @@ def found(up, down, round_trip_s=0.08, lost=0):
     ],
 )
 def test_the_verdict_on_a_measured_link(link, measured, problems):
-    plan = network.Plan((link,), ("plain",), started_s=5)
+    plan = network_namespaces.Plan((link,), ("plain",), started_s=5)
     verdict = verify.judge(plan, 0, measured)
     assert len(verdict.problems) == len(problems)
     assert all(text.startswith(start) for text, start in zip(verdict.problems, problems, strict=True))
 
 
 def test_a_traces_verdict_is_of_the_time_of_the_transfer():
-    plan = network.Plan((replace_delay(STAIRS, 0.04),), ("plain",), started_s=5)
+    plan = network_namespaces.Plan((replace_delay(STAIRS, 0.04),), ("plain",), started_s=5)
     verdict = verify.judge(plan, 0, found(1e6, 8e6))  # 5 to 13 s after the start: 8 Mbit/s, then an outage
     assert verdict.expected_bps == (pytest.approx(5e6), pytest.approx(8e6))
 
@@ -500,7 +500,7 @@ def edge_sim(*words):
 @pytest.mark.parametrize("command", ["up --up 1 --down 1", "status", "down"])
 def test_without_root_one_line_says_so(monkeypatch, command):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(network.shutil, "which", lambda word: word)
+    monkeypatch.setattr(network_namespaces.shutil, "which", lambda word: word)
     outcome = edge_sim(*command.split())
     assert outcome.exit_code == 2
     assert outcome.stderr.count("\n") == 1
@@ -525,7 +525,7 @@ def test_without_root_one_line_says_so(monkeypatch, command):
     ],
 )
 def test_a_wrong_option_gets_one_line(monkeypatch, command, message):
-    monkeypatch.setattr(network, "obstacle", lambda: None)
+    monkeypatch.setattr(network_namespaces, "obstacle", lambda: None)
     outcome = edge_sim("up", *command.split())
     assert outcome.exit_code == 2
     assert message in outcome.stderr
@@ -535,7 +535,7 @@ def test_a_wrong_option_gets_one_line(monkeypatch, command, message):
 def test_an_impossible_name_of_a_network():
     for name in ("", "a b", "../etc", "x" * 33):
         with pytest.raises(SettingError, match="cannot be a network's name"):
-            network.check_name(name)
+            network_namespaces.check_name(name)
 
 
 def test_the_presets_are_listed_and_written(tmp_path):

@@ -1,7 +1,7 @@
 """What a link really carries: payload over TCP both ways, and small datagrams there and back.
 
-    python -m fleetune.tools.links.measure serve HOST                 prints the port it listens on
-    python -m fleetune.tools.links.measure ask HOST PORT SECONDS      prints what it measured, as JSON
+    python -m fleetune.tools.links.measure_link serve HOST                 prints the port it listens on
+    python -m fleetune.tools.links.measure_link ask HOST PORT SECONDS      prints what it measured, as JSON
 
 Rates are those at which bytes arrive, without the first quarter: a connection begins slowly, and the
 link's buffers take the first bytes in at once. A lost packet holds back what comes after it, so that bytes

@@ -1,6 +1,6 @@
 """Delay and loss on a kernel without netem: a link of two TUN devices with this process between them.
 
-    python -m fleetune.tools.links.relay FILE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
+    python -m fleetune.tools.links.tun_relay FILE NAMESPACE_A NAME_A NAMESPACE_B NAME_B DELAY_S LOSS
 
 makes the two devices, moves them to their namespaces, and detaches (`tools.links.daemon`). Every packet
 that comes out of one goes into the other `DELAY_S` later, or is lost. About 35 us of processor time a

@@ -1,4 +1,4 @@
-"""What this board tells while the agent works: its conditions, and what the work takes of it."""
+"""The board's sensors while the agent works: its conditions, and the memory and energy that a round takes."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from fleetune.protocols.conditions import Conditions
 ROOT = Path("/")
 
 
-class Gauges:
-    """Sensors of one board. What it does not have stays None.
+class BoardMeter:
+    """Reads the sensors of one board. What the board has no sensor for stays None.
 
     Args:
         root: of the file system; a tree of made-up files in tests.

@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from fleetune.edge_agent.probes.reading import ROOT, Run, matches, number, read_number, read_text, run_command
+from fleetune.edge_agent.probes.files_and_commands import (
+    ROOT,
+    Run,
+    matches,
+    number,
+    read_number,
+    read_text,
+    run_command,
+)
 
 _MOST_CELSIUS = 150.0
 _LEAST_CELSIUS = -40.0

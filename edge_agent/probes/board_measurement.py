@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleetune.edge_agent.probes import compute, heat, memory
+from fleetune.edge_agent.probes import board_identity, memory, temperature
 from fleetune.edge_agent.probes.conditions import read_conditions
 from fleetune.edge_agent.probes.energy import EnergyMeter, rapl_counters
-from fleetune.edge_agent.probes.link import LinkSpeed
-from fleetune.edge_agent.probes.model import Workload
-from fleetune.edge_agent.probes.power import read_supply
-from fleetune.edge_agent.probes.rails import watt_sensors
-from fleetune.edge_agent.probes.reading import ROOT, Run, matches, run_command
-from fleetune.edge_agent.probes.training import TrainingSpeed, measure_training
+from fleetune.edge_agent.probes.files_and_commands import ROOT, Run, matches, run_command
+from fleetune.edge_agent.probes.link_speed import LinkSpeed
+from fleetune.edge_agent.probes.power_draw import watt_sensors
+from fleetune.edge_agent.probes.power_supply import read_supply
+from fleetune.edge_agent.probes.training_speed import TrainingSpeed, measure_training
+from fleetune.edge_agent.probes.workload import Workload
 from fleetune.protocols.errors import ModelError
 
 RATIOS = (0.2, 0.6, 1.0)
@@ -38,7 +38,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Survey:
+class BoardMeasurement:
     """A board as it is found.
 
     Attributes:
@@ -119,7 +119,7 @@ _NOTES = {
 }
 
 
-def survey(
+def measure_board(
     root: Path = ROOT,
     run: Run = run_command,
     *,
@@ -127,7 +127,7 @@ def survey(
     link: Callable[[], LinkSpeed] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Survey:
+) -> BoardMeasurement:
     """Look at the board, then measure; takes some seconds where there is something to measure.
 
     Args:
@@ -141,19 +141,21 @@ def survey(
     meter = EnergyMeter(root, run, clock=clock)
     figures = _board_figures(root, run) | condition_figures(root, run)
     figures["idle_w"] = _idle_watts(meter, root, sleep)
-    found = Survey(compute.board_name(root, run), _sensors(root, run), figures, trained="not asked for")
+    found = BoardMeasurement(
+        board_identity.board_name(root, run), _sensors(root, run), figures, trained="not asked for"
+    )
     if workload is not None:
         found = _with_training(found, workload, meter, root, clock)
     return _with_link(found, LinkSpeed(unknown="give --broker and --fleet") if link is None else link())
 
 
 def _with_training(
-    found: Survey,
+    found: BoardMeasurement,
     workload: Callable[[], Workload],
     meter: EnergyMeter,
     root: Path,
     clock: Callable[[], float],
-) -> Survey:
+) -> BoardMeasurement:
     try:
         work = workload()
         meter.start()
@@ -178,7 +180,7 @@ def _with_training(
     )
 
 
-def _with_link(found: Survey, link: LinkSpeed) -> Survey:
+def _with_link(found: BoardMeasurement, link: LinkSpeed) -> BoardMeasurement:
     measured = {
         "uplink_bps": (link.uplink_bps, "bit/s"),
         "downlink_bps": (link.downlink_bps, "bit/s"),
@@ -194,11 +196,11 @@ def _with_link(found: Survey, link: LinkSpeed) -> Survey:
 def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
     limit = memory.cgroup_limit_bytes(root)
     values = {
-        "model": compute.model(root, run),
-        "processor": compute.processor(root),
-        "cores": compute.num_cores(root),
+        "model": board_identity.model(root, run),
+        "processor": board_identity.processor(root),
+        "cores": board_identity.num_cores(root),
         "fitted_bytes": memory.total_bytes(root),
-        "taken_bytes": memory.own(root).resident,
+        "taken_bytes": memory.process_memory(root).resident,
         "battery_wh": read_supply(root, run).capacity_wh,
     }
     figures = {name: _told(root, name, value) for name, value in values.items()}
@@ -238,8 +240,8 @@ def _sensors(root: Path, run: Run) -> tuple[str, ...]:
     others = {
         read_supply(root, run).sensor: True,
         "rapl": bool(rapl_counters(root)[0]),
-        "thermal": heat.celsius(root) is not None,
-        "throttled": heat.throttled(root, run) is not None,
+        "thermal": temperature.celsius(root) is not None,
+        "throttled": temperature.throttled(root, run) is not None,
     }
     found += [name for name, there in others.items() if there and name is not None]
     return tuple(dict.fromkeys(found))

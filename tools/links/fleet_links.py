@@ -9,8 +9,8 @@ from fleetune.protocols.settings.simulation import FleetSection, WirelessSection
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.links.link import Constant, Link, Trace
 from fleetune.tools.links.presets import preset
+from fleetune.tools.links.radio_cell import wireless_link
 from fleetune.tools.links.trace_csv import read_trace
-from fleetune.tools.links.wireless import wireless_link
 
 
 def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:

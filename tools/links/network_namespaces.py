@@ -140,7 +140,7 @@ class Network:
             _add_namespace(self.agents[index])
             self._connect(index, link, kind)
         if any(isinstance(link, Trace) for link in self.links):
-            shaping.run(sys.executable, "-P", "-m", "fleetune.tools.links.replay", self.name)
+            shaping.run(sys.executable, "-P", "-m", "fleetune.tools.links.trace_replay", self.name)
         return plan
 
     def _connect(self, index: int, link: Constant | Trace, kind: Kind) -> None:

@@ -11,8 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetune.edge_agent.probes.power import MOST_WATTS, kernel_supply, plausible_watts, termux_supply
-from fleetune.edge_agent.probes.reading import ROOT, Run, matches, number, read_number, read_text, run_command
+from fleetune.edge_agent.probes.files_and_commands import (
+    ROOT,
+    Run,
+    matches,
+    number,
+    read_number,
+    read_text,
+    run_command,
+)
+from fleetune.edge_agent.probes.power_supply import MOST_WATTS, kernel_supply, plausible_watts, termux_supply
 
 _WHOLE = (
     ("VDD_IN", "VDD_MUX"),

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from fleetune.edge_agent.probes.reading import ROOT, Run, json_object, read_text, run_command
+from fleetune.edge_agent.probes.files_and_commands import ROOT, Run, json_object, read_text, run_command
 
 _NM = "org.freedesktop.NetworkManager"
 _MODEM = re.compile(r"(wwan|wwp|ppp|rmnet|ccmni|usbmodem)")

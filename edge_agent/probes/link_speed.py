@@ -49,7 +49,7 @@ class _Acknowledged:
     message: int
 
 
-class ProbeLine(MqttTransport):
+class ProbeConnection(MqttTransport):
     """A connection of its own. Its will and its farewell clear the topic, however it ends."""
 
     def __init__(
@@ -136,7 +136,7 @@ def measure_link(
     """
     (client_id, topic), found = topics.probe(fleet, device, broker.username), LinkSpeed()
     try:
-        with closing(ProbeLine(broker, client_id, topic, clock, patience_s)) as line:
+        with closing(ProbeConnection(broker, client_id, topic, clock, patience_s)) as line:
             line.open()
             for better in _measure(line):
                 found = better
@@ -145,7 +145,7 @@ def measure_link(
     return found
 
 
-def _measure(line: ProbeLine) -> Iterator[LinkSpeed]:
+def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
     """Each result is better than the one before; after a message that is refused, the last one stands."""
     trip_s = median(line.deliver(b".") for _ in range(_NUM_PINGS))
     found, num_bytes, times, up_s, down_s = LinkSpeed(round_trip_s=trip_s), FIRST_BYTES, 1, 0.0, 0.0

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from fleetune import firmware_profiles
+from fleetune.edge_agent.probes.files_and_commands import ROOT, Run, matches, read_text, run_command
 from fleetune.edge_agent.probes.memory import total_bytes
-from fleetune.edge_agent.probes.reading import ROOT, Run, matches, read_text, run_command
 
 _ARM_PARTS = {
     "0xd03": "Cortex-A53",

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from fleetune import firmware_profiles
-from fleetune.edge_agent.probes.survey import PROCESSOR_ALONE, Survey
+from fleetune.edge_agent.probes.board_measurement import PROCESSOR_ALONE, BoardMeasurement
 from fleetune.firmware_profiles import ESTIMATE, MEASURED, Figure, Profile, ProfileError
 from fleetune.protocols.errors import SettingError
 
@@ -30,7 +30,7 @@ def check_target(path: Path) -> None:
         raise SettingError(f"--save {path}: give it a name of your own that ends in .toml")
 
 
-def save(found: Survey, path: Path) -> None:
+def save(found: BoardMeasurement, path: Path) -> None:
     """Raises SettingError: the file cannot be written, or a measured figure is out of any board's range."""
     try:
         firmware_profiles.save(path, as_profile(found))
@@ -38,7 +38,7 @@ def save(found: Survey, path: Path) -> None:
         raise SettingError(str(problem)) from None
 
 
-def as_profile(found: Survey) -> Profile:
+def as_profile(found: BoardMeasurement) -> Profile:
     """The profile that fits, with every figure that was measured here in place of its own.
 
     Raises:
@@ -57,7 +57,7 @@ def as_profile(found: Survey) -> Profile:
         raise ProfileError(str(problem)) from None
 
 
-def _measured(found: Survey) -> Iterator[tuple[str, Figure[Any]]]:
+def _measured(found: BoardMeasurement) -> Iterator[tuple[str, Figure[Any]]]:
     """What is known of this very board, by key of `Figures`."""
     for key, (name, scale) in _KEYS.items():
         figure = found.figures.get(name)

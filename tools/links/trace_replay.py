@@ -1,6 +1,6 @@
 """Change the rates of emulated links as their traces go.
 
-    python -m fleetune.tools.links.replay NAME
+    python -m fleetune.tools.links.trace_replay NAME
 
 takes over the traces of the network NAME that is up, and detaches (`tools.links.daemon`).
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.links import daemon
 from fleetune.tools.links.link import Trace
-from fleetune.tools.links.network import REPLAY, Plan, folder_of, plan_of, set_rates
+from fleetune.tools.links.network_namespaces import REPLAY, Plan, folder_of, plan_of, set_rates
 
 
 def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:

@@ -79,7 +79,7 @@ def no_commands(_: list[str]) -> None:
     """A `Run` for whoever wants files only."""
 
 
-class Seldom:
+class CachedCommands:
     """A `Run` that asks each command at most every `every_s`, and one that failed ten times as seldom.
 
     Args:

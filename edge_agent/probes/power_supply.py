@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetune.edge_agent.probes.reading import (
+from fleetune.edge_agent.probes.files_and_commands import (
     ROOT,
     Run,
     json_object,
