@@ -3,8 +3,9 @@
     python -m fleetune.tools.bench.forecasts --rounds 14
 
 For each link a broker, a coordinator and agents run in network namespaces
-(`tools.links.network_namespaces`), and the agents choose their ratios. The table holds what they expected of each round against what it took, from the
-runs' summary.json; the first five rounds of each agent, in which it learns, apart. Needs root.
+(`tools.links.network_namespaces`), and the agents choose their ratios. The table holds what they expected of
+each round against what it took, from the runs' summary.json; the first five rounds of each agent, in which it
+learns, apart. Needs root.
 """
 
 import os

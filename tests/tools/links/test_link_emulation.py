@@ -158,7 +158,7 @@ def test_down_after_up_was_killed_leaves_nothing(name, num_namespaces):
     options = f"--up 2 --down 8 --delay 20 --agents 6 --name {name}".split()
     with subprocess.Popen([*EDGE_SIM, "up", *options], cwd=ROOT, stdout=subprocess.DEVNULL) as up:
         folder = network_namespaces.folder_of(name)
-        wait_until(lambda folder=folder: folder.exists() and len(namespaces(name)) >= num_namespaces)
+        wait_until(lambda: folder.exists() and len(namespaces(name)) >= num_namespaces)
         up.kill()
     subprocess.run([*EDGE_SIM, "down", "--name", name], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     wait_until(lambda: traces_of(name) == [])
