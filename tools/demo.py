@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.reports.summary import read_summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import FleetuneError
@@ -92,7 +91,7 @@ def _coordinate(method: str, broker: str) -> None:
 
 def _show(settings: RunSettings, devices: list[SimulatedDevice]) -> None:
     method = settings.method["name"]
-    summary, rivals = _summary(method), {name: _summary(name) for name in RIVALS}
+    summary, rivals = read_summary(FOLDER / method), {name: read_summary(FOLDER / name) for name in RIVALS}
     store = RunStore.read(FOLDER / method / "state.sqlite")
     boards = {device.name: device.board.name for device in devices}
     files = write_report(FOLDER, settings, summary, store.records(), rivals=rivals, boards=boards)
@@ -108,10 +107,6 @@ def _show(settings: RunSettings, devices: list[SimulatedDevice]) -> None:
     for file in files:
         if file.suffix in (".html", ".png"):
             console.print(f"  {file}")
-
-
-def _summary(method: str) -> Summary:
-    return msgspec.json.decode((FOLDER / method / "summary.json").read_bytes(), type=Summary)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,13 @@
 Keys stay as they are, new ones come after them. What an older file does not have has its default here.
 """
 
-from msgspec import Struct, field
+from pathlib import Path
+
+from msgspec import MsgspecError, Struct, field, json
+
+from fleetune.protocols.errors import StoreError
+
+SUMMARY = "summary.json"
 
 
 class BestRound(Struct, frozen=True):
@@ -162,3 +168,18 @@ class Summary(Struct, frozen=True, kw_only=True):
     refused: dict[str, int] = field(default_factory=dict)
     turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
     by_device: dict[str, DeviceSummary] = field(default_factory=dict)
+
+
+def read_summary(folder: Path) -> Summary:
+    """What the run in `folder` came to.
+
+    Raises:
+        StoreError: there is no summary.json in it, or it is damaged.
+    """
+    path = folder / SUMMARY
+    try:
+        return json.decode(path.read_bytes(), type=Summary)
+    except OSError as problem:
+        raise StoreError(f"{folder} holds no summary of a run: {problem.strerror}") from None
+    except MsgspecError as problem:
+        raise StoreError(f"{path} is damaged: {problem}") from None

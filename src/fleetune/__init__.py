@@ -1,5 +1,173 @@
 """Fleetune: on-device training for fleets of edge devices.
 
+Public is what stands in `__all__`, and what `errors` and `bounds` hold; all else may change from one release
+to the next. Nothing heavy is imported before it is used.
+
+A method of your own (docs/add-a-method.md):
+    Method, and what most methods share: ModelAveraging, SubModels, PersonalTargets with PersonalModel,
+    SharedModel, Task, Update; what `plan` and `work` are given and give: Round, Budget, Trainer, FitPlan,
+    Pull, Contrast, Distillation, Fit, lazily; what it costs: Choice, Cost, DeviceReport, estimate_bytes; the
+    model: ModelSpec, TensorSpec, FlatArray, MaskArray; what travels: Patch, CoveredMean, Selection (one of
+    Everything, Layers, Neurons, ChosenNeurons, Entries); random draws: Key; types for what a peer may say:
+    `bounds`.
+
+Runs from Python:
+    read_run gives the RunSettings of a run.toml, simulate plays them on a virtual clock, to a Summary, which
+    read_summary reads from any run's folder; load_data gives the Dataset of a `data.source`, load_board the
+    Board of a firmware profile, board_names their names.
+
+What goes wrong is a FleetuneError with one line for people; its kinds are in `errors`.
+
 The folders beside this file are links to those at the top of the repository, which is where to read and edit
 them; an installed wheel has them in here.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fleetune.coordinator.reports.summary import Summary as Summary
+    from fleetune.coordinator.reports.summary import read_summary as read_summary
+    from fleetune.edge_agent.datasets.dataset import Dataset as Dataset
+    from fleetune.edge_agent.datasets.sources import load as load_data
+    from fleetune.firmware_profiles import Board as Board
+    from fleetune.firmware_profiles import load as load_board
+    from fleetune.firmware_profiles import names as board_names
+    from fleetune.protocols import bounds as bounds
+    from fleetune.protocols import errors as errors
+    from fleetune.protocols.errors import FleetuneError as FleetuneError
+    from fleetune.protocols.model.loss_terms import Contrast as Contrast
+    from fleetune.protocols.model.loss_terms import Distillation as Distillation
+    from fleetune.protocols.model.spec import FlatArray as FlatArray
+    from fleetune.protocols.model.spec import MaskArray as MaskArray
+    from fleetune.protocols.model.spec import ModelSpec as ModelSpec
+    from fleetune.protocols.model.spec import TensorSpec as TensorSpec
+    from fleetune.protocols.randomness import Key as Key
+    from fleetune.protocols.settings.run_settings import RunSettings as RunSettings
+    from fleetune.protocols.settings.run_toml import read_run as read_run
+    from fleetune.protocols.skeletons.averaging import ModelAveraging as ModelAveraging
+    from fleetune.protocols.skeletons.averaging import PersonalModel as PersonalModel
+    from fleetune.protocols.skeletons.averaging import SharedModel as SharedModel
+    from fleetune.protocols.skeletons.averaging import Task as Task
+    from fleetune.protocols.skeletons.averaging import Update as Update
+    from fleetune.protocols.skeletons.method import Budget as Budget
+    from fleetune.protocols.skeletons.method import Choice as Choice
+    from fleetune.protocols.skeletons.method import Cost as Cost
+    from fleetune.protocols.skeletons.method import DeviceReport as DeviceReport
+    from fleetune.protocols.skeletons.method import Fit as Fit
+    from fleetune.protocols.skeletons.method import FitPlan as FitPlan
+    from fleetune.protocols.skeletons.method import Method as Method
+    from fleetune.protocols.skeletons.method import Pull as Pull
+    from fleetune.protocols.skeletons.method import Round as Round
+    from fleetune.protocols.skeletons.method import Trainer as Trainer
+    from fleetune.protocols.skeletons.method import lazily as lazily
+    from fleetune.protocols.skeletons.submodels import SubModels as SubModels
+    from fleetune.protocols.skeletons.targets import PersonalTargets as PersonalTargets
+    from fleetune.protocols.update.codec import estimate_bytes as estimate_bytes
+    from fleetune.protocols.update.patch import CoveredMean as CoveredMean
+    from fleetune.protocols.update.patch import Patch as Patch
+    from fleetune.protocols.update.selection import ChosenNeurons as ChosenNeurons
+    from fleetune.protocols.update.selection import Entries as Entries
+    from fleetune.protocols.update.selection import Everything as Everything
+    from fleetune.protocols.update.selection import Layers as Layers
+    from fleetune.protocols.update.selection import Neurons as Neurons
+    from fleetune.protocols.update.selection import Selection as Selection
+    from fleetune.protocols.version import VERSION as __version__  # noqa: N811
+    from fleetune.tools.simulator.simulate import simulate as simulate
+
+__all__ = [
+    "Board",
+    "Budget",
+    "Choice",
+    "ChosenNeurons",
+    "Contrast",
+    "Cost",
+    "CoveredMean",
+    "Dataset",
+    "DeviceReport",
+    "Distillation",
+    "Entries",
+    "Everything",
+    "Fit",
+    "FitPlan",
+    "FlatArray",
+    "FleetuneError",
+    "Key",
+    "Layers",
+    "MaskArray",
+    "Method",
+    "ModelAveraging",
+    "ModelSpec",
+    "Neurons",
+    "Patch",
+    "PersonalModel",
+    "PersonalTargets",
+    "Pull",
+    "Round",
+    "RunSettings",
+    "Selection",
+    "SharedModel",
+    "SubModels",
+    "Summary",
+    "Task",
+    "TensorSpec",
+    "Trainer",
+    "Update",
+    "__version__",
+    "board_names",
+    "bounds",
+    "errors",
+    "estimate_bytes",
+    "lazily",
+    "load_board",
+    "load_data",
+    "read_run",
+    "read_summary",
+    "simulate",
+]
+
+_HOMES = {  # module: its public names, `name=theirs` where they are called otherwise there
+    "fleetune.coordinator.reports.summary": "Summary read_summary",
+    "fleetune.edge_agent.datasets.dataset": "Dataset",
+    "fleetune.edge_agent.datasets.sources": "load_data=load",
+    "fleetune.firmware_profiles": "Board load_board=load board_names=names",
+    "fleetune.protocols": "bounds errors",
+    "fleetune.protocols.errors": "FleetuneError",
+    "fleetune.protocols.model.loss_terms": "Contrast Distillation",
+    "fleetune.protocols.model.spec": "FlatArray MaskArray ModelSpec TensorSpec",
+    "fleetune.protocols.randomness": "Key",
+    "fleetune.protocols.settings.run_toml": "read_run",
+    "fleetune.protocols.settings.run_settings": "RunSettings",
+    "fleetune.protocols.skeletons.averaging": "ModelAveraging PersonalModel SharedModel Task Update",
+    "fleetune.protocols.skeletons.method": (
+        "Budget Choice Cost DeviceReport Fit FitPlan Method Pull Round Trainer lazily"
+    ),
+    "fleetune.protocols.skeletons.submodels": "SubModels",
+    "fleetune.protocols.skeletons.targets": "PersonalTargets",
+    "fleetune.protocols.update.codec": "estimate_bytes",
+    "fleetune.protocols.update.patch": "CoveredMean Patch",
+    "fleetune.protocols.update.selection": "ChosenNeurons Entries Everything Layers Neurons Selection",
+    "fleetune.protocols.version": "__version__=VERSION",
+    "fleetune.tools.simulator.simulate": "simulate",
+}
+_PLACES = {
+    word.partition("=")[0]: (module, word.rpartition("=")[2])
+    for module, words in _HOMES.items()
+    for word in words.split()
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, imported when it is first asked for."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, theirs = _PLACES[name]
+    found = getattr(import_module(module), theirs, None)
+    if found is None:  # a module itself
+        found = import_module(f"{module}.{theirs}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

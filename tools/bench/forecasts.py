@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.reports.summary import Summary, read_summary
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run
@@ -88,7 +88,7 @@ def measure(uplink_mbps: float, downlink_mbps: float, folder: Path, settings: di
             _start(network, namespace, [*command, "--leave-after-run"], folder / f"{share.stem}.log", stack)
         if coordinator.wait(PATIENCE_S) != 0:
             raise SettingError(f"the coordinator failed: {(folder / 'coordinator.log').read_text()[-500:]}")
-    return msgspec.json.decode((folder / name / "summary.json").read_bytes(), type=Summary)
+    return read_summary(folder / name)
 
 
 def _start(

@@ -21,16 +21,17 @@ import msgspec
 from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import figures
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.reports.summary import read_summary
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.store.run_folder import clear
-from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.errors import FleetuneError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.comparison import Played
 from fleetune.tools.simulator.worker import WORKER_DIED
 
-SETTINGS, SUMMARY, ROUNDS = "run.json", "summary.json", "rounds.jsonl"
+SETTINGS = "run.json"
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ def finished(cell: Cell) -> Played | None:
         kept = msgspec.json.decode((cell.folder / SETTINGS).read_bytes(), type=RunSettings)
         if kept != cell.settings:
             return None
-        summary = msgspec.json.decode((cell.folder / SUMMARY).read_bytes(), type=Summary)
+        summary = read_summary(cell.folder)
         lines = (cell.folder / ROUNDS).read_bytes().splitlines()
         records = [msgspec.json.decode(line, type=RoundRecord) for line in lines]
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, StoreError):
         return None
     training = [record for record in records if not record.final_evaluation]
     return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training)

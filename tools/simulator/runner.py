@@ -5,19 +5,20 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.opening import open_run
-from fleetune.coordinator.run.stored_run import Run, method_of
+from fleetune.coordinator.run.stored_run import Run, mark_finished, method_of, save_shared_model
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.errors import FleetuneError, SettingError
@@ -102,6 +103,22 @@ def simulate(
         run.store.close()
         raise
     return run, summary_of(run, simulated=True)
+
+
+def leave(run: Run, summary: Summary) -> list[Path]:
+    """Write the report and the shared model of a simulated run into its folder, and close it; the files.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+    boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
+    with closing(run.store):
+        files = write_report(
+            run.folder, run.settings, summary, run.controller.records(), boards=boards, durable=False
+        )
+        files.append(save_shared_model(run))
+        mark_finished(run)
+    return files
 
 
 def _play(run: Run, players: list[Player], workers: int, on_closed: Callable[[RoundRecord], None]) -> None:

@@ -16,13 +16,11 @@ from rich.progress import (
 from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.readable import percent
-from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.run.stored_run import mark_finished, save_shared_model
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.simulator.runner import simulate
+from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
 PLAIN_WIDTH = 100  # of a file or pipe
@@ -44,12 +42,8 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
 
         run, summary = simulate(settings, folder, workers=workers, fresh=fresh, on_closed=on_closed, say=_say)
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
-    records = run.controller.records()
-    files = write_report(folder, run.settings, summary, records, boards=boards, durable=False)
-    files.append(save_shared_model(run))
-    mark_finished(run)
-    run.store.close()
-    shown = with_personal(summary, records)
+    shown = with_personal(summary, run.controller.records())
+    files = leave(run, summary)
     console.print(run_table(shown))
     console.print(device_table(shown, boards=boards, limit=10))
     _list(files)
