@@ -50,19 +50,19 @@ if TYPE_CHECKING:
     from fleetune.protocols.skeletons.averaging import SharedModel as SharedModel
     from fleetune.protocols.skeletons.averaging import Task as Task
     from fleetune.protocols.skeletons.averaging import Update as Update
-    from fleetune.protocols.skeletons.method import Budget as Budget
-    from fleetune.protocols.skeletons.method import Choice as Choice
-    from fleetune.protocols.skeletons.method import Cost as Cost
-    from fleetune.protocols.skeletons.method import DeviceReport as DeviceReport
-    from fleetune.protocols.skeletons.method import Fit as Fit
-    from fleetune.protocols.skeletons.method import FitPlan as FitPlan
+    from fleetune.protocols.skeletons.choice import Budget as Budget
+    from fleetune.protocols.skeletons.choice import Choice as Choice
+    from fleetune.protocols.skeletons.choice import Cost as Cost
+    from fleetune.protocols.skeletons.choice import DeviceReport as DeviceReport
     from fleetune.protocols.skeletons.method import Method as Method
-    from fleetune.protocols.skeletons.method import Pull as Pull
     from fleetune.protocols.skeletons.method import Round as Round
-    from fleetune.protocols.skeletons.method import Trainer as Trainer
     from fleetune.protocols.skeletons.method import lazily as lazily
     from fleetune.protocols.skeletons.submodels import SubModels as SubModels
     from fleetune.protocols.skeletons.targets import PersonalTargets as PersonalTargets
+    from fleetune.protocols.skeletons.trainer import Fit as Fit
+    from fleetune.protocols.skeletons.trainer import FitPlan as FitPlan
+    from fleetune.protocols.skeletons.trainer import Pull as Pull
+    from fleetune.protocols.skeletons.trainer import Trainer as Trainer
     from fleetune.protocols.update.codec import estimate_bytes as estimate_bytes
     from fleetune.protocols.update.patch import CoveredMean as CoveredMean
     from fleetune.protocols.update.patch import Patch as Patch
@@ -139,11 +139,11 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.protocols.settings.run_toml": "read_run",
     "fleetune.protocols.settings.run_settings": "RunSettings",
     "fleetune.protocols.skeletons.averaging": "ModelAveraging PersonalModel SharedModel Task Update",
-    "fleetune.protocols.skeletons.method": (
-        "Budget Choice Cost DeviceReport Fit FitPlan Method Pull Round Trainer lazily"
-    ),
+    "fleetune.protocols.skeletons.choice": "Budget Choice Cost DeviceReport",
+    "fleetune.protocols.skeletons.method": "Method Round lazily",
     "fleetune.protocols.skeletons.submodels": "SubModels",
     "fleetune.protocols.skeletons.targets": "PersonalTargets",
+    "fleetune.protocols.skeletons.trainer": "Fit FitPlan Pull Trainer",
     "fleetune.protocols.update.codec": "estimate_bytes",
     "fleetune.protocols.update.patch": "CoveredMean Patch",
     "fleetune.protocols.update.selection": "ChosenNeurons Entries Everything Layers Neurons Selection",
@@ -155,6 +155,7 @@ _PLACES = {
     for module, words in _HOMES.items()
     for word in words.split()
 }
+_MODULES = ("bounds", "errors")
 
 
 def __getattr__(name: str) -> object:
@@ -162,10 +163,9 @@ def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, theirs = _PLACES[name]
-    found = getattr(import_module(module), theirs, None)
-    if found is None:  # a module itself
-        found = import_module(f"{module}.{theirs}")
-    globals()[name] = found
+    found = globals()[name] = (
+        import_module(f"{module}.{theirs}") if name in _MODULES else getattr(import_module(module), theirs)
+    )
     return found
 
 
