@@ -1,4 +1,6 @@
-"""What is traced: a model's training step, its guided forms and its evaluation, as functions of tensors."""
+"""What is traced: a model's training step, also with a loss term, and its evaluation, as functions of
+tensors.
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping

@@ -20,7 +20,7 @@ LabelArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Hint:
+class ExtraLoss:
     """A loss term, and what its models answered on a batch of n samples: for each model, shape (n, ...)."""
 
     loss_term: LossTerm
@@ -69,7 +69,7 @@ class Backend(Protocol):
         key: Key,
         *,
         training: bool = True,
-        hint: Hint | None = None,
+        extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
         """Forward and backward over one batch; fills `gradient`, leaves the parameters alone.
@@ -80,8 +80,8 @@ class Backend(Protocol):
             key: of dropout and whatever else the model draws.
             training: batch statistics, dropout, and running statistics updated in `weights`; False:
                 the gradient of the model as it evaluates, statistics untouched.
-            hint: its loss term (see `protocols.model.loss_terms`) is added to the loss before the backward
-                pass.
+            extra_loss: its loss term (see `protocols.model.loss_terms`) is added to the loss before the
+                backward pass.
             tensors: names of the parameters whose gradients are wanted; `gradient` is 0 at the others, and
                 the backward pass goes no deeper than the lowest of them. What is wanted, the loss and the
                 statistics are the same to the bit. None: all; it may be empty.

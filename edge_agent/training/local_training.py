@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import Backend, Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.backend import Backend, ExtraLoss, InputArray, LabelArray
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.sgd import Descent
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
@@ -113,13 +113,15 @@ class LocalTrainer:
                 if reason := self.stop():
                     raise TrainingStopped(f"training stopped after {step} of {num_steps} steps: {reason}")
                 rows = order[batch]
-                hint = (
-                    Hint(plan.loss_term, tuple(every[rows] for every in answers)) if plan.loss_term else None
+                extra_loss = (
+                    ExtraLoss(plan.loss_term, tuple(every[rows] for every in answers))
+                    if plan.loss_term
+                    else None
                 )
                 x, y = self.data.batch("train", rows)
                 whole = plan.keep_last_gradient and step + 1 == num_steps
                 mean = self.backend.step(
-                    x, y, key.child("step", step), hint=hint, tensors=None if whole else trained
+                    x, y, key.child("step", step), extra_loss=extra_loss, tensors=None if whole else trained
                 )
                 self._check_finite(math.isfinite(mean), f"loss is {mean:g} in step {step + 1} of {num_steps}")
                 total += mean * rows.size

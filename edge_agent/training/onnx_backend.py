@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray
 from fleetune.edge_agent.training.onnx_sessions import Sessions
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle import bundle as graphs
@@ -79,15 +79,15 @@ class OnnxBackend:
         key: Key,
         *,
         training: bool = True,
-        hint: Hint | None = None,
+        extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
         """Forward and backward over one batch, see `Backend.step`."""
         self._check(x, y)
         wanted = self._gradients.keys() if tensors is None else tensors
-        graph, outputs = _graph(training, hint), self._outputs(wanted, training=training)
+        graph, outputs = _graph(training, extra_loss), self._outputs(wanted, training=training)
         taken = self._sessions.price(graph, outputs, len(y))
-        feeds = {"x": self._input(x), "y": y, **self._tensors, **_hint_feeds(hint)}
+        feeds = {"x": self._input(x), "y": y, **self._tensors, **_extra_loss_feeds(extra_loss)}
         if training:
             feeds |= self._training_feeds(key, len(y), taken)
         found = self._sessions.run(graph, outputs, feeds)
@@ -159,20 +159,20 @@ class OnnxBackend:
             raise ModelError(f"label {wrong}: model {spec.name} has classes 0..{spec.num_classes - 1}")
 
 
-def _graph(training: bool, hint: Hint | None) -> str:
+def _graph(training: bool, extra_loss: ExtraLoss | None) -> str:
     if not training:
         return graphs.EVALUATE_GRADIENT
-    if hint is None:
+    if extra_loss is None:
         return graphs.TRAIN
-    return graphs.DISTILLATION if isinstance(hint.loss_term, Distillation) else graphs.CONTRAST
+    return graphs.DISTILLATION if isinstance(extra_loss.loss_term, Distillation) else graphs.CONTRAST
 
 
-def _hint_feeds(hint: Hint | None) -> dict[str, Array]:
-    if hint is None:
+def _extra_loss_feeds(extra_loss: ExtraLoss | None) -> dict[str, Array]:
+    if extra_loss is None:
         return {}
-    names = ("teacher",) if isinstance(hint.loss_term, Distillation) else ("near", "far")
+    names = ("teacher",) if isinstance(extra_loss.loss_term, Distillation) else ("near", "far")
     return {
-        **dict(zip(names, hint.answers, strict=True)),
-        "strength": np.array(hint.loss_term.strength, np.float32),
-        "temperature": np.array(hint.loss_term.temperature, np.float32),
+        **dict(zip(names, extra_loss.answers, strict=True)),
+        "strength": np.array(extra_loss.loss_term.strength, np.float32),
+        "temperature": np.array(extra_loss.loss_term.temperature, np.float32),
     }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.ort_training_package import training_api
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -60,13 +60,13 @@ class OrtTrainingBackend(OnnxBackend):
         key: Key,
         *,
         training: bool = True,
-        hint: Hint | None = None,
+        extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
         """Forward and backward over one batch, see `Backend.step`."""
         wanted = frozenset(self._gradients if tensors is None else tensors)
-        if not training or hint is not None:
-            return super().step(x, y, key, training=training, hint=hint, tensors=tensors)
+        if not training or extra_loss is not None:
+            return super().step(x, y, key, training=training, extra_loss=extra_loss, tensors=tensors)
         self._check(x, y)
         if (
             TRAIN in self._bundle.graphs

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fleetune.edge_agent.training.backend import Hint, InputArray, LabelArray
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
@@ -99,7 +99,7 @@ class TorchBackend:
         key: Key,
         *,
         training: bool = True,
-        hint: Hint | None = None,
+        extra_loss: ExtraLoss | None = None,
         tensors: Collection[str] | None = None,
     ) -> float:
         """Forward and backward over one batch, see `Backend.step`."""
@@ -110,7 +110,9 @@ class TorchBackend:
             with _fork_seeded(key), self._wanting(tensors), self._last_layer_watched() as calls:
                 logits = self._trained_on(x, key) if training else self._module(self._input(x))
                 loss = functional.cross_entropy(logits, torch.from_numpy(y))
-                total = loss if hint is None else loss + self._loss_term_value(hint, logits, calls)
+                total = (
+                    loss if extra_loss is None else loss + self._loss_term_value(extra_loss, logits, calls)
+                )
                 if total.requires_grad:
                     total.backward()  # type: ignore[no-untyped-call]
         except (ValueError, RuntimeError, IndexError) as problem:  # torch names a bad batch by any of these
@@ -163,8 +165,10 @@ class TorchBackend:
             for parameter in others:
                 parameter.requires_grad_(True)
 
-    def _loss_term_value(self, hint: Hint, logits: Tensor, calls: list[Any]) -> Tensor:
-        return loss_term_value(hint, logits if hint.loss_term.answer == "logits" else self._features(calls))
+    def _loss_term_value(self, extra_loss: ExtraLoss, logits: Tensor, calls: list[Any]) -> Tensor:
+        return loss_term_value(
+            extra_loss, logits if extra_loss.loss_term.answer == "logits" else self._features(calls)
+        )
 
     @contextmanager
     def _last_layer_watched(self) -> Iterator[list[Any]]:

@@ -9,8 +9,9 @@ Graphs (see `protocols.bundle.graph`), all with an input for each tensor of the 
                         batches in (steps since the weights were loaded) where a norm has no momentum
     evaluate-gradient   y in; loss, gradient:<tensor> of the model as it evaluates out
     answer              logits out, and features (what the last layer gets) where the model has them
-    train+distillation  as train, with the terms of `protocols.model.loss_terms`; teacher, strength,
-    temperature in train+contrast      as train; near, far, strength, temperature in
+    train+distillation  as train, and the term of that name (`protocols.model.loss_terms`);
+                        teacher, strength, temperature in
+    train+contrast      likewise; near, far, strength, temperature in
 """
 
 from collections.abc import Iterator

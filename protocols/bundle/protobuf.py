@@ -1,6 +1,6 @@
 """The few kinds of protobuf field that ONNX files are made of, written and read by hand.
 
-Wire format: protobuf.dev/programming-loss terms/encoding. A field is a key (its number and how long its value
+Wire format: protobuf.dev/programming-guides/encoding. A field is a key (its number and how long its value
 is), then the value. Messages put one behind the other read as one message with the fields of both.
 """
 

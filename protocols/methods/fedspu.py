@@ -64,7 +64,8 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         early_stopping: a device leaves once its L_t rises (needs data.validation_fraction > 0).
         loss_weight: lambda of eq. 6. The paper sets it to its train share, 0.7.
 
-    A device's budget may lower its p below the one it reported: Fleetune's extension.
+    Each device's p is the one that it reported, chosen to fit its limits: Fleetune's extension. The budget
+    that it has while it works lowers nothing any more, since the task came with its neurons.
     """
 
     spec: ModelSpec

@@ -1,7 +1,10 @@
-"""What most methods share: one model at the coordinator, a personal one on each device, patches between.
+"""The family of FedAvg: one model at the coordinator, a personal one on each device, patches in between.
 
-`AveragedModel` is the coordinator's half of a method, the same for all of these, and `ModelAveraging` adds
-the device's; a method derives from one of them and says what is `shared` and what to do with it (`work`).
+In every round the participants take over what is shared of the model, train, and send it back; the
+coordinator averages what came, entry by entry. Most methods are of this family, those that share a part of
+the layers too (FedPer, FedRep, FedBN) and those that keep a model beside the shared one (Ditto, pFedSD).
+`AveragedModel` is the coordinator's half, `ModelAveraging` both halves; a method derives from one of them,
+and overrides what it shares (`shared`) or what a device does with it (`work`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,14 +75,16 @@ def covered_average(
 
 
 def equally(updates: Iterable[tuple[DeviceId, Update]]) -> Iterator[tuple[DeviceId, Update]]:
-    """The updates with one sample each: averages 1/|S| * sum. Who has no samples still counts for none."""
+    """The updates as if each stood for one sample, so that a mean is 1/|S| * sum. A device without samples
+    still counts for nothing.
+    """
     for device, update in updates:
         yield device, replace(update, num_samples=min(1, update.num_samples))
 
 
 @dataclass(frozen=True)
 class PersonalDevice(Method[S, PersonalModel, T, U]):
-    """A device whose state is its own model, which it uses as it is."""
+    """A device whose state is its own model and nothing else; it uses this model as it is."""
 
     device_state_type = PersonalModel
 
@@ -119,12 +124,12 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
     @property
     def relative_work(self) -> float:
-        """`Cost.work`."""
+        """What the run's own epochs cost a device with this method, see `Cost.work`."""
         return 1.0
 
     @property
     def extra_epochs(self) -> float:
-        """`Cost.extra_epochs`."""
+        """What this method trains and evaluates beside the run's own epochs, see `Cost.extra_epochs`."""
         return 0.0
 
     def init_coordinator(self, weights: FlatArray) -> SharedModel:
@@ -162,7 +167,9 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
 
 @dataclass(frozen=True)
 class ModelAveraging(AveragedModel[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
-    """Both halves; the device takes what is shared over, trains its whole model, and sends that back."""
+    """Both halves: a device takes over what is shared, trains its whole model, and sends the shared part
+    back.
+    """
 
     def work(
         self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key

@@ -1,10 +1,12 @@
-"""Sub-models: every device trains and sends a part of the network of its own, the rest of it is absent.
+"""The family of sub-models: every device trains and sends its own part of the network, and lacks the rest.
 
-The skeleton of the methods that differ only in how a device comes by its part. What is outside has the
-value 0 and is not trained, so that a neuron outside gives nothing to the next layer; that is the same as
-a smaller network wherever channels are normalised one by one, as BatchNorm does. (FedSPU freezes the rest
-at the device's own values instead.) Each entry of the coordinator's model is averaged over the devices
-that sent it, weighted by their training samples; entries that nobody sent stay.
+These methods (FjORD, FedMP, Hermes, PruneFL, LotteryFL) differ in how a device comes by its part. `SubModels`
+is both halves for those that rank neurons by `importance`; `PartAveraging` is the coordinator's half alone,
+for a method whose devices choose otherwise. What is outside a part has the value 0 and is not trained, so
+that a neuron outside gives nothing to the next layer; that is the same as a smaller network wherever channels
+are normalised one by one, as BatchNorm does. (FedSPU freezes the rest at the device's own values instead.)
+Each entry of the coordinator's model is averaged over the devices that sent it, weighted by their training
+samples; entries that nobody sent stay.
 
 The coordinator remembers the part that each device last sent and from then on sends no more than that. A
 device it has not heard from, whose first update was lost, or whose ratio has changed, gets the whole model
@@ -103,7 +105,9 @@ def cut(weights: FlatArray, part: MaskArray, spec: ModelSpec) -> FlatArray:
 
 @dataclass(frozen=True)
 class PartAveraging(Method[ServerState, D, Task, Update]):
-    """The coordinator's half: what is sent to whom, and averaging."""
+    """The coordinator's half: each device gets its own part, and every entry is averaged over the parts that
+    hold it.
+    """
 
     spec: ModelSpec
 
@@ -142,7 +146,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
 
 @dataclass(frozen=True)
 class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, Update]):
-    """A method says by `importance` which neurons a device's part consists of.
+    """Both halves: a device's part consists of the neurons that rank highest by the method's `importance`.
 
     Of n neurons of a group, `num_active(n, ratio)` are kept, as in FedSPU, so that all of these methods
     send about the same at the same ratio. Choosing saves bytes; every tensor has entries in the part, so

@@ -1,8 +1,8 @@
-"""Devices that train models of their own, each pulled towards a target that the coordinator makes for it.
+"""The family of personal targets: each device trains its own model, pulled towards one made for it alone.
 
-The skeleton of the methods in which no device trains on a shared model: the coordinator knows the devices'
-models as last heard and says by `targets` what it makes of them; a device goes on from its own model and
-sends it back whole.
+In these methods (FedAMP, ClusterFL) no device trains on a shared model. The coordinator knows each device's
+model as it was last heard of, and makes a target for every participant of them; the device goes on from its
+own model with a term in its loss that pulls it towards the target, and sends its model back whole.
 """
 
 from abc import abstractmethod
@@ -32,7 +32,7 @@ class Update:
 
 @dataclass(frozen=True)
 class PersonalTargets(PersonalDevice[S, Task, Update]):
-    """What such methods share but for the coordinator's state."""
+    """Both halves but for the coordinator's state: a method says what the targets are, and how they pull."""
 
     spec: ModelSpec
 

@@ -39,7 +39,8 @@ class FitPlan:
             optimiser's momentum or weight decay, the others stay exactly as they are; running
             statistics always follow the data.
         pull: an extra term of the loss.
-        loss_term: another one, which a device's backend may be unable to compute (ModelError).
+        loss_term: an extra term of the loss by what other models answer; a device whose backend cannot
+            compute it raises ModelError.
         epochs: instead of the run's number of epochs.
         keep_last_gradient: also return the gradient of the last batch.
     """

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fleetune.edge_agent.training.backend import Hint
+from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.protocols.bundle.bundle import Bundle
@@ -188,11 +188,11 @@ def train(folder: Path) -> None:
     np.savez(folder / "found.npz", **found)
     model = bundle.ort_training[TRAINING_MODEL]
     other = _read(folder / "mlp.bundle").ort_training[TRAINING_MODEL]
-    hint = Hint(Distillation(LINEAR_WEIGHTS, 1.0, 2.0), (np.zeros((3, 3), np.float32),))
+    extra_loss = ExtraLoss(Distillation(LINEAR_WEIGHTS, 1.0, 2.0), (np.zeros((3, 3), np.float32),))
     refusals = {
         "label": _words(lambda: backend.step(LINEAR_X, LINEAR_Y + 1, KEY)),
         "shape": _words(lambda: backend.step(LINEAR_X[:, :1], LINEAR_Y, KEY)),
-        "guide": _words(lambda: backend.step(LINEAR_X, LINEAR_Y, KEY, hint=hint)),
+        "guide": _words(lambda: backend.step(LINEAR_X, LINEAR_Y, KEY, extra_loss=extra_loss)),
         "missing": _words(lambda: OrtTrainingBackend(replace(bundle, ort_training={}))),
         "damaged": _words(lambda: _step_with(bundle, model[:-9])),
         "foreign": _words(lambda: _step_with(bundle, other)),

@@ -18,7 +18,7 @@ from fleetune.coordinator.export import graphs, lower, steps
 from fleetune.coordinator.export.check import check
 from fleetune.coordinator.export.graphs import export, forward_graph
 from fleetune.coordinator.spec.spec_from_torch import describe
-from fleetune.edge_agent.training.backend import Hint
+from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
 from fleetune.protocols.bundle.graph import Graph
@@ -314,16 +314,17 @@ def test_loss_terms_are_those_of_the_torch_backend(name, graph):
     found = run(made.graphs[graph], dict(module.state_dict()) | given | extra)
     noises = [torch.from_numpy(given[f"noise:{index}"]) for index in range(len(made.noises))]
     with Dropouts(lambda index, *_: noises[index]):
-        loss = backend.step(given["x"], given["y"], KEY, hint=Hint(loss_term, answers))
+        loss = backend.step(given["x"], given["y"], KEY, extra_loss=ExtraLoss(loss_term, answers))
     flat = np.concatenate(
         [found[f"gradient:{one.name}"].ravel() for one in spec.tensors if one.kind != "stat"]
     )
     assert relative(flat, backend.gradient[: spec.num_parameters]) < 1e-5
     assert found["loss"] == pytest.approx(loss, rel=1e-5)
-    unguided = torch_step(module, given)
+    without_term = torch_step(module, given)
     assert (
         relative(
-            flat, np.concatenate([unguided[f"gradient:{n}"].ravel() for n, _ in module.named_parameters()])
+            flat,
+            np.concatenate([without_term[f"gradient:{n}"].ravel() for n, _ in module.named_parameters()]),
         )
         > 1e-3
     )

@@ -13,7 +13,7 @@ from tests.helpers.linear_bundle import SPEC, bundle, training_graph
 from tests.helpers.places import ROOT
 
 from fleetune.edge_agent.training import onnx_sessions
-from fleetune.edge_agent.training.backend import Hint
+from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
@@ -124,9 +124,9 @@ def test_weights_of_another_model_are_refused(backend):
 
 
 def test_a_loss_term_that_the_bundle_cannot_compute_is_named(backend):
-    hint = Hint(Distillation(WEIGHTS, 1.0, 2.0), (np.zeros((3, 3), np.float32),))
+    extra_loss = ExtraLoss(Distillation(WEIGHTS, 1.0, 2.0), (np.zeros((3, 3), np.float32),))
     with pytest.raises(ModelError, match=r"cannot do 'train\+distillation'"):
-        backend.step(X, Y, KEY, hint=hint)
+        backend.step(X, Y, KEY, extra_loss=extra_loss)
 
 
 def test_features_that_the_model_does_not_have_are_named():

@@ -1,4 +1,4 @@
-"""Loss terms that other models loss term (`protocols.model.loss_terms`), and the two methods that use
+"""Loss terms by what other models answer (`protocols.model.loss_terms`), and the two methods that use them."""
 them.
 """
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
-from fleetune.edge_agent.training.backend import Hint
+from fleetune.edge_agent.training.backend import ExtraLoss
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.torch_backend import TorchBackend
@@ -28,7 +28,7 @@ from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 
 SPEC = tiny_spec()
-KEY = Key.of("test", "guided")
+KEY = Key.of("test", "loss terms")
 SHAPE = (1, 8, 8)
 
 
@@ -57,8 +57,8 @@ def answers(backend, weights, x, what):
     return answer
 
 
-def gradient(backend, x, y, hint=None, **settings):
-    loss = backend.step(x, y, KEY, hint=hint, **settings)
+def gradient(backend, x, y, extra_loss=None, **settings):
+    loss = backend.step(x, y, KEY, extra_loss=extra_loss, **settings)
     return loss, backend.gradient.copy()
 
 
@@ -74,12 +74,12 @@ def test_distillation_adds_its_closed_form_gradient_and_leaves_the_loss_alone(te
     loss_term = Distillation(other(weights, "teacher"), 0.7, temperature)
     taught = answers(backend, loss_term.teacher, x, "logits")
     plain_loss, plain = gradient(backend, x, y)
-    loss, guided = gradient(backend, x, y, Hint(loss_term, (taught,)))
+    loss, with_term = gradient(backend, x, y, ExtraLoss(loss_term, (taught,)))
     own = backend.answer(x, "logits")
     wanted = 0.7 * temperature * (softmax(own / temperature) - softmax(taught / temperature)).mean(0)
     bias = spec.slices[spec.tensors[-1].name]
     assert loss == plain_loss
-    assert (guided - plain)[bias] == pytest.approx(wanted, abs=1e-6)
+    assert (with_term - plain)[bias] == pytest.approx(wanted, abs=1e-6)
     assert np.abs(wanted).max() > 1e-3
 
 
@@ -89,7 +89,7 @@ def test_contrast_adds_the_gradient_of_its_formula():
     loss_term = Contrast(other(weights, "near"), other(weights, "far"), 2.0, 0.5)
     near, far = (answers(backend, model, x, "features") for model in loss_term.models)
     _, plain = gradient(backend, x, y)
-    _, guided = gradient(backend, x, y, Hint(loss_term, (near, far)))
+    _, with_term = gradient(backend, x, y, ExtraLoss(loss_term, (near, far)))
     parts = {t.name: torch.tensor(view, requires_grad=True) for t, view in spec.views(weights)}
     hidden = torch.from_numpy(x).flatten(1)
     for layer in list(spec.layers)[:-1]:
@@ -103,7 +103,7 @@ def test_contrast_adds_the_gradient_of_its_formula():
     found = torch.autograd.grad(term, list(parts.values()), allow_unused=True)
     wanted = np.concatenate([np.zeros(p.numel()) if g is None else g.numpy().ravel()
                              for p, g in zip(parts.values(), found, strict=True)])  # fmt: skip
-    np.testing.assert_allclose(guided - plain, wanted, atol=1e-6)
+    np.testing.assert_allclose(with_term - plain, wanted, atol=1e-6)
     assert np.abs(wanted).max() > 1e-3
     assert not wanted[spec.slices[spec.tensors[-2].name]].any()  # the last layer is behind what is compared
 
@@ -113,8 +113,8 @@ def test_near_and_far_alike_say_nothing():
     x, y = samples(4)
     same = answers(backend, other(weights, "one"), x, "features")
     _, plain = gradient(backend, x, y)
-    _, guided = gradient(backend, x, y, Hint(Contrast(weights, weights, 5.0, 0.5), (same, same)))
-    np.testing.assert_allclose(guided, plain, atol=1e-6)
+    _, with_term = gradient(backend, x, y, ExtraLoss(Contrast(weights, weights, 5.0, 0.5), (same, same)))
+    np.testing.assert_allclose(with_term, plain, atol=1e-6)
 
 
 def test_answers_are_in_evaluation_mode_and_change_nothing():
@@ -150,9 +150,9 @@ def test_a_model_without_one_last_layer_trains_but_cannot_contrast():
 class Noting(TorchBackend):
     hints, asked = None, 0
 
-    def step(self, x, y, key, *, hint=None, **settings):
-        self.hints.append((x, hint))
-        return super().step(x, y, key, hint=hint, **settings)
+    def step(self, x, y, key, *, extra_loss=None, **settings):
+        self.hints.append((x, extra_loss))
+        return super().step(x, y, key, extra_loss=extra_loss, **settings)
 
     def answer(self, x, what):
         self.asked += len(x)
@@ -174,8 +174,8 @@ def test_each_batch_comes_with_its_own_samples_answers_made_once():
     trainer.fit(weights, FitPlan(loss_term=Distillation(teacher, 1.0, 1.0)), KEY)
     assert noting.asked == 11
     assert len(noting.hints) == 9
-    for x, hint in noting.hints:
-        np.testing.assert_allclose(hint.answers[0], answers(backend, teacher, x, "logits"), atol=1e-5)
+    for x, extra_loss in noting.hints:
+        np.testing.assert_allclose(extra_loss.answers[0], answers(backend, teacher, x, "logits"), atol=1e-5)
 
 
 def test_a_taught_model_stays_nearer_to_its_teacher():
