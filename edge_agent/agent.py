@@ -18,12 +18,12 @@ from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run.declining import declined
+from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.enrolling import Enrolling
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
-from fleetune.edge_agent.run.joining import DeviceSettings
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TrainingStopped
@@ -97,21 +97,10 @@ class Agent:
         )
         self._link = PeerLink(settings.device, "device", self._intake)
         self._jobs = Jobs(self.events.put, clock)
-        self._enrolling = Enrolling(
-            settings,
-            self._store,
-            self._meter,
-            self._guard,
-            self._jobs,
-            measure_link=measure_link,
-            why_stop=self._why_stop,
-            send=self._send,
-            decline=lambda run, what, problem: self._decline(TransferKey("enrolment", run), what, problem),
-            clock=clock,
-        )
+        device = Device(settings, self._store, self._meter, self._guard, measure_link)
+        self._enrolling = Enrolling(device, self._jobs)
         self._manager = service_manager()
-        self._joined: Membership | None = None
-        self._finished: str | None = None
+        self._joined: JoinedRun | None = None
         self._working: TransferKey | None = None
         self._next: tuple[TransferKey, str] | None = None
         self._resting: str | None = None  # why it takes no part just now
@@ -128,7 +117,7 @@ class Agent:
                     return event.reason
                 self._handle(event)
                 self._pass(self._link.tick(self._clock()))
-                self._enrolling.tick(self._clock())
+                self._send(self._enrolling.tick(self._clock()))
                 self._look(self._clock())
                 self._ask_again(self._clock())
         finally:
@@ -159,7 +148,7 @@ class Agent:
                 case Progress(fraction):
                     self._tell_progress(fraction)
                 case Joined():
-                    self._after_join(event)
+                    self._after_join(event, now)
                 case Worked():
                     self._after_work(event, now)
         except PacketError as problem:
@@ -197,14 +186,14 @@ class Agent:
                 case wire.Ping(nonce):
                     self._send(wire.Pong(nonce))
                 case wire.Lacking(run, reason):
-                    self._enrolling.do_without_bundle(run, reason)
+                    self._send(self._enrolling.do_without_bundle(run, reason, self._clock()))
                 case wire.Finish(run, reason):
                     self._finish(run, reason)
 
     def _note_answered(self, answered: Answered) -> None:
         key = answered.offer.transfer_key
         match answered.receipt:
-            case None if key.run == self._finished:
+            case None if key.run == self._enrolling.finished:
                 self._join(key.run)  # it was not over; then this again
             case Ack():
                 self._go_on(answered.offer)
@@ -234,25 +223,18 @@ class Agent:
             self._work(key, offer.transfer)
 
     def _join(self, run: str) -> None:
-        if self._finished == run:
-            log.warning("run %s goes on, though we were told that it is finished", run)
-            self._finished = None  # its rounds were raised, or somebody lied
         if self._is_in(run):
             self._say_ready()
         else:
-            self._enrolling.begin(run)
+            self._send(self._enrolling.enrol(run, self._clock()))
 
-    def _why_stop(self, run: str) -> str | None:
-        """Asked by local training before every batch, in the jobs' thread."""
-        if self._jobs.closing:
-            return "the agent stops"
-        return "the run is finished" if self._finished == run else self._guard.objection()
-
-    def _after_join(self, event: Joined) -> None:
-        membership = self._enrolling.joined(event)
-        if membership is not None:
-            self._joined = membership
+    def _after_join(self, event: Joined, now: float) -> None:
+        joined = self._enrolling.joined(event, now)
+        if isinstance(joined, JoinedRun):
+            self._joined = joined
             self._say_ready()
+        else:
+            self._send(joined)
 
     def _say_ready(self) -> None:
         """Or why not, for the time being."""
@@ -260,7 +242,7 @@ class Agent:
         run, spec = self._joined.enrolment.run, self._joined.enrolment.spec
         self._resting = self._guard.objection() or self._joined.refusal
         if self._resting is None:
-            self._send(wire.Ready(run, spec.hash, self._joined.told()))
+            self._send(wire.Ready(run, spec.hash, self._joined.membership.tell()))
         else:
             self._decline(TransferKey("enrolment", run), "resting", TrainingStopped(self._resting))
         if self._guard.is_on or self._resting is not None:
@@ -314,19 +296,19 @@ class Agent:
 
     def _after_work(self, event: Worked, now: float) -> None:
         newer, self._working, self._next = self._next, None, None
-        key = event.transfer_key
+        key = event.key
         if not self._is_in(key.run):
             return
         if newer is not None:
             log.warning("round %d was over before its work was done", key.round)
             self._work(*newer)
             return
-        problem = event.outcome.exception()
+        problem = event.reply.exception()
         if problem is not None:
             self._decline(key, f"round {key.round}", problem)
             self._look_at = now if self._guard.is_on else self._look_at
             return
-        reply = event.outcome.result()
+        reply = event.reply.result()
         log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
         self._tell_measured(key)
         self._pass(self._link.post(key.answer, reply, now))
@@ -347,7 +329,7 @@ class Agent:
             return
         self._joined.delivered(sent.seconds)
         self._tell_measured(key)
-        if self._joined.is_news or self._joined.refusal:
+        if self._joined.membership.is_news or self._joined.refusal:
             self._say_ready()
 
     def _decline(self, key: TransferKey, what: str, problem: BaseException) -> None:
@@ -358,10 +340,9 @@ class Agent:
         if self._store.enrolment(run).read() is None:
             return
         log.info("run %s is finished: %s", run, wire.readable(reason))
-        self._finished = run  # ends its training
+        self._enrolling.finish(run)
         if self._is_in(run):
             self._joined = self._next = None
-        self._enrolling.forget(run)
         if self._leave_after_run:
             self.events.put(Stop("the run is finished"))
         self._pass(self._link.drop(lambda key: key.run == run, self._clock()))
@@ -372,8 +353,9 @@ class Agent:
         if self._working is not None:
             self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
 
-    def _send(self, message: wire.Message) -> None:
-        self._publish(self._link.packet(message))
+    def _send(self, message: wire.Message | None) -> None:
+        if message is not None:
+            self._publish(self._link.packet(message))
 
     def _publish(self, packet: Packet) -> None:
         self._transport.publish(self._topic(packet.channel), packet.data)

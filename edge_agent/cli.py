@@ -119,8 +119,8 @@ def run(
     from fleetune.edge_agent.probes.board_identity import board_name
     from fleetune.edge_agent.probes.board_profile import board_named
     from fleetune.edge_agent.probes.link_speed import measure_link
+    from fleetune.edge_agent.run.device import DeviceSettings
     from fleetune.edge_agent.run.freed_memory import give_back
-    from fleetune.edge_agent.run.joining import DeviceSettings
     from fleetune.edge_agent.training.device_data import check_source
     from fleetune.protocols.wire import topics
     from fleetune.protocols.wire.transport import EventSink, Will

@@ -1,20 +1,20 @@
-"""From an enrolment on disk to taking part: what joining waits for, one run at a time."""
+"""From an enrolment on disk to taking part: what joining waits for, one run at a time.
+
+What there is to say to the coordinator is returned.
+"""
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.edge_agent.budget.board_meter import BoardMeter
-from fleetune.edge_agent.budget.policy_guard import PolicyGuard
-from fleetune.edge_agent.probes.link_speed import LinkSpeed
+from fleetune.edge_agent.run.declining import declined
+from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.jobs import Jobs, Joined
-from fleetune.edge_agent.run.joining import DeviceSettings, join
-from fleetune.edge_agent.run.membership import Membership
-from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.run.joined_run import JoinedRun
+from fleetune.edge_agent.run.joining import join
 from fleetune.edge_agent.training.trainers import Trainers, needs_bundle
 from fleetune.protocols.errors import ModelError, TrainingStopped
+from fleetune.protocols.wire.messages import TransferKey
 
 log = logging.getLogger(__name__)
 
@@ -25,116 +25,113 @@ class Enrolling:
     """Joins runs in the jobs' thread, when the owner lets it and what a run needs is here.
 
     Args:
-        settings: of this device.
-        store: its state.
-        meter: of its board.
-        guard: knows what the owner allows.
+        device: that joins.
         jobs: `Joined` follows there.
-        measure_link: asked once a run.
-        why_stop: of a run, asked by local training before every batch.
-        send: a message to the coordinator.
-        decline: a run: what is declined, and why.
-        clock: seconds that never jump.
+
+    Attributes:
+        finished: the run that was over last, unless it went on; its training ends.
+        wake_at: when `tick` has something to do; None: never.
 
     Raises:
         SettingError: there is no such trainer.
         ModelError: it is not installed, or none is.
     """
 
-    def __init__(
-        self,
-        settings: DeviceSettings,
-        store: AgentStore,
-        meter: BoardMeter,
-        guard: PolicyGuard,
-        jobs: Jobs,
-        *,
-        measure_link: Callable[[], LinkSpeed],
-        why_stop: Callable[[str], str | None],
-        send: Callable[[wire.Message], None],
-        decline: Callable[[str, str, BaseException], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._settings, self._store, self._meter, self._guard = settings, store, meter, guard
-        self._jobs, self._measure_link, self._why_stop = jobs, measure_link, why_stop
-        self._send, self._decline, self._clock = send, decline, clock
-        self._trainers = Trainers(settings.trainer)
+    def __init__(self, device: Device, jobs: Jobs) -> None:
+        self._device, self._jobs = device, jobs
+        self._trainers = Trainers(device.settings.trainer)
         self._dealt: dict[str, float | None] = {}
         self._joining: str | None = None
         self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
+        self.finished: str | None = None
         self.wake_at: float | None = None
 
-    def begin(self, run: str) -> None:
-        """Join a run whose enrolment is on disk, or see to what that takes first."""
-        if (reason := self._guard.objection()) is not None:
-            self._postpone(run, reason)
-        elif self._joining != run:
-            self._prepare(run)
+    def enrol(self, run: str, now: float) -> wire.Message | None:
+        """A run's enrolment, or bundle, is on disk: join it, or see to what that takes first."""
+        if self.finished == run:
+            log.warning("run %s goes on, though we were told that it is finished", run)
+            self.finished = None  # its rounds were raised, or somebody lied
+        return self._begin(run, now)
 
     def note_dealt(self, run: str, ratio: float | None) -> None:
         """The run deals this device no larger ratio; None: it leaves the choice to the device."""
         self._dealt[run] = ratio
 
-    def do_without_bundle(self, run: str, reason: str) -> None:
+    def do_without_bundle(self, run: str, reason: str, now: float) -> wire.Message | None:
         """The coordinator has no bundle of this run."""
-        if self._store.enrolment(run).read() is not None:
-            self._trainers.lacking[run] = wire.readable(reason)
-            self.begin(run)
+        if self._device.store.enrolment(run).read() is None:
+            return None
+        self._trainers.lacking[run] = wire.readable(reason)
+        return self._begin(run, now)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> wire.Message | None:
         """Has the board's state changed so that a postponed run can be joined?"""
-        if self.wake_at is not None and now >= self.wake_at:
-            self.wake_at = None
-            if self._postponed is not None:
-                self.begin(self._postponed[0])
+        if self.wake_at is None or now < self.wake_at:
+            return None
+        self.wake_at = None
+        return None if self._postponed is None else self._begin(self._postponed[0], now)
 
-    def joined(self, event: Joined) -> Membership | None:
-        """What joining has come to; None: nothing, and whoever must know has been told."""
+    def joined(self, event: Joined, now: float) -> JoinedRun | wire.Message | None:
+        """What joining has come to; None: nothing, and nobody need know."""
         if event.run != self._joining:
             return None
         self._joining = None
-        problem = event.outcome.exception()
-        if isinstance(problem, TrainingStopped) and (reason := self._guard.objection()) is not None:
-            self._postpone(event.run, reason)
-        elif problem is not None:
-            self._decline(event.run, f"cannot join run {event.run}", problem)
-        return event.outcome.result() if problem is None else None
+        problem = event.joined.exception()
+        if problem is None:
+            return event.joined.result()
+        if isinstance(problem, TrainingStopped) and (reason := self._device.guard.objection()) is not None:
+            return self._postpone(event.run, reason, now)
+        return _declined(event.run, f"cannot join run {event.run}", problem)
 
-    def forget(self, run: str) -> None:
+    def finish(self, run: str) -> None:
         """It is over."""
+        self.finished = run
         if self._postponed is not None and self._postponed[0] == run:
             self._postponed = None
         if self._joining == run:
             self._joining = None
         self._dealt.pop(run, None)
 
-    def _prepare(self, run: str) -> None:
+    def _begin(self, run: str, now: float) -> wire.Message | None:
+        if (reason := self._device.guard.objection()) is not None:
+            return self._postpone(run, reason, now)
+        return None if self._joining == run else self._prepare(run)
+
+    def _prepare(self, run: str) -> wire.Message | None:
         """Join, or ask for the bundle; this comes again when it is here."""
+        store = self._device.store
         try:
             kind = self._trainers.kind(run)
         except ModelError as problem:
-            self._decline(run, f"cannot join run {run}", problem)
-            return
-        if needs_bundle(kind) and self._store.bundle(run) is None:
-            self._send(wire.Fetch(run))
-            return
+            return _declined(run, f"cannot join run {run}", problem)
+        if needs_bundle(kind) and store.bundle(run) is None:
+            return wire.Fetch(run)
         self._joining, self._postponed = run, None
         joining = partial(
             join,
-            replace(self._settings, policy=self._settings.policy.at_most(self._dealt.get(run))),
-            self._store,
+            self._device.at_most(self._dealt.get(run)),
             run,
-            self._store.enrolment(run).read() or b"",
+            store.enrolment(run).read() or b"",
             kind=kind,
-            meter=self._meter,
-            measure_link=self._measure_link,
-            stop=lambda: self._why_stop(run),
+            stop=partial(self._why_stop, run),
             progress=self._jobs.progress,
         )
         self._jobs.join(run, joining)
+        return None
 
-    def _postpone(self, run: str, reason: str) -> None:
+    def _why_stop(self, run: str) -> str | None:
+        """Asked by local training before every batch, in the jobs' thread."""
+        if self._jobs.closing:
+            return "the agent stops"
+        return "the run is finished" if self.finished == run else self._device.guard.objection()
+
+    def _postpone(self, run: str, reason: str, now: float) -> wire.Message | None:
         """Joining measures how fast this board trains; that too is for when the owner lets it."""
-        if self._postponed != (run, reason):
-            self._decline(run, "not joining yet", TrainingStopped(reason))
-        self._postponed, self.wake_at = (run, reason), self._clock() + AGAIN_S
+        known, self._postponed, self.wake_at = self._postponed, (run, reason), now + AGAIN_S
+        if known == self._postponed:
+            return None
+        return _declined(run, "not joining yet", TrainingStopped(reason))
+
+
+def _declined(run: str, what: str, problem: BaseException) -> wire.Decline:
+    return declined(TransferKey("enrolment", run), what, problem)

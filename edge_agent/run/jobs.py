@@ -1,6 +1,6 @@
 """What takes an agent long, in a thread of its own: joining a run and working on its tasks.
 
-One job after another; the outcome of each comes back as an event.
+One job after another; what each has come to is an event.
 """
 
 import threading
@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.protocols.wire.messages import TransferKey
 
 PROGRESS_EVERY_S = 1.0
@@ -21,16 +21,16 @@ class Joined:
     """Joining a run has come to an end, good or bad."""
 
     run: str
-    outcome: Future[Membership]
+    joined: Future[JoinedRun]
 
 
 @dataclass(frozen=True)
 class Worked:
     """The work on a task has come to an end, good or bad."""
 
-    transfer_key: TransferKey
+    key: TransferKey
     seconds: float
-    outcome: Future[bytes]
+    reply: Future[bytes]
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ class Jobs:
         """Whether jobs should end at once."""
         return self._closing.is_set()
 
-    def join(self, run: str, do: Callable[[], Membership]) -> None:
+    def join(self, run: str, do: Callable[[], JoinedRun]) -> None:
         """Do it when the jobs before are done; `Joined` follows."""
-        self._thread.submit(do).add_done_callback(lambda outcome: self._put(Joined(run, outcome)))
+        self._thread.submit(do).add_done_callback(lambda joined: self._put(Joined(run, joined)))
 
-    def work(self, transfer_key: TransferKey, do: Callable[[], bytes]) -> None:
+    def work(self, key: TransferKey, do: Callable[[], bytes]) -> None:
         """Do it when the jobs before are done; `Worked` follows."""
         began = self._clock()
         self._thread.submit(do).add_done_callback(
-            lambda outcome: self._put(Worked(transfer_key, self._clock() - began, outcome))
+            lambda reply: self._put(Worked(key, self._clock() - began, reply))
         )
 
     def progress(self, fraction: float) -> None:

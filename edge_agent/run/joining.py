@@ -3,23 +3,22 @@
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
-from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
 from fleetune.edge_agent.personal.adoption import Adoption, read_served
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.probes.training_speed import measure_training
+from fleetune.edge_agent.run.device import Device, DeviceSettings
+from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
@@ -34,7 +33,7 @@ from fleetune.edge_agent.training.device_data import (
 )
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.step_guard import StepGuard
-from fleetune.edge_agent.training.trainers import AUTO, Kind, check_room, make_backend, needs_bundle
+from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend, needs_bundle
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import (
@@ -60,56 +59,22 @@ COPIES = 3  # of a payload that is being unpacked: packed, unpacked, and as arra
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class DeviceSettings:
-    """What the owner of a device decides.
-
-    Attributes:
-        fleet, device: names.
-        data: source of the device's own samples, see `edge_agent.training.device_data.load`.
-        state: folder of the agent's state.
-        board: firmware profile.
-        test_fraction: of its samples, held out as its own test split when the source marks none.
-        threads: processor threads of training.
-        policy: what the owner allows.
-        trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
-        trusted: modules of the owner's own whose code a run may name (`package.module`).
-    """
-
-    fleet: str
-    device: str
-    data: str
-    state: Path
-    board: str = "generic"
-    test_fraction: float = 0.3
-    threads: int = 1
-    policy: Policy = Policy()  # noqa: RUF009 - frozen
-    trainer: str = AUTO
-    trusted: tuple[str, ...] = ()
-
-
 def join(
-    settings: DeviceSettings,
-    store: AgentStore,
+    device: Device,
     run: str,
     data: bytes,
     *,
     kind: Kind,
-    meter: BoardMeter,
-    measure_link: Callable[[], LinkSpeed],
     stop: Callable[[], str | None],
     progress: Callable[[float], None],
-) -> Membership:
+) -> JoinedRun:
     """Make ready for a run.
 
     Args:
-        settings: of this device.
-        store: its state; a run it knows already goes on where it stopped.
+        device: that joins; a run it knows already goes on where it stopped.
         run: its id.
         data: the encoded `Enrolment`.
-        kind: what trains here; a bundle that it needs is in the store.
-        meter: of this board.
-        measure_link: asked once, when nothing else is under way.
+        kind: what trains here; a bundle that it needs is in the device's store.
         stop: asked by local training before every batch, see `LocalTrainer`.
         progress: told by it after every batch.
 
@@ -120,7 +85,8 @@ def join(
         SettingError: a method or board that this agent does not know, or code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
     """
-    conditions = meter.conditions()
+    settings, store = device.settings, device.store
+    conditions = device.meter.conditions()
     enrolment = _read(data, run, conditions)
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
     own = _own_data(settings, enrolment)
@@ -133,15 +99,15 @@ def join(
     memory = store.ratio_controller(run)
     before = _known_before(store, enrolment, kind)
     cost_history = _cost_history(before, kind)
-    link = measure_link() if before is None else _link_before(before)
+    link = device.measure_link() if before is None else _link_before(before)
     report = _report(settings, enrolment, own, link)
     ratio_controller = _ratio_controller(
         settings, enrolment, method, trainer, kind, report, link, cost_history, conditions
     )
     log.info("joined run %s with %d samples; %s", run, report.num_samples, ratio_controller.report.reason)
-    membership = Membership(enrolment, session, ratio_controller, meter, memory)
-    membership.keep()
-    return membership
+    joined = JoinedRun(enrolment, session, Membership(ratio_controller), device.meter, memory)
+    joined.keep()
+    return joined
 
 
 def _read(data: bytes, run: str, conditions: Conditions) -> Enrolment:

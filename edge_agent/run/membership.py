@@ -1,58 +1,59 @@
-"""A run this device takes part in: it works on tasks, sees what they take, and chooses its ratio anew."""
+"""A device's part in a run, round after round: what it chooses, what it expects, what it learns.
 
-import logging
-import time
-from collections.abc import Callable
+The same for an agent and for a simulated device: no I/O, no clock. What a round takes is measured by the one
+and imagined by the other.
+"""
 
-from msgspec.structs import replace
+from dataclasses import dataclass, replace
 
-from fleetune.edge_agent.budget.board_meter import BoardMeter
+from msgspec import structs
+
 from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.run.freed_memory import give_back
-from fleetune.edge_agent.run.session import Memory, Session
-from fleetune.protocols.errors import StoreError
+from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
-from fleetune.protocols.wire.payloads import Enrolment
-
-log = logging.getLogger(__name__)
 
 
-class Membership:
-    """Session, ratio controller and meter of one run.
+@dataclass(frozen=True)
+class RoundWork:
+    """What a device does in one round, from its task to its update.
 
-    Args:
-        enrolment: of the run.
-        session: of the device in it.
-        ratio_controller: what it can afford, chosen once.
-        meter: of its board.
-        memory: where the ratio controller is kept.
-        clock: seconds that never jump.
+    Attributes:
+        key: of the task.
+        ratio: that it runs at.
+        expected: what it was expected to take when it began.
+        taken: what it has taken so far.
     """
 
-    def __init__(
-        self,
-        enrolment: Enrolment,
-        session: Session,
-        ratio_controller: RatioController,
-        meter: BoardMeter,
-        memory: Memory,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.enrolment = enrolment
-        self.session = session
-        self.ratio_controller = ratio_controller
-        self._meter = meter
-        self._memory = memory
-        self._clock = clock
-        self._told: DeviceReport | None = None
-        self._tried_at = clock()
-        self._transfer_key: TransferKey | None = None
-        self._ratio = self.report.ratio
-        self._expected = RoundCost()
-        self._taken = RoundCost()
+    key: TransferKey
+    ratio: float
+    expected: RoundCost
+    taken: RoundCost
+
+    def trained(self, train_s: float, bytes_up: int, memory_bytes: int | None = None) -> "RoundWork":
+        """Its reply is made."""
+        return self._taking(train_s=train_s, bytes_up=bytes_up, memory_bytes=memory_bytes)
+
+    def sent(self, upload_s: float, joules: float | None) -> "RoundWork":
+        """Its reply has arrived; `joules` of the whole round."""
+        return self._taking(upload_s=upload_s, joules=joules)
+
+    def _taking(self, **figures: float | None) -> "RoundWork":
+        return replace(self, taken=structs.replace(self.taken, **figures))
+
+
+@dataclass
+class Membership:
+    """What a device knows of its own part in a run.
+
+    Attributes:
+        ratio_controller: what it can afford, chosen once.
+        told: the report that the coordinator has; None: none yet.
+    """
+
+    ratio_controller: RatioController
+    told: DeviceReport | None = None
 
     @property
     def report(self) -> DeviceReport:
@@ -61,99 +62,32 @@ class Membership:
 
     @property
     def refusal(self) -> str | None:
-        """Why it does not take part just now; None: it does."""
+        """Why nothing that it could do fits just now; None: something does."""
         return None if self.ratio_controller.fits else self.report.reason
-
-    def told(self) -> DeviceReport:
-        """The report, for the coordinator: from now on it knows this one."""
-        self._told = self.report
-        return self.report
-
-    def begin(self, transfer_key: TransferKey, num_bytes: int, download_s: float | None) -> None:
-        """A task is here. `download_s`: None if it was here before."""
-        self._transfer_key, self._ratio, self._expected = (
-            transfer_key,
-            self.report.ratio,
-            self.ratio_controller.predicted,
-        )
-        self._taken = RoundCost(bytes_down=num_bytes, download_s=download_s)
-
-    def work(self, payload: bytes) -> bytes:
-        """Answer the task; what that took is in `taken`. Raises as `Session.answer` does."""
-        self._meter.start()
-        began = self._clock()
-        try:
-            reply = self.session.answer(payload, Budget(self._ratio))
-        except BaseException:
-            self._meter.stop()
-            raise
-        finally:
-            give_back()
-        self._taken = replace(
-            self._taken,
-            train_s=self._clock() - began,
-            memory_bytes=self._meter.peak_bytes,
-            bytes_up=len(reply),
-        )
-        return reply
-
-    @property
-    def taken(self) -> RoundCost:
-        """What the round has taken so far."""
-        return self._taken
-
-    @property
-    def expected(self) -> RoundCost:
-        """What it was expected to take when it began."""
-        return self._expected
-
-    def is_at(self, update: TransferKey) -> bool:
-        """Whether this is the reply to the task that was begun last."""
-        begun = self._transfer_key
-        return begun is not None and (begun.run, begun.round, begun.attempt) == (
-            update.run,
-            update.round,
-            update.attempt,
-        )
-
-    def delivered(self, upload_s: float) -> None:
-        """The round's update has arrived: learn from the round, and choose the ratio of the next. A final
-        evaluation sends no model back and teaches nothing.
-        """
-        joules = self._meter.stop()
-        if self._transfer_key is None or self._transfer_key.final_evaluation:
-            return
-        self._taken = replace(self._taken, upload_s=upload_s, joules=joules)
-        self.ratio_controller = self.ratio_controller.learned(self._ratio, self._taken)
-        self.reconsider()
-
-    def reconsider(self) -> None:
-        """Choose again by how the board is now."""
-        before, self.ratio_controller = (
-            self.ratio_controller,
-            self.ratio_controller.chosen(self._meter.conditions()),
-        )
-        if (self.report.ratio, self.ratio_controller.fits) != (before.report.ratio, before.fits):
-            ratios = (one.report.ratio if one.fits else 0 for one in (self.ratio_controller, before))
-            log.info("ratio %g, before %g: %s", *ratios, self.report.reason)
-        self.keep()
-
-    def try_again(self) -> None:
-        """Once a deadline while nothing fits: what was learned may be true no longer."""
-        now = self._clock()
-        if now - self._tried_at < self.enrolment.deadline_s:
-            return
-        self._tried_at, self.ratio_controller = now, self.ratio_controller.declining()
-        self.reconsider()
 
     @property
     def is_news(self) -> bool:
         """Whether the coordinator should hear of the present report."""
-        return self._told is None or self.ratio_controller.is_news(self._told)
+        return self.told is None or self.ratio_controller.is_news(self.told)
 
-    def keep(self) -> None:
-        """For the next start, and for `edge-agent explain`."""
-        try:
-            self._memory.write(self.ratio_controller.encoded())
-        except StoreError as problem:
-            log.warning("what rounds taught will be lost at the next start: %s", problem)
+    def tell(self) -> DeviceReport:
+        """The report, for the coordinator: from now on it knows this one."""
+        self.told = self.report
+        return self.report
+
+    def begin(self, key: TransferKey, num_bytes: int, download_s: float | None) -> RoundWork:
+        """A task is here. `download_s`: None if it was here before."""
+        taken = RoundCost(bytes_down=num_bytes, download_s=download_s)
+        return RoundWork(key, self.report.ratio, self.ratio_controller.predicted, taken)
+
+    def learn(self, work: RoundWork, conditions: Conditions) -> None:
+        """From a round done to its end: choose the ratio of the next. A final evaluation sends no model back
+        and teaches nothing.
+        """
+        if not work.key.final_evaluation:
+            learned = self.ratio_controller.learned(work.ratio, work.taken)
+            self.ratio_controller = learned.chosen(conditions)
+
+    def try_again(self, conditions: Conditions) -> None:
+        """After a while in which nothing fitted: what was learned may be true no longer."""
+        self.ratio_controller = self.ratio_controller.declining().chosen(conditions)

@@ -15,7 +15,7 @@ from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent import agent as agent_side
 from fleetune.edge_agent.agent import Agent
 from fleetune.edge_agent.run import joining
-from fleetune.edge_agent.run.joining import DeviceSettings
+from fleetune.edge_agent.run.device import DeviceSettings
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics

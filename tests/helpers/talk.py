@@ -11,7 +11,7 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.bundle_desk import BundleDesk
 from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent.agent import Agent
-from fleetune.edge_agent.run.joining import DeviceSettings
+from fleetune.edge_agent.run.device import DeviceSettings
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.randomness import Key

@@ -1,18 +1,16 @@
-"""A simulated device at work: what a round truly takes of it, and what it makes of that."""
+"""A simulated device at work: what a round truly takes of it. Its own part in the run is the agent's code."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Self
 
-from msgspec.structs import replace
-
 from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
 from fleetune.edge_agent.budget.ratio_controller import RatioController
+from fleetune.edge_agent.run.membership import Membership, RoundWork
 from fleetune.firmware_profiles import UNKNOWN
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.tools.simulator.battery import Battery
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
 
@@ -20,13 +18,11 @@ Turn = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A reply made at a ratio, what the device expected of the round, and what that took so far."""
+class MadeReply:
+    """An encoded `Reply`, and the work that it took."""
 
-    data: bytes
-    ratio: float
-    predicted: RoundCost
-    taken: RoundCost
+    reply: bytes
+    work: RoundWork
 
 
 @dataclass
@@ -35,27 +31,25 @@ class Player:
 
     Attributes:
         device: its board and link.
-        ratio_controller: what it can afford, as it knows itself.
+        membership: its part in the run, as it knows itself.
         policy: of its owner.
         flops_per_sample: of one training step on the fleet's model.
         battery: None: it is on the mains.
         there: whether it is connected.
-        told: the report that the coordinator has.
         job: the training at hand, in a worker.
         working: the task it is at.
-        answered: replies that may still be asked for again.
+        replies: those that may still be asked for again.
     """
 
     device: SimulatedDevice
-    ratio_controller: RatioController
+    membership: Membership
     policy: Policy
     flops_per_sample: float
     battery: Battery | None = None
     there: bool = True
-    told: DeviceReport | None = None
     job: Future[bytes] | None = None
     working: Turn | None = None
-    answered: dict[Turn, Answer] = field(default_factory=dict)
+    replies: dict[Turn, MadeReply] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -69,18 +63,13 @@ class Player:
         board, battery = device.board, None
         if device.charge is not None and board.battery_wh is not None:
             battery = Battery(board.battery_wh * 3600, device.charge, board.idle_w)
-        player = cls(device, ratio_controller, policy, flops_per_sample, battery)
-        player.ratio_controller = ratio_controller.chosen(player.conditions)
+        player = cls(device, Membership(ratio_controller), policy, flops_per_sample, battery)
+        player.membership.ratio_controller = ratio_controller.chosen(player.conditions)
         return player
 
     @property
     def name(self) -> str:
         return self.device.name
-
-    @property
-    def report(self) -> DeviceReport:
-        """The latest."""
-        return self.ratio_controller.report
 
     @property
     def conditions(self) -> Conditions:
@@ -95,28 +84,25 @@ class Player:
     @property
     def refusal(self) -> str | None:
         """Why it takes no part just now; None: it does."""
-        against = objection(self.policy, self.conditions, self.device.board)
-        return against or (None if self.ratio_controller.fits else self.report.reason)
+        return objection(self.policy, self.conditions, self.device.board) or self.membership.refusal
 
     @property
     def train_s(self) -> float:
         """How long its work truly takes at its present ratio, evaluations included."""
-        ratio = self.report.ratio
-        choice = next(one for one in self.ratio_controller.choices if one.ratio == ratio)
+        controller = self.membership.ratio_controller
+        choice = next(one for one in controller.choices if one.ratio == controller.report.ratio)
         gflops = self.device.board.training_gflops * self.device.speed
-        return (
-            demand(choice, self.ratio_controller.capability).samples * self.flops_per_sample / (gflops * 1e9)
-        )
+        return demand(choice, controller.capability).samples * self.flops_per_sample / (gflops * 1e9)
 
-    def sent(self, answered: Answer, upload_s: float) -> RoundCost:
-        """What the round takes in all when its reply is sent in `upload_s`."""
-        board, before = self.device.board, answered.taken
+    def sent(self, work: RoundWork, upload_s: float) -> RoundWork:
+        """The round in all when its reply is sent in `upload_s`."""
+        board, taken = self.device.board, work.taken
         joules = (
-            board.receive_w * (before.download_s or 0)
-            + board.train_w * (before.train_s or 0)
+            board.receive_w * (taken.download_s or 0)
+            + board.train_w * (taken.train_s or 0)
             + board.transmit_w * upload_s
         )
-        return replace(before, bytes_up=len(answered.data), upload_s=upload_s, joules=joules)
+        return work.sent(upload_s, joules)
 
     def spend(self, taken: RoundCost, now: float) -> None:
         """Off its battery: a round's joules, of which idling would have drawn a part."""
@@ -128,16 +114,3 @@ class Player:
     def is_flat(self) -> bool:
         """Its battery is empty: it is gone for good."""
         return self.battery is not None and self.battery.is_empty
-
-    def learn(self, ratio: float, taken: RoundCost) -> None:
-        """From a round done to its end at `ratio`: choose again."""
-        self.ratio_controller = self.ratio_controller.learned(ratio, taken).chosen(self.conditions)
-
-    def try_again(self) -> None:
-        """After a while in which nothing fitted."""
-        self.ratio_controller = self.ratio_controller.declining().chosen(self.conditions)
-
-    @property
-    def is_news(self) -> bool:
-        """Whether the coordinator should hear of the present report."""
-        return self.told is None or self.ratio_controller.is_news(self.told)

@@ -9,7 +9,6 @@ when it is there.
 import heapq
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,11 +17,11 @@ from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.rounds.orders import Closed, Finished, Order, Send
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_controller import RunController
+from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.errors import PacketError, PacketNotFinite, SettingError
-from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, run_key
-from fleetune.tools.simulator.simulated_device import Answer, Player
+from fleetune.tools.simulator.simulated_device import MadeReply, Player
 from fleetune.tools.simulator.worker import answer
 
 MOST_ATTEMPTS = 300  # at one round
@@ -100,16 +99,16 @@ class Simulation:
         """It says that it is ready, or why it takes no part for the time being."""
         refusal = player.refusal
         if refusal is None:
-            player.told = player.report
-            self._tell(DeviceReady(player.report))
+            self._tell(DeviceReady(player.membership.tell()))
             return
         self._tell(Declined(player.name, 0, 0, refusal))
-        if not player.ratio_controller.fits and player.ratio_controller.cost_history.past_rounds:
+        controller = player.membership.ratio_controller
+        if not controller.fits and controller.cost_history.past_rounds:
             self._at(self.now + self._enrolment.deadline_s, lambda: self._try_again(player))
 
     def _try_again(self, player: Player) -> None:
-        if player.there and not player.ratio_controller.fits:
-            player.try_again()
+        if player.there and player.membership.refusal is not None:
+            player.membership.try_again(player.conditions)
             self._report(player)
 
     def _draw_presence(self, stretch: int) -> None:
@@ -153,7 +152,7 @@ class Simulation:
                 case Closed(record):
                     self._idle_stretches = 0
                     self._on_closed(record)
-                    self._forget_answers()
+                    self._forget_replies()
                 case Finished():
                     self._finished = True
         for declined in unsent:
@@ -169,12 +168,12 @@ class Simulation:
             self._next_tick = wake_at
             self._at(max(wake_at, self.now), lambda: self._tick(wake_at))
 
-    def _forget_answers(self) -> None:
+    def _forget_replies(self) -> None:
         """Of tasks that nobody waits for any more."""
         state = self._controller.engine.state
         for name, player in self._fleet.items():
             open_turn = state.members[name].asked if state.awaits(name) else None
-            player.answered = {turn: kept for turn, kept in player.answered.items() if turn == open_turn}
+            player.replies = {turn: made for turn, made in player.replies.items() if turn == open_turn}
 
     def _tick(self, due: float) -> None:
         if due == self._controller.engine.wake_at:
@@ -182,61 +181,56 @@ class Simulation:
             self._tell(Tick())
 
     def _send(self, send: Send) -> None:
-        player, transfer_key = self._fleet[send.device], send.transfer_key
-        turn = transfer_key.turn
+        player, key = self._fleet[send.device], send.transfer_key
+        turn = key.turn
         payload = send.make()
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         arrives_at = player.device.link.finish_s(self.now, num_bytes, "down")
-        self._at(arrives_at, lambda: self._controller.note_delivered(send.device, transfer_key, num_bytes))
-        if turn in player.answered:
-            answered = player.answered[turn]
-            self._at(arrives_at, lambda: self._upload(player, transfer_key, answered))
+        self._at(arrives_at, lambda: self._controller.note_delivered(send.device, key, num_bytes))
+        if turn in player.replies:
+            made = player.replies[turn]
+            self._at(arrives_at, lambda: self._upload(player, made))
             return
         if turn == player.working:
             return  # it came back in the midst of this very task
         player.working = turn
-        reply, train_s = self._submit(player, payload), player.train_s
-        taken = RoundCost(bytes_down=num_bytes, download_s=arrives_at - self.now, train_s=train_s)
-        answering = partial(
-            Answer, ratio=player.report.ratio, predicted=player.ratio_controller.predicted, taken=taken
-        )
-        self._at(arrives_at + train_s, lambda: self._trained(player, transfer_key, answering(reply.result())))
+        work = player.membership.begin(key, num_bytes, arrives_at - self.now)
+        reply, train_s = self._submit(player, payload, work.ratio), player.train_s
+        self._at(arrives_at + train_s, lambda: self._trained(player, work, reply.result(), train_s))
 
-    def _submit(self, player: Player, payload: bytes) -> Future[bytes]:
+    def _submit(self, player: Player, payload: bytes, ratio: float) -> Future[bytes]:
         device = player.device
         if player.job is not None:
             player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
         while len(self._in_flight) >= self._max_in_flight:
             self._in_flight.pop(0).exception()
-        reply = self._executor.submit(answer, device.name, device.index, player.report.ratio, payload)
+        reply = self._executor.submit(answer, device.name, device.index, ratio, payload)
         player.job = reply
         self._in_flight = [*(one for one in self._in_flight if not one.done()), reply]
         return reply
 
-    def _trained(self, player: Player, transfer_key: TransferKey, answered: Answer) -> None:
-        turn = transfer_key.turn
+    def _trained(self, player: Player, work: RoundWork, reply: bytes, train_s: float) -> None:
+        turn = work.key.turn
         player.working = None if player.working == turn else player.working
-        player.answered[turn] = answered
-        self._upload(player, transfer_key, answered)
+        player.replies[turn] = MadeReply(reply, work.trained(train_s, len(reply)))
+        self._upload(player, player.replies[turn])
 
-    def _upload(self, player: Player, transfer_key: TransferKey, answered: Answer) -> None:
-        arrives_at = player.device.link.finish_s(self.now, len(answered.data), "up")
-        taken = player.sent(answered, arrives_at - self.now)
-        self._at(arrives_at, lambda: self._arrive(player, transfer_key, answered, taken))
+    def _upload(self, player: Player, made: MadeReply) -> None:
+        arrives_at = player.device.link.finish_s(self.now, len(made.reply), "up")
+        work = player.sent(made.work, arrives_at - self.now)
+        self._at(arrives_at, lambda: self._arrive(player, made.reply, work))
 
-    def _arrive(self, player: Player, transfer_key: TransferKey, answered: Answer, taken: RoundCost) -> None:
+    def _arrive(self, player: Player, reply: bytes, work: RoundWork) -> None:
         if not player.there:
             return  # it offers again when it is back, because it is sent its task again
-        player.spend(taken, self.now)
-        if not transfer_key.final_evaluation:
-            player.learn(answered.ratio, taken)
+        player.spend(work.taken, self.now)
+        player.membership.learn(work, player.conditions)
         try:
             orders = self._controller.receive(
-                player.name, answered.data, taken, self.now, predicted=answered.predicted
+                player.name, reply, work.taken, self.now, predicted=work.expected
             )
         except PacketError as problem:
-            turn = Turn(transfer_key.round, transfer_key.attempt)
-            orders = self._controller.turn_away(player.name, turn, problem, self.now)
+            orders = self._controller.turn_away(player.name, Turn.of(work.key), problem, self.now)
         self._follow(orders)
         self._after_round(player)
 
@@ -244,5 +238,5 @@ class Simulation:
         if player.is_flat:
             player.there = False
             self._tell(DeviceGone(player.name))
-        elif player.is_news or player.refusal:
+        elif player.membership.is_news or player.refusal:
             self._report(player)

@@ -16,6 +16,7 @@ from fleetune.edge_agent.budget.explain import explanation
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.policy_guard import FRESH_S, PolicyGuard
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
+from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.firmware_profiles import load
 from fleetune.protocols.conditions import Conditions
@@ -175,10 +176,10 @@ class SomeMemory:
 
 def take_part(session=None, ratio_controller=None):
     clock = iter(range(1000))
-    return Membership(
+    return JoinedRun(
         None,
         session or SomeSession(),
-        ratio_controller or a_ratio_controller(),
+        Membership(ratio_controller or a_ratio_controller()),
         SomeMeter(),
         SomeMemory(),
         clock=lambda: float(7 * next(clock)),
@@ -193,7 +194,7 @@ def play(joined, transfer_key=FIRST, download_s=0.5, upload_s=2.0):
 
 def test_a_round_is_measured_predicted_and_learned_from():
     joined = take_part()
-    expected = joined.ratio_controller.predicted
+    expected = joined.membership.ratio_controller.predicted
     play(joined)
     assert joined.expected == expected
     assert joined.taken == RoundCost(
@@ -205,7 +206,7 @@ def test_a_round_is_measured_predicted_and_learned_from():
         memory_bytes=260_000_000,
         joules=10.0,
     )
-    (lesson,) = joined.ratio_controller.cost_history.past_rounds
+    (lesson,) = joined.membership.ratio_controller.cost_history.past_rounds
     assert lesson.actual == joined.taken
     assert read_ratio_controller(joined._memory.data).cost_history.past_rounds == (lesson,)
 
@@ -213,7 +214,7 @@ def test_a_round_is_measured_predicted_and_learned_from():
 def test_a_final_evaluation_teaches_nothing():
     joined = take_part()
     play(joined, FINAL_EVALUATION)
-    assert joined.ratio_controller.cost_history.past_rounds == ()
+    assert joined.membership.ratio_controller.cost_history.past_rounds == ()
     assert not joined._meter.running
 
 
@@ -242,21 +243,22 @@ def test_work_that_was_stopped_leaves_no_meter_running():
     with pytest.raises(TrainingStopped):
         joined.work(b"task")
     assert not joined._meter.running
-    assert joined.ratio_controller.cost_history.past_rounds == ()
+    assert joined.membership.ratio_controller.cost_history.past_rounds == ()
 
 
 def test_a_full_disk_does_not_stop_a_round():
     joined = take_part()
     joined._memory.data = None
     play(joined)
-    assert len(joined.ratio_controller.cost_history.past_rounds) == 1
+    assert len(joined.membership.ratio_controller.cost_history.past_rounds) == 1
 
 
 def test_the_coordinator_hears_the_first_report_and_then_what_changed():
     joined = take_part()
-    assert joined.is_news
-    assert joined.told() == joined.report
-    assert not joined.is_news
+    membership = joined.membership
+    assert membership.is_news
+    assert membership.tell() == joined.report
+    assert not membership.is_news
 
 
 def test_the_guard_asks_the_sensors_now_and_then_and_says_why_not():

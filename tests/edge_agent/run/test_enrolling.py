@@ -3,7 +3,7 @@
 import importlib.metadata
 import importlib.util
 import threading
-from dataclasses import replace
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -12,17 +12,18 @@ from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.run import enrolling
+from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.enrolling import AGAIN_S, Enrolling
 from fleetune.edge_agent.run.intake import Intake
-from fleetune.edge_agent.run.joining import DeviceSettings
+from fleetune.edge_agent.run.jobs import Joined
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.trainers import Trainers, check_room
 from fleetune.protocols.bundle.shipped import shipped_bundle
-from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.protocols.errors import ModelError, SettingError, TrainingStopped
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.messages import Ack, Fetch, Offer, Refuse, Resume, TransferKey
+from fleetune.protocols.wire.messages import Ack, Decline, Fetch, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
 
 ENROLMENT = prepare(
@@ -50,23 +51,14 @@ def install(monkeypatch, *names):
 def device(tmp_path, monkeypatch):
     """A device with ONNX Runtime, which knows the run."""
     install(monkeypatch, "onnxruntime")
-    found = SimpleNamespace(
-        store=AgentStore(tmp_path), sent=[], declined=[], jobs=[], now=0.0, objection=None
-    )
+    found = SimpleNamespace(store=AgentStore(tmp_path), jobs=[], now=0.0, objection=None)
     found.store.enrolment(RUN).write(codec.encode(ENROLMENT, ENROLMENT.spec))
-    jobs = SimpleNamespace(join=lambda run, do: found.jobs.append((run, do)), progress=None, closing=False)
-    found.enrolling = Enrolling(
-        DeviceSettings("f", "d", "digits", tmp_path),
-        found.store,
-        None,
-        SimpleNamespace(objection=lambda: found.objection),
-        jobs,
-        measure_link=None,
-        why_stop=lambda _: None,
-        send=found.sent.append,
-        decline=lambda run, what, problem: found.declined.append((run, what, str(problem))),
-        clock=lambda: found.now,
+    found.agent_jobs = jobs = SimpleNamespace(
+        join=lambda run, do: found.jobs.append((run, do)), progress=None, closing=False
     )
+    guard = SimpleNamespace(objection=lambda: found.objection)
+    settings = DeviceSettings("f", "d", "digits", tmp_path, policy=Policy(ratio=0.6))
+    found.enrolling = Enrolling(Device(settings, found.store, None, guard), jobs)
     found.intake = Intake(
         "d", found.store, joined=lambda: None, objection=lambda: None, clock=lambda: found.now
     )
@@ -136,14 +128,13 @@ def test_a_trainer_without_room_is_not_even_imported(monkeypatch):
 
 
 def test_the_bundle_is_asked_for_and_then_the_run_is_joined(device):
-    device.enrolling.begin(RUN)
-    assert device.sent == [Fetch(RUN)]
+    assert device.enrolling.enrol(RUN, 0.0) == Fetch(RUN)
     assert device.jobs == []
     receive(device.intake, BUNDLE)
-    device.enrolling.begin(RUN)
+    assert device.enrolling.enrol(RUN, 1.0) is None
     assert [run for run, _ in device.jobs] == [RUN]
-    device.enrolling.begin(RUN)
-    assert len(device.jobs) == len(device.sent) == 1
+    assert device.enrolling.enrol(RUN, 2.0) is None
+    assert len(device.jobs) == 1
 
 
 def test_the_same_bundle_serves_the_next_run_without_travelling(device):
@@ -179,8 +170,7 @@ def test_a_bundle_that_was_damaged_on_disk_is_fetched_again(device, intake_of):
     (path,) = (device.store.folder / "bundles").iterdir()
     path.write_bytes(BUNDLE[:-1] + b"x")
     assert device.store.bundle(RUN) is None
-    device.enrolling.begin(RUN)
-    assert device.sent == [Fetch(RUN)]
+    assert device.enrolling.enrol(RUN, 0.0) == Fetch(RUN)
     offer = offer_of(BUNDLE)
     assert intake_of(device).handle_offer(offer) == Resume(offer.transfer, 0)
     receive(intake_of(device), BUNDLE)
@@ -198,48 +188,86 @@ def test_a_bundle_of_a_run_that_nobody_knows_is_refused(device):
     assert "knows no run" in answer.reason
 
 
-def test_a_run_without_a_bundle_is_declined_with_the_reason(device):
-    device.enrolling.begin(RUN)
-    device.enrolling.do_without_bundle(RUN, "block2 uses aten.sort")
-    ((run, what, reason),) = device.declined
-    assert (run, what) == (RUN, f"cannot join run {RUN}")
-    assert reason.startswith("block2 uses aten.sort; with torch")
-    device.enrolling.do_without_bundle("unknown", "whatever")
-    assert len(device.declined) == 1
+def test_a_run_without_a_bundle_is_declined_with_the_reason(device, caplog):
+    device.enrolling.enrol(RUN, 0.0)
+    declined = device.enrolling.do_without_bundle(RUN, "block2 uses aten.sort", 1.0)
+    assert (declined.run, declined.round) == (RUN, 0)
+    assert declined.reason.startswith("block2 uses aten.sort; with torch")
+    assert f"cannot join run {RUN}: declined" in caplog.text
+    assert device.enrolling.do_without_bundle("unknown", "whatever", 2.0) is None
 
 
 def test_what_the_owner_forbids_is_postponed_and_tried_again(device):
     device.objection = "on battery power"
-    device.enrolling.begin(RUN)
-    device.enrolling.begin(RUN)
-    assert device.declined == [(RUN, "not joining yet", "on battery power")]
-    device.objection, device.now = None, AGAIN_S
-    device.enrolling.tick(device.now - 1)
-    assert device.sent == []
-    device.enrolling.tick(device.now)
-    assert device.sent == [Fetch(RUN)]
+    assert device.enrolling.enrol(RUN, 0.0) == Decline(RUN, 0, 0, "on battery power")
+    assert device.enrolling.enrol(RUN, 1.0) is None  # said already
+    assert device.enrolling.wake_at == 1.0 + AGAIN_S
+    device.objection = None
+    assert device.enrolling.tick(AGAIN_S) is None
+    assert device.enrolling.tick(1.0 + AGAIN_S) == Fetch(RUN)
+    assert device.enrolling.wake_at is None
 
 
 @pytest.mark.parametrize(("dealt", "wanted"), [(0.4, 0.4), (0.8, 0.6), (None, 0.6)])
 def test_a_dealt_ratio_is_the_most_that_the_policy_of_the_run_allows(device, monkeypatch, dealt, wanted):
     policies = []
-    monkeypatch.setattr(enrolling, "join", lambda settings, *_, **__: policies.append(settings.policy))
-    device.enrolling._settings = replace(device.enrolling._settings, policy=Policy(ratio=0.6))
+    monkeypatch.setattr(enrolling, "join", lambda device, *_, **__: policies.append(device.settings.policy))
     device.enrolling.note_dealt(RUN, dealt)
     device.enrolling.note_dealt("another", 0.1)
     receive(device.intake, BUNDLE)
-    device.enrolling.begin(RUN)
+    device.enrolling.enrol(RUN, 0.0)
     device.jobs[0][1]()
     assert [policy.ratio for policy in policies] == [wanted]
 
 
 def test_the_trainer_that_was_chosen_is_the_one_that_joins(device, monkeypatch):
     calls = []
-    monkeypatch.setattr(enrolling, "join", lambda *args, **kwargs: calls.append((args[2], kwargs["kind"])))
+    monkeypatch.setattr(enrolling, "join", lambda *args, **kwargs: calls.append((args[1], kwargs["kind"])))
     receive(device.intake, BUNDLE)
-    device.enrolling.begin(RUN)
+    device.enrolling.enrol(RUN, 0.0)
     device.jobs[0][1]()
     assert calls == [(RUN, "onnx")]
+
+
+def test_training_of_a_run_stops_when_it_is_over_or_the_owner_objects_or_the_agent_ends(device, monkeypatch):
+    asked = []
+    monkeypatch.setattr(enrolling, "join", lambda *_, stop, **__: asked.append(stop))
+    receive(device.intake, BUNDLE)
+    device.enrolling.enrol(RUN, 0.0)
+    device.jobs[0][1]()
+    (why,) = asked
+    assert why() is None
+    device.objection = "too hot"
+    assert why() == "too hot"
+    device.enrolling.finish(RUN)
+    assert why() == "the run is finished"
+    device.objection = None
+    device.enrolling.finish("another")
+    assert why() is None
+    device.enrolling.finish(RUN)
+    device.enrolling.enrol(RUN, 1.0)  # it goes on after all
+    assert why() is None
+    device.agent_jobs.closing = True
+    assert why() == "the agent stops"
+
+
+def test_what_joining_came_to_counts_only_while_it_is_waited_for(device):
+    receive(device.intake, BUNDLE)
+
+    def outcome(problem, run=RUN):
+        device.enrolling.enrol(RUN, 0.0)
+        ended = Future()
+        ended.set_exception(problem)
+        return device.enrolling.joined(Joined(run, ended), 5.0)
+
+    assert outcome(ModelError("no room"), "another") is None
+    assert outcome(ModelError("no room")) == Decline(RUN, 0, 0, "no room")
+    device.enrolling.enrol(RUN, 0.0)
+    device.enrolling.finish(RUN)
+    over = Future()
+    over.set_exception(TrainingStopped("the run is finished"))
+    assert device.enrolling.joined(Joined(RUN, over), 5.0) is None
+    assert outcome(TrainingStopped("hot")) == Decline(RUN, 0, 0, "hot")
 
 
 # The coordinator's side

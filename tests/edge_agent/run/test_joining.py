@@ -13,8 +13,9 @@ from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.personal.adoption import Served, Standing
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run import joining
+from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.intake import Intake
-from fleetune.edge_agent.run.joining import DeviceSettings, join
+from fleetune.edge_agent.run.joining import join
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.bundle.shipped import bundle_path
 from fleetune.protocols.errors import FleetuneError
@@ -55,16 +56,14 @@ def enrolment(**sections) -> Enrolment:
 
 
 def joined(enrolled: Enrolment, folder: Path, link=LINK, kind="torch", **settings):
-    device = DeviceSettings(fleet="f", device="d", data="digits", state=folder, **settings)
+    chosen = DeviceSettings(fleet="f", device="d", data="digits", state=folder, **settings)
+    device = Device(chosen, AgentStore(folder), BoardMeter(folder / "no-sensors"), None, lambda: link)
     data = codec.encode(enrolled, enrolled.spec)
     return join(
         device,
-        AgentStore(folder),
         enrolled.run,
         data,
         kind=kind,
-        meter=BoardMeter(folder / "no-sensors"),
-        measure_link=lambda: link,
         stop=lambda: None,
         progress=lambda _: None,
     )
@@ -100,11 +99,13 @@ def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
     enrolled, store, took = enrolment(), AgentStore(tmp_path), RoundCost(memory_bytes=300_000_000)
     store.keep_bundle(enrolled.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
     before = joined(enrolled, tmp_path)
-    store.ratio_controller(enrolled.run).write(before.ratio_controller.learned(1.0, took).encoded())
-    assert len(joined(enrolled, tmp_path).ratio_controller.cost_history.past_rounds) == 1
+    store.ratio_controller(enrolled.run).write(
+        before.membership.ratio_controller.learned(1.0, took).encoded()
+    )
+    assert len(joined(enrolled, tmp_path).membership.ratio_controller.cost_history.past_rounds) == 1
     other = joined(enrolled, tmp_path, link=LinkSpeed(uplink_bps=1.0), kind="onnx")
-    assert other.ratio_controller.capability.trainer == "onnx"
-    assert other.ratio_controller.cost_history.past_rounds == ()
+    assert other.membership.ratio_controller.capability.trainer == "onnx"
+    assert other.membership.ratio_controller.cost_history.past_rounds == ()
     assert other.report.uplink_bps == 2e6  # the link is the same
 
 
@@ -119,14 +120,14 @@ def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(t
     took, thin = RoundCost(memory_bytes=300_000_000), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
     before = joined(first, tmp_path)
     store.enrolment(first.run).write(codec.encode(first, first.spec))
-    store.ratio_controller(first.run).write(before.ratio_controller.learned(1.0, took).encoded())
+    store.ratio_controller(first.run).write(before.membership.ratio_controller.learned(1.0, took).encoded())
     taken = joined(second, tmp_path, link=thin)
-    assert len(taken.ratio_controller.cost_history.past_rounds) == 1
+    assert len(taken.membership.ratio_controller.cost_history.past_rounds) == 1
     assert taken.report.uplink_bps == 2e6
     larger = enrolment(model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": 11})
-    assert joined(larger, tmp_path, link=thin).ratio_controller.cost_history.past_rounds == ()
+    assert joined(larger, tmp_path, link=thin).membership.ratio_controller.cost_history.past_rounds == ()
     store.keep_bundle(second.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
-    assert joined(second, tmp_path, kind="onnx").ratio_controller.cost_history.past_rounds == ()
+    assert joined(second, tmp_path, kind="onnx").membership.ratio_controller.cost_history.past_rounds == ()
 
 
 def test_a_run_that_continues_another_begins_with_the_model_a_device_serves(tmp_path):

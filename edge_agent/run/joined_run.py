@@ -1,0 +1,126 @@
+"""A run that this agent has joined: it works on tasks on this board, and sees what they take."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from fleetune.edge_agent.budget.board_meter import BoardMeter
+from fleetune.edge_agent.budget.ratio_controller import RatioController
+from fleetune.edge_agent.run.freed_memory import give_back
+from fleetune.edge_agent.run.membership import Membership, RoundWork
+from fleetune.edge_agent.run.session import Memory, Session
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.payloads import Enrolment
+
+log = logging.getLogger(__name__)
+
+
+class JoinedRun:
+    """Session, membership and meter of one run.
+
+    Args:
+        enrolment: of the run.
+        session: of the device in it.
+        membership: its ratio chosen once.
+        meter: of its board.
+        memory: where the ratio controller is kept.
+        clock: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        session: Session,
+        membership: Membership,
+        meter: BoardMeter,
+        memory: Memory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.enrolment = enrolment
+        self.session = session
+        self.membership = membership
+        self._meter = meter
+        self._memory = memory
+        self._clock = clock
+        self._tried_at = clock()
+        self._work: RoundWork | None = None
+
+    @property
+    def report(self) -> DeviceReport:
+        """The latest."""
+        return self.membership.report
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it does not take part just now; None: it does."""
+        return self.membership.refusal
+
+    @property
+    def taken(self) -> RoundCost:
+        """What the round has taken so far."""
+        return RoundCost() if self._work is None else self._work.taken
+
+    @property
+    def expected(self) -> RoundCost:
+        """What it was expected to take when it began."""
+        return RoundCost() if self._work is None else self._work.expected
+
+    def begin(self, key: TransferKey, num_bytes: int, download_s: float | None) -> None:
+        """A task is here. `download_s`: None if it was here before."""
+        self._work = self.membership.begin(key, num_bytes, download_s)
+
+    def work(self, payload: bytes) -> bytes:
+        """Reply to the task that was begun; what that took is in `taken`. Raises as `Session.answer` does."""
+        assert self._work is not None, "a task is begun before it is worked on"
+        self._meter.start()
+        began = self._clock()
+        try:
+            reply = self.session.answer(payload, Budget(self._work.ratio))
+        except BaseException:
+            self._meter.stop()
+            raise
+        finally:
+            give_back()
+        self._work = self._work.trained(self._clock() - began, len(reply), self._meter.peak_bytes)
+        return reply
+
+    def is_at(self, update: TransferKey) -> bool:
+        """Whether this is the reply to the task that was begun last."""
+        begun = None if self._work is None else self._work.key
+        return begun is not None and (begun.run, begun.turn) == (update.run, update.turn)
+
+    def delivered(self, upload_s: float) -> None:
+        """The round's update has arrived: learn from the round, and choose the ratio of the next."""
+        joules = self._meter.stop()
+        if self._work is None or self._work.key.final_evaluation:
+            return
+        before, self._work = self.membership.ratio_controller, self._work.sent(upload_s, joules)
+        self.membership.learn(self._work, self._meter.conditions())
+        self._note_choice(before)
+
+    def try_again(self) -> None:
+        """Once a deadline while nothing fits."""
+        now = self._clock()
+        if now - self._tried_at < self.enrolment.deadline_s:
+            return
+        before, self._tried_at = self.membership.ratio_controller, now
+        self.membership.try_again(self._meter.conditions())
+        self._note_choice(before)
+
+    def _note_choice(self, before: RatioController) -> None:
+        now = self.membership.ratio_controller
+        if (now.report.ratio, now.fits) != (before.report.ratio, before.fits):
+            ratios = (one.report.ratio if one.fits else 0 for one in (now, before))
+            log.info("ratio %g, before %g: %s", *ratios, now.report.reason)
+        self.keep()
+
+    def keep(self) -> None:
+        """For the next start, and for `edge-agent explain`."""
+        try:
+            self._memory.write(self.membership.ratio_controller.encoded())
+        except StoreError as problem:
+            log.warning("what rounds taught will be lost at the next start: %s", problem)

@@ -1,0 +1,68 @@
+"""A device's part in a run, without a board or a clock: as an agent and a simulated device have it."""
+
+import pytest
+from tests.edge_agent.budget.test_ratio_controller import FINAL_EVALUATION, FIRST, UNKNOWN, a_ratio_controller
+
+from fleetune.edge_agent.run.membership import Membership
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.wire.messages import TransferKey
+
+
+@pytest.fixture
+def membership():
+    return Membership(a_ratio_controller())
+
+
+def done(membership, key=FIRST, upload_s=2.0):
+    """A round done to its end."""
+    work = membership.begin(key, 100, 0.5).trained(7.0, 30, 260_000_000).sent(upload_s, 10.0)
+    membership.learn(work, UNKNOWN)
+    return work
+
+
+def test_a_round_keeps_the_ratio_and_the_forecast_that_it_began_with(membership):
+    ratio, expected = membership.report.ratio, membership.ratio_controller.predicted
+    work = membership.begin(FIRST, 100, None)
+    for number in range(2, 7):
+        done(membership, TransferKey("task", "run", number, 1), upload_s=15.0)
+    assert membership.report.ratio < ratio
+    assert (work.key, work.ratio, work.expected) == (FIRST, ratio, expected)
+    assert membership.begin(FIRST, 100, None).ratio == membership.report.ratio
+
+
+def test_what_a_round_takes_comes_together_as_it_goes(membership):
+    began = membership.begin(FIRST, 100, 0.5)
+    assert began.taken == RoundCost(bytes_down=100, download_s=0.5)
+    trained = began.trained(7.0, 30)
+    assert trained.taken == RoundCost(bytes_down=100, download_s=0.5, train_s=7.0, bytes_up=30)
+    once, again = trained.sent(2.0, 10.0), trained.sent(3.0, None)  # one reply may be asked for twice
+    assert (once.taken.upload_s, once.taken.joules) == (2.0, 10.0)
+    assert (again.taken.upload_s, again.taken.joules) == (3.0, None)
+    assert began.taken == RoundCost(bytes_down=100, download_s=0.5)
+
+
+def test_what_was_done_is_learned_and_a_final_evaluation_teaches_nothing(membership):
+    work = done(membership)
+    (lesson,) = membership.ratio_controller.cost_history.past_rounds
+    assert lesson.actual == work.taken
+    known = membership.ratio_controller
+    done(membership, FINAL_EVALUATION)
+    assert membership.ratio_controller == known
+
+
+def test_the_coordinator_hears_the_first_report_and_then_what_changed(membership):
+    assert membership.is_news
+    assert membership.tell() == membership.told == membership.report
+    assert not membership.is_news
+    for _ in range(5):
+        done(membership, upload_s=15.0)
+    assert membership.is_news
+
+
+def test_what_does_not_fit_is_tried_again_with_less_trust_in_what_was_learned(membership):
+    for _ in range(5):
+        done(membership, upload_s=1000.0)
+    assert membership.refusal == membership.report.reason
+    for _ in range(50):
+        membership.try_again(UNKNOWN)
+    assert membership.refusal is None
