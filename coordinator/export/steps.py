@@ -1,6 +1,4 @@
-"""What is traced: a model's training step, also with a loss term, and its evaluation, as functions of
-tensors.
-"""
+"""What is traced, as functions of tensors: a model's training step, also with a loss term, and its evaluation."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,4 @@
-"""Loss terms by what other models answer (`protocols.model.loss_terms`), and the two methods that use them."""
-them.
-"""
+"""Loss terms by what other models answer (`protocols.model.loss_terms`), and two methods that use them."""
 
 import numpy as np
 import pytest
