@@ -1,4 +1,4 @@
-"""What is traced, as functions of tensors: a model's training step, also with a loss term, and its evaluation."""
+"""What is traced, as functions of tensors: a model's training step, also with a loss term, and evaluation."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
