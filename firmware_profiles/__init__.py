@@ -76,12 +76,6 @@ class Board:
     links: tuple[str, ...]
     profile: Profile = field(repr=False)
 
-    @property
-    def estimates(self) -> tuple[str, ...]:
-        """Keys of its file whose figures are estimates."""
-        figures = stated(self.profile.figures)
-        return tuple(key for key, figure in figures.items() if figure.source == ESTIMATE)
-
 
 def names() -> tuple[str, ...]:
     """All boards with a profile, in alphabetical order."""

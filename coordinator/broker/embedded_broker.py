@@ -51,11 +51,6 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def free_port(bind: str = "127.0.0.1") -> int:
-    """A TCP port that is free now on `bind`."""
-    return _claim(bind, 0)
-
-
 @dataclass(frozen=True)
 class Access:
     """Who is let in, and to what: the devices of one fleet and its coordinator (see `access_rules`).
@@ -81,7 +76,6 @@ class _Listener:
     bind: str
     port: int
     access: Access | None
-    password_file: Path | None
     cert: Path | None
     key: Path | None
 
@@ -121,7 +115,6 @@ class EmbeddedBroker:
         bind: str = "127.0.0.1",
         which: Which = "auto",
         access: Access | None = None,
-        password_file: Path | None = None,
         cert: Path | None = None,
         key: Path | None = None,
         timeout_s: float = START_S,
@@ -134,8 +127,6 @@ class EmbeddedBroker:
             bind: address to listen on; 0.0.0.0 opens it to the network, then give `access`.
             which: "auto" takes mosquitto if it is on the PATH, else amqtt.
             access: passwords and rules of a fleet; None: everybody may do everything.
-            password_file: instead of these, for all in it to do everything; made by `mosquitto_passwd`, or
-                for amqtt lines of `user:hash` (see its documentation).
             cert: PEM file of the broker's certificate; with it and its key the broker speaks TLS only.
             key: PEM file of the certificate's key.
             timeout_s: how long it may take to listen.
@@ -148,7 +139,7 @@ class EmbeddedBroker:
         kind = _choose(which)
         port = _claim(bind, port)
         folder.mkdir(parents=True, exist_ok=True)
-        settings = _Listener(bind, port, access, password_file, cert, key)
+        settings = _Listener(bind, port, access, cert, key)
         command = _mosquitto(folder, settings) if kind == "mosquitto" else _amqtt(folder, settings)
         log = _fresh_log(folder / f"{kind}.log")
         with log.open("ab") as output:
@@ -240,7 +231,7 @@ def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
         f"max_queued_bytes {MAX_QUEUED_BYTES}",
         "log_type error",
         "log_type warning",
-        f"allow_anonymous {'false' if listener.password_file or listener.access else 'true'}",
+        f"allow_anonymous {'false' if listener.access else 'true'}",
     ]
     # Else a mosquitto started by root becomes a user who cannot read our files, and the kernel forgets that
     # it is tied to us.
@@ -248,7 +239,6 @@ def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
     if listener.access:
         passwords, rules = listener.access.write(folder)
         lines += [f"password_file {passwords.absolute()}", f"acl_file {rules.absolute()}"]
-    lines += [f"password_file {listener.password_file}"] if listener.password_file else []
     lines += [f"certfile {listener.cert}", f"keyfile {listener.key}"] if listener.cert else []
     path = folder / "mosquitto.conf"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -264,12 +254,7 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
         plugins["fleetune.coordinator.broker.amqtt_access.FleetPasswords"] = own
         plugins["fleetune.coordinator.broker.amqtt_access.FleetTopics"] = {"fleet": fleet}
     else:
-        anonymous: dict[str, object] = {"allow_anonymous": not listener.password_file}
-        plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = anonymous
-    if listener.password_file:
-        plugins["amqtt.plugins.authentication.FileAuthPlugin"] = {
-            "password_file": str(listener.password_file)
-        }
+        plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = {"allow_anonymous": True}
     tls = {"ssl": True, "certfile": str(listener.cert), "keyfile": str(listener.key)} if listener.cert else {}
     settings = {
         "listeners": {"default": {"type": "tcp", "bind": f"{listener.bind}:{listener.port}", **tls}},

@@ -75,10 +75,6 @@ def run_command(words: list[str]) -> str | None:
     return done.stdout.decode(errors="replace")
 
 
-def no_commands(_: list[str]) -> None:
-    """A `Run` for whoever wants files only."""
-
-
 class CachedCommands:
     """A `Run` that asks each command at most every `every_s`, and one that failed ten times as seldom.
 

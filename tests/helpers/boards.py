@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleetune.firmware_profiles import ESTIMATE, stated
+
 MIB = 2**20
 
 PMIC = """ 3V7_WL_SW_A current(0)=0.10000000A
@@ -44,6 +46,15 @@ class FakeBoard:
     def run(self, words):
         self.asked.append(" ".join(words))
         return self.commands.get(" ".join(words))
+
+
+def estimates(board):
+    """Keys of a board's profile whose figures are estimates."""
+    return {key for key, figure in stated(board.profile.figures).items() if figure.source == ESTIMATE}
+
+
+def no_commands(_):
+    """Runs external commands on a board that has none."""
 
 
 def memory(total_mib, available_mib):

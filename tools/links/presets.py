@@ -91,10 +91,6 @@ class Preset:
         lengths = np.round(draws.exponential(self.outage_s.value, count) + 1e-3, 3)
         return [(float(start), float(start + length)) for start, length in zip(starts, lengths, strict=True)]
 
-    def estimates(self) -> list[str]:
-        """The names of the figures that are estimates."""
-        return [name for name, figure in self.figures() if figure.source == "estimate"]
-
     def figures(self) -> list[tuple[str, Figure]]:
         """Each figure with its name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))

@@ -241,17 +241,3 @@ def _topped_up(shares: list[Rows], rng: np.random.Generator) -> list[Rows]:
             shares[device] = np.append(shares[device], shares[rich][place])
             shares[rich] = np.delete(shares[rich], place)
     return shares
-
-
-def class_counts(y: NDArray[np.int64], splits: list[Split]) -> NDArray[np.intp]:
-    """Samples (training and test) of each device and class, shape (devices, classes)."""
-    num_classes = int(y.max()) + 1
-    return np.array([np.bincount(y[np.concatenate(split)], minlength=num_classes) for split in splits])
-
-
-def class_table(counts: NDArray[np.intp]) -> str:
-    """`class_counts` as a Markdown table, a row a device."""
-    header = ["device", *(f"class {label}" for label in range(counts.shape[1])), "all"]
-    rows = [[device, *row, row.sum()] for device, row in enumerate(counts)]
-    lines = [header, ["--:"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,13 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-from pwdlib.hashers.argon2 import Argon2Hasher
 from tests.helpers.places import ROOT
+from tests.helpers.ports import free_port
 from tests.protocols.wire.test_transport import KINDS, is_connected, is_disconnected, wait_for
 
 from fleetune.coordinator.broker import embedded_broker as module
-from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
+from fleetune.coordinator.broker.credentials import Credentials
+from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
 from fleetune.protocols.errors import TransportError
+from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
 
 
@@ -62,7 +63,8 @@ def test_half_a_certificate_is_one_line(tmp_path):
 PARENT = """
 import sys, time
 from pathlib import Path
-from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.coordinator.broker.credentials import Credentials
+from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
 broker = EmbeddedBroker.start(Path(sys.argv[1]), which=sys.argv[2])
 print(broker.pid, flush=True)
 time.sleep(60)
@@ -92,28 +94,16 @@ def is_alive(pid):
         return False
 
 
-def make_password_file(kind, path):
-    if kind == "mosquitto":
-        path.write_text("me:right\n")
-        path.chmod(0o600)
-        subprocess.run(["mosquitto_passwd", "-U", str(path)], check=True)
-    else:
-        path.write_text(f"me:{Argon2Hasher().hash('right')}\n")
-
-
-def test_a_password_file_keeps_others_out(kind, tmp_path):
-    if kind == "mosquitto" and not shutil.which("mosquitto_passwd"):
-        pytest.skip("mosquitto_passwd is not installed")
-    passwords = tmp_path / "passwords"
-    make_password_file(kind, passwords)
-    with EmbeddedBroker.start(tmp_path, which=kind, port=free_port(), password_file=passwords) as broker:
+def test_a_password_keeps_others_out(kind, tmp_path):
+    access = Access("f", Credentials("join-secret", "right"))
+    with EmbeddedBroker.start(tmp_path, which=kind, port=free_port(), access=access) as broker:
         for password, wanted in (
             ("right", is_connected),
             ("wrong", is_disconnected),
             (None, is_disconnected),
         ):
             events = queue.SimpleQueue()
-            who = Broker("127.0.0.1", broker.port, password and "me", password)
+            who = Broker("127.0.0.1", broker.port, password and topics.COORDINATOR_USER, password)
             client = MqttTransport(who, "c", subscriptions=[], events=events)
             client.connect()
             event = wait_for(events, lambda _: True)

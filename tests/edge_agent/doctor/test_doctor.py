@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 from tests.helpers import boards
 from tests.helpers.places import ROOT
+from tests.helpers.ports import free_port
 from tests.protocols.wire.test_transport import is_connected, is_disconnected, wait_for
 
-from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.doctor import agent_state, host, sensors, training

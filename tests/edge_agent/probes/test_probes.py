@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.helpers import boards
+from tests.helpers.boards import no_commands
 from tests.helpers.places import ROOT
 
 from fleetune.edge_agent.probes import board_identity, files_and_commands, metered_network, temperature
 from fleetune.edge_agent.probes.conditions import BoardSensors, read_conditions
 from fleetune.edge_agent.probes.energy import Counters, EnergyMeter, Integral, rapl_counters
-from fleetune.edge_agent.probes.files_and_commands import CachedCommands, no_commands, run_command
+from fleetune.edge_agent.probes.files_and_commands import CachedCommands, run_command
 from fleetune.edge_agent.probes.memory import (
     PeakMemory,
     attainable_bytes,

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from tests.edge_agent.probes.test_probes import Clock
 from tests.helpers import boards
+from tests.helpers.boards import estimates
+from tests.helpers.ports import free_port
 from tests.helpers.slow_proxy import SlowProxy
 from tests.protocols.wire.test_transport import KINDS, is_connected, is_received, wait_for
 from typer.testing import CliRunner
 
 from fleetune import firmware_profiles
-from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.edge_agent.cli import app
@@ -318,14 +320,14 @@ def test_a_saved_profile_holds_what_was_measured_and_the_rest_of_the_board_that_
         known.train_w,
     )
     assert board.sensors == ("thermal",)
-    assert "idle_w" not in board.estimates
+    assert "idle_w" not in estimates(board)
 
 
 def test_a_board_that_idles_at_more_than_others_draw_busy_is_still_a_board(tmp_path):
     save_profile.save(surveyed(idle_w=Figure(50.0, "W", "pmic")), tmp_path / "mine.toml")
     board = board_named(str(tmp_path / "mine.toml"))
     assert (board.idle_w, board.train_w, board.transmit_w) == (50, 50, 50)
-    assert {"train_w", "transmit_w"} <= set(board.estimates)
+    assert {"train_w", "transmit_w"} <= set(estimates(board))
 
 
 def test_a_processors_energy_is_not_saved_as_the_boards(tmp_path):

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import typer
 from tests.helpers.fleet_processes import PATIENCE_S, ROOT, Child
+from tests.helpers.ports import free_port
 from typer.testing import CliRunner
 
-from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.logs import JournalFormatter
 from fleetune.edge_agent.service import environment, install

@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
+from tests.helpers.ports import free_port
 
-from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker, free_port
+from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.protocols.errors import SettingError, TransportError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.messages import TransferKey

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.simulation import Partition
-from fleetune.tools.simulator.partition import class_counts, class_table, partition
+from fleetune.tools.simulator.partition import partition
 
 KEY = Key.of("test", "partition")
 DISJOINT = ("iid", "dirichlet", "alpha-rho", "group")
@@ -17,6 +17,12 @@ KINDS = (*DISJOINT, "mix", "primary")
 
 def labels(per_class=200, classes=10):
     return KEY.generator().permutation(np.repeat(np.arange(classes), per_class))
+
+
+def class_counts(y, splits):
+    """Samples (training and test) of each device and class, shape (devices, classes)."""
+    num_classes = int(y.max()) + 1
+    return np.array([np.bincount(y[np.concatenate(split)], minlength=num_classes) for split in splits])
 
 
 def joined(splits):
@@ -193,15 +199,3 @@ def test_groups_too_few_or_too_small():
         partition(y, group, Partition(kind="group"), 4, KEY)
     with pytest.raises(SettingError, match="group b has 1 sample"):
         partition(y, group, Partition(kind="group"), 3, KEY)
-
-
-def test_table_of_class_counts():
-    splits = [(np.array([0, 1]), np.array([2])), (np.array([3]), np.array([4]))]
-    counts = class_counts(np.array([0, 0, 2, 1, 2]), splits)
-    assert counts.tolist() == [[2, 0, 1], [0, 1, 1]]
-    assert class_table(counts).splitlines() == [
-        "| device | class 0 | class 1 | class 2 | all |",
-        "| --: | --: | --: | --: | --: |",
-        "| 0 | 2 | 0 | 1 | 3 |",
-        "| 1 | 0 | 1 | 1 | 2 |",
-    ]
