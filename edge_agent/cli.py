@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetune.edge_agent import personal_cli
-from fleetune.edge_agent.doctor.options import same_options
 from fleetune.edge_agent.logs import set_up_logging
+from fleetune.edge_agent.run_options import (
+    HOST,
+    STATE,
+    Authority,
+    Certificate,
+    CertificateKey,
+    DeviceName,
+    Root,
+    RunOptions,
+    StateFolder,
+    Threads,
+    Trainer,
+    takes_run_options,
+)
 from fleetune.edge_agent.service.cli import app as service
 from fleetune.edge_agent.state import wipe
 from fleetune.protocols.errors import FleetuneError
@@ -20,6 +32,8 @@ from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.version import show_version
 
 if TYPE_CHECKING:
+    from fleetune.edge_agent.agent import Agent
+    from fleetune.edge_agent.run.device import DeviceSettings
     from fleetune.protocols.wire.transport.mqtt import Broker
 
 app = typer.Typer(
@@ -32,11 +46,6 @@ app = typer.Typer(
 app.add_typer(service, name="service")
 
 log = logging.getLogger(__name__)
-
-Trainer = Annotated[
-    str, typer.Option(help="auto (the lightest installed that can do the run), onnx, torch or ort-training")
-]
-StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
 
 
 def _broker_at(text: str, ca: str | None, cert: str | None, key: str | None) -> "Broker":
@@ -59,127 +68,77 @@ def main(
 
 
 @app.command()
-def run(
-    fleet: Annotated[str, typer.Option(help="name of the fleet (the coordinator's run.name)")],
-    broker: Annotated[
-        str,
-        typer.Option(envvar="FLEETUNE_BROKER", help="host:port or mqtt[s]://user:password@host:port"),
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="npz:FILE with arrays x and y (and perhaps test, or x_train, y_train, x_test, y_test),"
-            " digits, {idx,cifar,har}:FOLDER or package.module:function; see docs/data.md"
-        ),
-    ],
-    device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
-    state: StateFolder = Path("agent-state"),
-    board: Annotated[
-        str, typer.Option(help="profile of this board: a name (see edge-agent boards) or a TOML file")
-    ] = "auto",
-    policy: Annotated[
-        Path | None, typer.Option(help="TOML file of what you allow; the options below go on top of it")
-    ] = None,
-    ratio: Annotated[
-        float | None, typer.Option(help="train and send at most this share of the model, 0..1")
-    ] = None,
-    charging_only: Annotated[
-        bool | None, typer.Option("--charging-only", help="train only when charging, or without a battery")
-    ] = None,
-    unmetered_only: Annotated[
-        bool | None, typer.Option("--unmetered-only", help="train only where traffic is free")
-    ] = None,
-    max_celsius: Annotated[float | None, typer.Option(help="of the board's hottest zone")] = None,
-    min_battery: Annotated[float | None, typer.Option(help="percent of charge, on battery power")] = None,
-    max_battery_percent_per_hour: Annotated[
-        float | None, typer.Option(help="that training may drain, on battery power")
-    ] = None,
-    max_memory_mb: Annotated[float | None, typer.Option(help="of the agent's process")] = None,
-    nice: Annotated[int | None, typer.Option(help="niceness added to the process, 0..19")] = None,
-    test_fraction: Annotated[
-        float, typer.Option(min=0.01, max=0.99, help="of the data, held out for testing")
-    ] = 0.3,
-    trainer: Trainer = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="processor threads of training")] = 1,
-    trust: Annotated[
-        list[str], typer.Option(help="package.module of yours that a run may name; may repeat")
-    ] = [],  # noqa: B006 - typer's way of saying it
-    ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
-    cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")] = None,
-    key: Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")] = None,
-    root: Annotated[
-        Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder that has this board's proc and sys")
-    ] = Path("/"),
-    leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False,
-) -> None:
+@takes_run_options()
+def run(options: dict[str, Any]) -> None:
     """Join a fleet and stay with it, through restarts and lost links."""
+    with one_line_errors("edge-agent"):
+        agent = _agent(RunOptions(**options))
+        log.info("left: %s", agent.run())
+
+
+def _agent(options: RunOptions) -> "Agent":
+    """Ready to run; it is told to stop by a signal."""
     from fleetune.edge_agent.agent import Agent, Stop
     from fleetune.edge_agent.budget.board_meter import BoardMeter
-    from fleetune.edge_agent.budget.owner_policy import read_policy
-    from fleetune.edge_agent.probes.board_identity import board_name
-    from fleetune.edge_agent.probes.board_profile import board_named
     from fleetune.edge_agent.probes.link_speed import measure_link
-    from fleetune.edge_agent.run.device import DeviceSettings
     from fleetune.edge_agent.run.freed_memory import give_back
     from fleetune.edge_agent.training.device_data import check_source
     from fleetune.protocols.wire import topics
     from fleetune.protocols.wire.transport import EventSink, Will
     from fleetune.protocols.wire.transport.mqtt import MqttTransport
 
-    with one_line_errors("edge-agent"):
-        topics.check_name(fleet, "fleet")
-        topics.check_name(device, "device")
-        board = board_name(root) if board == "auto" else board
-        board_named(board)
-        where = _broker_at(broker, ca, cert, key)
-        settings = DeviceSettings(
-            fleet=fleet,
-            device=device,
-            data=data,
-            state=state / fleet / device,
-            board=board,
-            test_fraction=test_fraction,
-            threads=threads,
-            trainer=trainer,
-            trusted=tuple(trust),
-            policy=read_policy(
-                policy,
-                {
-                    "ratio": ratio,
-                    "charging_only": charging_only,
-                    "unmetered_only": unmetered_only,
-                    "max_celsius": max_celsius,
-                    "min_battery": min_battery,
-                    "max_battery_percent_per_hour": max_battery_percent_per_hour,
-                    "max_memory_mb": max_memory_mb,
-                    "nice": nice,
-                },
-            ),
-        )
-        check_source(data, test_fraction)
-        give_back()
-        if settings.policy.nice and hasattr(os, "nice"):
-            os.nice(settings.policy.nice)
+    fleet, device = topics.check_name(options.fleet, "fleet"), topics.check_name(options.device, "device")
+    where = _broker_at(options.broker, options.ca, options.cert, options.key)
+    settings = _settings(options)
+    check_source(options.data, options.test_fraction)
+    give_back()
+    if settings.policy.nice and hasattr(os, "nice"):
+        os.nice(settings.policy.nice)
 
-        def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
-            return MqttTransport(
-                where,
-                topics.client_id(fleet, device, where.username),
-                subscriptions=topics.device_subscriptions(fleet, device),
-                events=events,
-                will=Will(topics.topic(fleet, device, "state"), farewell),
-            )
-
-        agent = Agent(
-            settings,
-            make_transport,
-            measure_link=lambda: measure_link(where, fleet, device),
-            meter=BoardMeter(root),
-            leave_after_run=leave_after_run,
+    def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
+        return MqttTransport(
+            where,
+            topics.client_id(fleet, device, where.username),
+            subscriptions=topics.device_subscriptions(fleet, device),
+            events=events,
+            will=Will(topics.topic(fleet, device, "state"), farewell),
         )
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, lambda *_: agent.events.put(Stop("stopped by a signal")))
-        log.info("left: %s", agent.run())
+
+    agent = Agent(
+        settings,
+        make_transport,
+        measure_link=lambda: measure_link(where, fleet, device),
+        meter=BoardMeter(options.root),
+        leave_after_run=options.leave_after_run,
+    )
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: agent.events.put(Stop("stopped by a signal")))
+    return agent
+
+
+def _settings(options: RunOptions) -> "DeviceSettings":
+    """Raises SettingError."""
+    from msgspec.structs import fields
+
+    from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
+    from fleetune.edge_agent.probes.board_identity import board_name
+    from fleetune.edge_agent.probes.board_profile import board_named
+    from fleetune.edge_agent.run.device import DeviceSettings
+
+    board = board_name(options.root) if options.board == "auto" else options.board
+    board_named(board)
+    return DeviceSettings(
+        fleet=options.fleet,
+        device=options.device,
+        data=options.data,
+        state=options.state / options.fleet / options.device,
+        board=board,
+        test_fraction=options.test_fraction,
+        threads=options.threads,
+        trainer=options.trainer,
+        trusted=tuple(options.trust),
+        policy=read_policy(options.policy, {one.name: getattr(options, one.name) for one in fields(Policy)}),
+    )
 
 
 @app.command()
@@ -188,23 +147,21 @@ def profile(
         str | None, typer.Option(envvar="FLEETUNE_BROKER", help="measure the link to it; see run")
     ] = None,
     fleet: Annotated[str | None, typer.Option(help="name of the fleet, needed with --broker")] = None,
-    device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
-    state: StateFolder = Path("agent-state"),
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
     model: Annotated[
         str | None, typer.Option(help="to train, by name; else that of the last run joined, else lenet5")
     ] = None,
     trainer: Trainer = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="processor threads of training")] = 1,
+    threads: Threads = 1,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
     save: Annotated[
         Path | None, typer.Option(help="write a firmware profile of this board, for run --board FILE")
     ] = None,
-    ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
-    cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")] = None,
-    key: Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")] = None,
-    root: Annotated[
-        Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder that has this board's proc and sys")
-    ] = Path("/"),
+    ca: Authority = None,
+    cert: Certificate = None,
+    key: CertificateKey = None,
+    root: Root = Path("/"),
 ) -> None:
     """Say what this board can do, measured here and now; what cannot be read is unknown, with the reason."""
     import rich
@@ -241,8 +198,8 @@ def profile(
 @app.command()
 def explain(
     fleet: Annotated[str, typer.Option(help="name of the fleet")],
-    device: Annotated[str, typer.Option(help="this device's name")] = socket.gethostname().split(".")[0],
-    state: StateFolder = Path("agent-state"),
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
 ) -> None:
     """Show what each ratio would take of this device, against its limits, and why it runs at its own."""
     from rich.console import Console
@@ -284,7 +241,7 @@ def boards(
 
 
 @app.command()
-@same_options(as_in=run, but=("leave_after_run",))
+@takes_run_options(but=("leave_after_run",), required=False)
 def doctor(
     options: dict[str, Any],
     *,

@@ -1,21 +1,19 @@
 """edge-agent export and predict: what the device has learned, for the app on it."""
 
 import json
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleetune.edge_agent.run_options import HOST, STATE, DeviceName, StateFolder
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
     from fleetune.edge_agent.personal.adoption import Standing
 
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
-Device = Annotated[str, typer.Option(help="this device's name")]
-State = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
 Run = Annotated[
     str | None, typer.Option(help="id of a run, for what it came to; else the model that is served")
 ]
@@ -23,15 +21,14 @@ BundleFile = Annotated[
     Path | None, typer.Option(help="from edge-coordinator export; a device that trains with torch has none")
 ]
 Trust = Annotated[list[str], typer.Option(help="package.module of yours that the run names; may repeat")]
-THIS_DEVICE = socket.gethostname().split(".")[0]
 _ROWS = 10
 
 
 def export(
     fleet: Annotated[str, typer.Option(help="name of the fleet")],
     out: Annotated[Path, typer.Option(help="file to write, .onnx")],
-    device: Device = THIS_DEVICE,
-    state: State = Path("agent-state"),
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
     run: Run = None,
     bundle: BundleFile = None,
     trust: Trust = [],  # noqa: B006 - typer's way of saying it
@@ -55,8 +52,8 @@ def predict(
     data: Annotated[str, typer.Option(help="samples: a source as in run, or FILE.npy without labels")],
     model: Annotated[Path | None, typer.Option(help="from edge-agent export; else this device's own")] = None,
     fleet: Fleet = None,
-    device: Device = THIS_DEVICE,
-    state: State = Path("agent-state"),
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
     run: Run = None,
     bundle: BundleFile = None,
     trust: Trust = [],  # noqa: B006 - typer's way of saying it

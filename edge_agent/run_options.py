@@ -1,0 +1,112 @@
+"""The options of `edge-agent run`; `doctor` takes them too: its line is that of `run` but for one word."""
+
+import inspect
+import socket
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DeviceName = Annotated[str, typer.Option(help="this device's name")]
+StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
+Trainer = Annotated[
+    str, typer.Option(help="auto (the lightest installed that can do the run), onnx, torch or ort-training")
+]
+Threads = Annotated[int, typer.Option(min=1, help="processor threads of training")]
+Authority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
+Certificate = Annotated[str | None, typer.Option(help="PEM file of this device's certificate (TLS)")]
+CertificateKey = Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")]
+Root = Annotated[Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder that has this board's proc and sys")]
+
+HOST = socket.gethostname().split(".")[0]
+STATE = Path("agent-state")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What one gives `edge-agent run`, as typer reads it; the help of each is what it means."""
+
+    fleet: Annotated[str, typer.Option(help="name of the fleet (the coordinator's run.name)")]
+    broker: Annotated[
+        str,
+        typer.Option(envvar="FLEETUNE_BROKER", help="host:port or mqtt[s]://user:password@host:port"),
+    ]
+    data: Annotated[
+        str,
+        typer.Option(
+            help="npz:FILE with arrays x and y (and perhaps test, or x_train, y_train, x_test, y_test),"
+            " digits, {idx,cifar,har}:FOLDER or package.module:function; see docs/data.md"
+        ),
+    ]
+    device: DeviceName = HOST
+    state: StateFolder = STATE
+    board: Annotated[
+        str, typer.Option(help="profile of this board: a name (see edge-agent boards) or a TOML file")
+    ] = "auto"
+    policy: Annotated[
+        Path | None, typer.Option(help="TOML file of what you allow; the options below go on top of it")
+    ] = None
+    ratio: Annotated[
+        float | None, typer.Option(help="train and send at most this share of the model, 0..1")
+    ] = None
+    charging_only: Annotated[
+        bool | None, typer.Option("--charging-only", help="train only when charging, or without a battery")
+    ] = None
+    unmetered_only: Annotated[
+        bool | None, typer.Option("--unmetered-only", help="train only where traffic is free")
+    ] = None
+    max_celsius: Annotated[float | None, typer.Option(help="of the board's hottest zone")] = None
+    min_battery: Annotated[float | None, typer.Option(help="percent of charge, on battery power")] = None
+    max_battery_percent_per_hour: Annotated[
+        float | None, typer.Option(help="that training may drain, on battery power")
+    ] = None
+    max_memory_mb: Annotated[float | None, typer.Option(help="of the agent's process")] = None
+    nice: Annotated[int | None, typer.Option(help="niceness added to the process, 0..19")] = None
+    test_fraction: Annotated[
+        float, typer.Option(min=0.01, max=0.99, help="of the data, held out for testing")
+    ] = 0.3
+    trainer: Trainer = "auto"
+    threads: Threads = 1
+    trust: Annotated[
+        list[str], typer.Option(help="package.module of yours that a run may name; may repeat")
+    ] = field(default_factory=list)
+    ca: Authority = None
+    cert: Certificate = None
+    key: CertificateKey = None
+    root: Root = Path("/")
+    leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False
+
+
+def takes_run_options(but: tuple[str, ...] = (), *, required: bool = True) -> Callable[..., Any]:
+    """Decorate `command(options, **own)` to take every option of `run` but these.
+
+    The options arrive as a mapping by name, the command's own parameters as they are.
+
+    Args:
+        but: names that are left out.
+        required: those without a default must be given; else they may be None.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        asked = [_parameter(one, required=required) for one in fields(RunOptions) if one.name not in but]
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+        def call(**given: Any) -> None:
+            mine = {one.name: given.pop(one.name) for one in own}
+            command(given, **mine)
+
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        parameters = [*asked, *(one.replace(kind=one.KEYWORD_ONLY) for one in own)]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _parameter(one: Field[Any], *, required: bool) -> inspect.Parameter:
+    default = one.default_factory() if one.default_factory is not MISSING else one.default
+    if default is MISSING:
+        default = inspect.Parameter.empty if required else None
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=one.type)
