@@ -273,7 +273,7 @@ class World:
         run = self.coordinator.run
         traffic = run.controller.ledger.traffic
         return {
-            "shared": run.method.shared_model(run.controller.state).tobytes(),
+            "shared": run.controller.shared_model.tobytes(),
             "personal": {name: one.session.personal_model.tobytes() for name, one in self.devices.items()},
             "traffic": {name: replace(traffic[name], enrolment=0) for name in DEVICES},
             "rounds": [(one.number, one.attempt, sorted(one.devices)) for one in run.store.records()],

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from textwrap import shorten
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.rounds.actions import Miss
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.events import Miss
-from fleetune.coordinator.rounds.orders import Abandoned
 from fleetune.coordinator.rounds.participants import eligible, needed, target
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.run_events import RoundAbandoned
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.method import DeviceId
 
@@ -42,7 +42,7 @@ def missing_from(record: RoundRecord, state: EngineState, settings: RoundSection
     return _listed((device, _why(state.members.get(device), record.number)) for device in absent)
 
 
-def abandoned_line(given_up: Abandoned, state: EngineState) -> str:
+def abandoned_line(given_up: RoundAbandoned, state: EngineState) -> str:
     """That an attempt was given up, and who was missing; `state` as it is since."""
     number, asked = given_up.round, given_up.absent
     absent = _listed((device, _why(state.members.get(device), number)) for device in asked)

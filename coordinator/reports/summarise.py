@@ -29,7 +29,7 @@ T = TypeVar("T")
 def summary_of(run: Run, *, simulated: bool) -> Summary:
     """The summary of an open run, see `summarise`."""
     controller = run.controller
-    state, records, ledger = controller.engine.state, controller.records(), controller.ledger
+    state, records, ledger = controller.engine_state, controller.records(), controller.ledger
     reports = {device: member.report for device, member in state.members.items() if member.report}
     return summarise(
         run.settings,
@@ -81,7 +81,7 @@ def summarise(
         predicted_vs_actual=predicted_vs_actual(training),
         refused={**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
         turned_away={
-            device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.turned_away.items())
+            device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.refusals_by_device.items())
         },
         by_device=_devices(training, final_evaluation, ledger, reports or {}),
     )

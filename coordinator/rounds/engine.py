@@ -8,19 +8,18 @@ and in `engine_state.py` and `participants.py`. A simulation and a real fleet dr
     sleep until engine.wake_at              # then handle(Tick(), now); None: only events matter
 
 `now` is in seconds of any finite clock. When it jumps back, open deadlines move back with it; when it
-jumps ahead, at most one attempt is lost. No event raises: a wrong one is counted, a wrong update also
-answered with `RejectUpdate`. After `FinishRun` nothing follows; what still comes is counted as late.
+jumps ahead, at most one attempt is lost. No event raises: a wrong one is counted, a reply that does not
+count also answered with `DropReply`. After `FinishRun` nothing follows; what still comes is counted as late.
 
 **What the driver must store.** One record: `engine.state` (of its members those that changed) and the
 method's state, written together after each `handle`:
 
-1. do `Admit`, `StartRound`, `AcceptUpdate`, `CloseRound`, `AbandonRound`, `TakeBack`, `CloseFinalEvaluation`,
-in
-   order;
+1. store a reply that counts (a round may close with it); do `Admit`, `StartRound`, `KeepReply`, `DropReply`,
+   `CloseRound`, `AbandonRound`, `TakeBack`, `CloseFinalEvaluation`, in order;
 2. write the record, in one transaction; that of several events may be one;
-3. only then speak to devices: `SendTask`, `RejectUpdate`, `FinishRun`, and acknowledge the update.
+3. only then speak to devices: `SendTask`, `FinishRun`, and acknowledge the reply.
 
-A crash before 2 loses the event, and nobody was told otherwise: the update is not acknowledged, so the
+A crash before 2 loses the event, and nobody was told otherwise: the reply is not acknowledged, so the
 device offers it again, and the same event leads to the same actions. A crash after 2 loses only words:
 tasks are sent again when devices come back. The method's state in the record is the one **before** the
 open round's plan. Between `StartRound` and its `CloseRound` or `AbandonRound` no `Admit` comes (devices
@@ -34,33 +33,29 @@ that closed, but breaks the training of all who are asked next, is taken back (`
 After `rollback.MAX_SPOILT` of either at the same round training ends.
 
 When a round is over is decided in `_close_if_due` alone, how long it may take in
-`coordinator.rounds.deadlines` alone and whether a reply counts in `EngineState.objection` alone.
+`coordinator.rounds.deadlines` alone and whether a reply counts in `coordinator.rounds.objections` alone.
 `coordinator.rounds.semi_asynchronous` closes in another way, semi-asynchronously.
 """
 
 from typing import Self
 
-from fleetune.coordinator.rounds.deadlines import learn, proposed_s
-from fleetune.coordinator.rounds.engine_state import NEVER, EngineState, Member, Turn
-from fleetune.coordinator.rounds.events import (
+from fleetune.coordinator.rounds.actions import (
     AbandonRound,
-    AcceptUpdate,
     Action,
     Admit,
     CloseFinalEvaluation,
     CloseRound,
-    Declined,
-    DeviceGone,
-    DeviceReady,
-    Event,
+    DropReply,
     FinishRun,
-    RejectUpdate,
+    KeepReply,
     SendTask,
     StartRound,
     TakeBack,
-    Tick,
-    UpdateArrived,
 )
+from fleetune.coordinator.rounds.deadlines import learn, proposed_s
+from fleetune.coordinator.rounds.engine_state import NEVER, EngineState, Member, Turn
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Event, ReplyArrived, Tick
+from fleetune.coordinator.rounds.objections import objection_to
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
@@ -145,7 +140,7 @@ class RoundEngine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in at `now` (seconds); what is to be done, in this order."""
         if self.finished:
-            if isinstance(event, UpdateArrived | Declined):
+            if isinstance(event, ReplyArrived | Declined):
                 self.state.count("late")
             return []
         self._see(now)
@@ -165,8 +160,8 @@ class RoundEngine:
                 return self._take_ready(report)
             case DeviceGone(device):
                 self._take_gone(device)
-            case UpdateArrived():
-                return self._take_update(event)
+            case ReplyArrived():
+                return self._take_reply(event)
             case Declined(round=0):
                 self._take_refusal(event)
             case Declined():
@@ -193,20 +188,20 @@ class RoundEngine:
             self.state.put(device, ready=False)
             self.state.count("gone")
 
-    def _take_update(self, event: UpdateArrived) -> list[Action]:
-        objection = self.state.objection(event.device, Turn(event.round, event.attempt))
+    def _take_reply(self, event: ReplyArrived) -> list[Action]:
+        objection = event.objection
         if event.leaving and objection not in ("foreign", "unknown"):
             self.state.put(event.device, left=True)
         if objection not in ("foreign", "unknown"):
             note_answer(self.state, event.device)
         if objection:
             self.state.count(objection)
-            return [RejectUpdate(event.device, event.round, event.attempt, objection)]
+            return [DropReply(event.device, event.round, event.attempt, objection)]
         self.state.put(event.device, answer="update")
-        return [AcceptUpdate(event.device, event.round, event.attempt)]
+        return [KeepReply(event.device, event.round, event.attempt)]
 
     def _take_decline(self, event: Declined) -> None:
-        objection = self.state.objection(event.device, Turn(event.round, event.attempt))
+        objection = objection_to(self.state, event.device, Turn(event.round, event.attempt))
         if not objection:
             self._mark_declined(event)
         if objection not in ("foreign", "unknown"):

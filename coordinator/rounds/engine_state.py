@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self
 
-from fleetune.coordinator.rounds.events import Reason
 from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
@@ -97,7 +96,7 @@ class EngineState:
         extended: how often the window that is open was extended.
         seen_at: the latest `now`.
         members: every device ever heard of.
-        counters: how often: replies turned away, by reason; `declined` rounds, `refused` runs,
+        counters: how often: replies and declines dropped, by objection; `declined` rounds, `refused` runs,
             `abandoned` attempts, devices `gone`.
         reason: why training ended.
         closed: the turn that closed last, as long as it can be taken back; NEVER: none can.
@@ -171,32 +170,17 @@ class EngineState:
         member = self.members[device]
         return member.answer is None and (self.stage == "rehearsing" or not member.left)
 
-    def objection(self, device: DeviceId, turn: Turn) -> Reason | None:
-        """Why a reply of `device` to `turn` does not count; None: it counts (see `RejectUpdate`)."""
-        member = self.members.get(device, _STRANGER)
-        if min(turn) < 1 or turn > self.turn or (turn == self.turn and not self.running):
-            return "unknown"
-        if turn > member.asked:
-            return "foreign"
-        if turn == member.asked and member.answer == "expired":
-            return "stale"
-        if turn == member.asked and member.answer is not None and turn.number <= self.rounds_done:
-            return "duplicate"
-        if turn < self.turn and (turn < member.asked or not self.takes_part(device)):
-            return "late" if turn.number <= self.rounds_done else "stale"
-        return "duplicate" if member.answer is not None else None
+    def awaited_turn(self, device: DeviceId) -> Turn | None:
+        """The task that the device is expected to answer; None: none."""
+        return self.members[device].asked if self.awaits(device) else None
 
-    def is_at(self, device: DeviceId, turn: Turn) -> bool:
-        """Whether this is the task that the device is expected to answer."""
-        return self.awaits(device) and self.members[device].asked == turn
-
-    def report(self, device: DeviceId) -> DeviceReport | None:
-        """The device's latest."""
-        return self.members.get(device, _STRANGER).report
+    def member(self, device: DeviceId) -> Member:
+        """What is known of a device; of one never heard of, nothing."""
+        return self.members.get(device, _STRANGER)
 
     def put(self, device: DeviceId, **changes: Any) -> None:
         """Change these fields of one device; it may be new."""
-        self.members[device] = replace(self.members.get(device, _STRANGER), **changes)
+        self.members[device] = replace(self.member(device), **changes)
         self._changed.add(device)
         if self._groups is not None:
             self._groups.place((device,), self)

@@ -77,25 +77,23 @@ class Ledger(Struct):
 
     Attributes:
         traffic: by device.
-        refusals: what the peers sent that was refused, by kind.
-        turned_away: replies that were refused, by device and kind.
+        refusals: what the peers sent that was refused or does not count, by kind.
+        refusals_by_device: replies that were refused, and what a device said too often, by device and kind.
         began_at, ended_at: on the run's clock.
     """
 
     traffic: dict[str, Traffic] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
-    turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
+    refusals_by_device: dict[str, dict[str, int]] = field(default_factory=dict, name="turned_away")
     began_at: float | None = None
     ended_at: float | None = None
 
     def of(self, device: str) -> Traffic:
         return self.traffic.setdefault(device, Traffic())
 
-    def refuse(self, kind: str, times: int = 1) -> None:
+    def refuse(self, kind: str, times: int = 1, *, device: str | None = None) -> None:
+        """Count it by its kind; by its device too, where that is known and the fault is its own."""
         self.refusals[kind] = self.refusals.get(kind, 0) + times
-
-    def turn_away(self, device: str, kind: str) -> None:
-        """A whole reply was refused."""
-        self.refuse(kind)
-        kinds = self.turned_away.setdefault(device, {})
-        kinds[kind] = kinds.get(kind, 0) + 1
+        if device is not None:
+            kinds = self.refusals_by_device.setdefault(device, {})
+            kinds[kind] = kinds.get(kind, 0) + times

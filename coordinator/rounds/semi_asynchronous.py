@@ -20,9 +20,9 @@ takes longer starts afresh. Devices that are away keep their task but not their 
 
 from typing import Any
 
+from fleetune.coordinator.rounds.actions import AbandonRound, Action
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.events import AbandonRound, Action
 from fleetune.coordinator.rounds.participants import choose, target
 from fleetune.coordinator.rounds.rollback import Verdict
 from fleetune.coordinator.rounds.unresponsive import miss

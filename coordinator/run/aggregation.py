@@ -11,24 +11,12 @@ from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.rollback import Verdict
 from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, sizes_of, telling
 from fleetune.protocols.errors import PacketNotFinite
-from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.skeletons.staleness import staleness_factor
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Reply
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Arriving:
-    """A reply between its arrival and the engine's word on it."""
-
-    reply: Reply[Any]
-    data: bytes
-    actual: RoundCost
-    predicted: RoundCost
-    staleness: int
 
 
 @dataclass
@@ -74,7 +62,7 @@ class Aggregating:
         log.warning(
             "round %d: its updates do not aggregate to finite numbers; %s",
             turn.number,
-            f"turned away: {', '.join(alone)}" if alone else "nobody is told to be the reason",
+            f"left out: {', '.join(alone)}" if alone else "nobody is told to be the reason",
         )
         return Verdict(False, alone)
 

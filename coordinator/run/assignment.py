@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.run.reply_checks import not_finite
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketNotFinite
@@ -15,6 +16,25 @@ from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
+
+
+@dataclass(frozen=True)
+class OutgoingTask:
+    """A task to be carried to its device: the payload that `make` returns, made when it is sent, not before.
+
+    `make` raises PacketNotFinite when the task is not fit to be sent; then tell the run controller
+    `declined`.
+    """
+
+    device: DeviceId
+    transfer_key: TransferKey
+    make: Callable[[], bytes]
+
+    def declined(self, problem: PacketNotFinite) -> Declined:
+        """As if the device had tried it."""
+        return Declined(
+            self.device, self.transfer_key.round, self.transfer_key.attempt, str(problem), diverged=True
+        )
 
 
 @dataclass

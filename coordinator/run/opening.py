@@ -146,12 +146,12 @@ def _refuse(settings: RunSettings, folder: Path, store: RunStore, payload: bytes
 def _change(run: Run, found: Differences, *, raised: bool) -> None:
     """Go on with other settings than before. Raises SettingError when these must not change."""
     run.controller.recall()
-    check_changes(found, run.controller.engine.state.rounds_done, run.folder)
+    check_changes(found, run.controller.engine_state.rounds_done, run.folder)
     with run.store.step():
         run.store.put("settings", msgspec.json.encode(run.settings))
         if raised:
             run.store.drop(FINISHED)
-            if run.controller.engine.state.stage in ("rehearsing", "finished"):
+            if run.controller.engine_state.stage in ("rehearsing", "finished"):
                 run.controller.reopen()
     log.warning("%s: %s", run.folder, difference_words(found))
 

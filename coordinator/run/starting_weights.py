@@ -70,7 +70,7 @@ def _from_run(name: str, model: Model, runs: Path) -> Start:
         raise SettingError(f"model.weights: {name!r} is no name of a run in {runs}")
     try:
         with look_at(runs / name) as run:
-            weights = run.method.shared_model(run.controller.state)
+            weights = run.controller.shared_model
             tensors = {tensor.name: view for tensor, view in run.enrolment.spec.views(weights)}
             return Start(_assembled(tensors, model, f"run {name}"), run.enrolment.run)
     except SettingError as problem:

@@ -111,7 +111,7 @@ def save_shared_model(run: Run, path: Path | None = None) -> Path:
     """
     from safetensors.numpy import save
 
-    weights = run.method.shared_model(run.controller.state)
+    weights = run.controller.shared_model
     tensors = {tensor.name: view.copy() for tensor, view in run.enrolment.spec.views(weights)}
     path = path or run.folder / SHARED
     write_atomically(path, save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run}))

@@ -36,7 +36,7 @@ class Gate:
     """Of one coordinator's life.
 
     Attributes:
-        controller: of the run; its members are no strangers, its ledger counts.
+        controller: of the run; its members are no strangers, it counts what is refused.
         peers: devices heard of.
         timer: seconds that never jump.
         on_muted: told a device's name, and whether it is muted from now on or heard again.
@@ -73,7 +73,7 @@ class Gate:
         """Whoever is heard again; `dropped`: messages that had no place in the line since the last look."""
         self._free(now)
         if dropped:
-            self.controller.ledger.refuse("overflow", dropped)
+            self.controller.count_refused("overflow", dropped)
             if self._overflow.take(now):
                 log.warning("more comes in than can be handled: %d messages dropped", dropped)
 
@@ -94,11 +94,7 @@ class Gate:
         return asked_for or self._words.of(device).take(now)
 
     def _count_surplus(self, device: str, now: float) -> None:
-        ledger = self.controller.ledger
-        if device in self._members:
-            ledger.turn_away(device, "surplus")
-        else:
-            ledger.refuse("surplus")
+        self.controller.count_refused("surplus", device=device if device in self._members else None)
         if device not in self._muted and not self._patience.of(device).take(now):
             log.warning("%s floods: not heard for %g s", readable(device), MUTED_S)
             self._muted[device] = now + MUTED_S
@@ -108,7 +104,7 @@ class Gate:
         if device in self._members:
             return True
         if device not in self._strangers and not self._make_room(now):
-            self.controller.ledger.refuse("stranger")
+            self.controller.count_refused("stranger")
             if self._crowd.take(now):
                 log.warning("%d names that were never enrolled: new ones are not heard", STRANGERS)
             return False
@@ -130,4 +126,4 @@ class Gate:
 
     @property
     def _members(self) -> Container[str]:
-        return self.controller.engine.state.members
+        return self.controller.members

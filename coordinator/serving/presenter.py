@@ -65,14 +65,14 @@ class Presenter:
         """Draw the live view; in a log, say whom a round waits for."""
         controller = self._run.controller
         if self._live is None:
-            state, settings = controller.engine.state, self._run.settings.round
+            state, settings = controller.engine_state, self._run.settings.round
             if word := self._impatience.word(state, settings, self._clock()):
                 self.say(word)
             return
         busy = {device: _activity(peer) for device, peer in server.peers.items()}
         activities = {device: activity for device, activity in busy.items() if activity is not None}
         shot = self._watch.snapshot(
-            controller.engine.state, controller.ledger, self._clock(), activities, server.problem
+            controller.engine_state, controller.ledger, self._clock(), activities, server.problem
         )
         self._live.update(LiveView(shot), refresh=True)
 
@@ -81,7 +81,7 @@ class Presenter:
         self._watch.note(record)
         self._journal.add(record)
         if self._live is None:
-            state, settings = self._run.controller.engine.state, self._run.settings
+            state, settings = self._run.controller.engine_state, self._run.settings
             absent = missing_from(record, state, settings.round)
             self.say(plain_line(record, settings) + (f"  missing: {absent}" if absent else ""))
 
@@ -112,7 +112,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     """
     console = console or Console()
     summary, records = summary_of(run, simulated=False), run.controller.records()
-    members = run.controller.engine.state.members
+    members = run.controller.engine_state.members
     boards = {device: one.report.board for device, one in members.items() if one.report}
     left_out = (ROUNDS,) if live else ()
     files = write_report(run.folder, run.settings, summary, records, boards=boards, left_out=left_out)
@@ -129,7 +129,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 
 def list_devices(run: Run) -> None:
     """Show the devices that the run knows."""
-    Console().print(fleet_table(run.controller.engine.state))
+    Console().print(fleet_table(run.controller.engine_state))
 
 
 def _activity(peer: Peer) -> Activity | None:

@@ -51,16 +51,16 @@ def check_refusal(number: int, peer: Peer, run: Run) -> None:
     Raises:
         PacketForeign: it was not.
     """
-    known = peer.device in run.controller.engine.state.members
+    known = peer.device in run.controller.members
     if number == 0 and not known and not (peer.online and peer.enrolled):
         raise PacketForeign("declines a run before it was enrolled")
 
 
 def why_unwanted(run: Run, device: str, transfer_key: TransferKey) -> str | None:
-    """Why an update is not wanted: asked when it is offered, before any of it is sent."""
+    """Why an offer is refused: asked before any of it is sent."""
     if transfer_key.kind != "update":
         return f"a coordinator takes no {transfer_key.kind}"
     if transfer_key.run != run.enrolment.run:
         return f"run {transfer_key.run!r} is not the one that runs here"
-    reason = run.controller.engine.state.objection(device, Turn.of(transfer_key))
-    return None if reason is None else f"{reason}: round {transfer_key.round} does not wait for it"
+    objection = run.controller.objection(device, Turn.of(transfer_key))
+    return None if objection is None else f"{objection}: round {transfer_key.round} does not wait for it"

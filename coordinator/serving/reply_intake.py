@@ -1,15 +1,16 @@
-"""A reply that is here in whole: kept, or refused, and what the device and the engine are told of it."""
+"""A reply that is here in whole: given to the run controller, and what the device is told of it."""
 
 import logging
 from collections.abc import Callable
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined
-from fleetune.coordinator.rounds.orders import Order
+from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_controller import RunController
+from fleetune.coordinator.run.run_events import ReplyRefused
 from fleetune.coordinator.serving.peers import Peer
 from fleetune.coordinator.serving.refusals import Refusals
-from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.errors import StoreError
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import readable
 
@@ -22,8 +23,11 @@ def take_in(
     *,
     timer: Callable[[], float],
     clock: Callable[[], float],
-) -> tuple[str | None, list[Order]]:
-    """Give a reply to the run controller; why it is refused (None: it is kept), and what is left to do.
+) -> tuple[str | None, list[Outcome]]:
+    """Give a reply to the run controller; why it is refused (None: it is not), and what became of it.
+
+    A reply that does not count is acknowledged too, so that it is not offered again; refused is only what is
+    damaged or implausible.
 
     Args:
         peer: that it came from.
@@ -38,17 +42,19 @@ def take_in(
     """
     actual, turn = peer.actual(timer()), Turn.of(arrived.offer.transfer_key)
     try:
-        orders = controller.receive(
-            peer.device, arrived.payload(), actual, clock(), turn=turn, predicted=peer.predicted
+        outcomes = controller.receive(
+            peer.device, turn, arrived.payload(), actual, clock(), predicted=peer.predicted
         )
-    except PacketError as problem:
-        line = f"refused: {peer.device}: reply to round {turn.number}: {problem}"
-        refusals.say(logging.WARNING, peer.device, line)
-        reason = readable(f"{type(problem).__name__}: {problem}")
-        return reason, controller.turn_away(peer.device, turn, problem, clock())
     except StoreError:
         raise
     except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
         reason = refusals.blame(peer.device, fault)  # nothing was kept
-        return reason, controller.handle(Declined(peer.device, *turn, reason), clock())
-    return None, orders
+        outcomes = controller.handle(Declined(peer.device, *turn, reason), clock())
+        return reason, outcomes
+    for outcome in outcomes:
+        if isinstance(outcome, ReplyRefused):
+            problem = outcome.problem
+            line = f"refused: {peer.device}: reply to round {turn.number}: {problem}"
+            refusals.say(logging.WARNING, peer.device, line)
+            return readable(f"{type(problem).__name__}: {problem}"), outcomes
+    return None, outcomes

@@ -1,4 +1,4 @@
-"""The coordinator's loop: what devices say goes to the run controller, what it orders goes to devices.
+"""The coordinator's loop: what devices say goes to the run controller, tasks go from it to devices.
 
 One thread, one queue. Every payload is on disk before it is acknowledged, every step of the run before
 anybody is told of it. Events that wait together are one transaction, and none costs more in a larger fleet.
@@ -14,9 +14,11 @@ from typing import Any
 import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.reports.missing import abandoned_line
 from fleetune.coordinator.rounds.engine_state import Turn
-from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick, UpdateArrived
-from fleetune.coordinator.rounds.orders import Abandoned, Closed, Finished, Order, Reject, Send
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.assignment import OutgoingTask
+from fleetune.coordinator.run.round_execution import Outcome
+from fleetune.coordinator.run.run_events import ReplyDropped, RoundAbandoned, RoundClosed, RunFinished
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.admission import Gate
 from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 RUN_END_S = 3.0
 MAX_WAITING_BYTES = 256 * 2**20
+_EXPECTED = {"late", "stale", "duplicate"}  # objections to what an honest device may offer
 
 
 @dataclass
@@ -79,7 +82,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.run_id = self.run.enrolment.run
-        self._refusals = Refusals(self.run.controller.refuse, self.timer)
+        self._refusals = Refusals(self.run.controller.count_refused, self.timer)
         self._queue, self._burst = EventQueue(self.events, self.timer), Burst()
         self._gate = Gate(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
 
@@ -105,11 +108,10 @@ class Server:
     def _resume(self) -> None:
         controller = self.run.controller
         self._follow(controller.resume(self.clock()))
-        if controller.engine.finished:  # the last process came so far, but perhaps could not say so
-            self.finished = controller.engine.state.reason
+        self.finished = controller.finished  # the last process came so far, but perhaps could not say so
 
     def _announce_end(self, reason: str) -> None:
-        known = self.run.controller.engine.state.members
+        known = self.run.controller.members
         waiting = {device for device in known if device not in self.peers or self.peers[device].online}
         run_end = RunEnd(self._transport, self.fleet, wire.Finish(self.run_id, reason), waiting)
         run_end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
@@ -128,7 +130,7 @@ class Server:
     @property
     def _wait_s(self) -> float:
         """Until the engine or a live view has something to do."""
-        wake_at = self.run.controller.engine.wake_at
+        wake_at = self.run.controller.wake_at
         return LOOK_EVERY_S if wake_at is None else min(LOOK_EVERY_S, wake_at - self.clock())
 
     def _handle_all(self, events: list[Any]) -> None:
@@ -213,7 +215,7 @@ class Server:
             self._keep_track(peer)
             return
         turn = Turn(message.round, message.attempt)
-        if self.run.controller.engine.state.is_at(peer.device, turn):
+        if self.run.controller.awaited_turn(peer.device) == turn:
             peer.measured = message
         else:
             self.run.controller.note_measured(peer.device, turn, message.actual)
@@ -279,60 +281,55 @@ class Server:
             case Resume():
                 peer.offered_at = peer.offered_at or self.timer()
             case Refuse(_, reason):
-                self._note_unwanted(peer, answered.offer.transfer_key, reason)
+                self._note_refused_offer(peer, answered.offer.transfer_key, reason)
 
-    def _note_unwanted(self, peer: Peer, key: TransferKey, reason: str) -> None:
-        state, turn = self.run.controller.engine.state, Turn.of(key)
-        objection = state.objection(peer.device, turn) if key.run == self.run_id else "unknown"
-        level = logging.INFO if objection in ("late", "stale", "duplicate") else logging.WARNING
+    def _note_refused_offer(self, peer: Peer, key: TransferKey, reason: str) -> None:
+        outcomes = self.run.controller.note_refused_offer(peer.device, key, reason, self.clock())
+        expected = any(isinstance(one, ReplyDropped) and one.objection in _EXPECTED for one in outcomes)
+        level = logging.INFO if expected else logging.WARNING
         self._refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
-        if key.run == self.run_id and objection:
-            self._tell(UpdateArrived(peer.device, *turn))
-        elif key.run == self.run_id and state.is_at(peer.device, turn):
-            problem = PacketForeign(reason)  # it will not offer again
-            self._follow(self.run.controller.turn_away(peer.device, turn, problem, self.clock()))
-        else:
-            self.run.controller.ledger.refuse(PacketForeign.__name__)
+        self._follow(outcomes)
 
     def _tell(self, event: Any) -> None:
         self._follow(self.run.controller.handle(event, self.clock()))
 
-    def _follow(self, orders: Iterable[Order]) -> None:
+    def _follow(self, outcomes: Iterable[Outcome]) -> None:
         unsent = []
-        for order in orders:
-            match order:
-                case Send():
+        for outcome in outcomes:
+            match outcome:
+                case OutgoingTask():
                     try:
-                        self._send_task(order)
+                        self._send_task(outcome)
                     except PacketNotFinite as problem:
-                        unsent.append(order.declined(problem))
-                case Reject(device, reason):
-                    log.info("%s: update not counted: %s", device, reason)
-                case Closed(record):
+                        unsent.append(outcome.declined(problem))
+                case ReplyDropped(device, _, _, objection):
+                    log.info("%s: reply does not count: %s", device, objection)
+                case RoundClosed(record):
                     self._forget_old_turns()
                     self._burst.say(partial(self.on_closed, record))
-                case Abandoned():
-                    self.on_notice(abandoned_line(order, self.run.controller.engine.state))
-                case Finished(reason):
+                case RoundAbandoned():
+                    self.on_notice(abandoned_line(outcome, self.run.controller.engine_state))
+                case RunFinished(reason):
                     self.finished = reason
         for declined in unsent:
             log.warning("%s", declined.reason)
             self._tell(declined)
 
-    def _send_task(self, send: Send) -> None:
-        peer, turn = self.peers[send.device], Turn.of(send.transfer_key)
+    def _send_task(self, task: OutgoingTask) -> None:
+        peer, turn = self.peers[task.device], Turn.of(task.transfer_key)
         peer.forget_times()
         self._forget_tasks(peer, lambda key: Turn.of(key) != turn)
-        payload = spooled(send.make(), self.run.folder)
-        self._pass(peer, peer.link.post(send.transfer_key, payload, self.timer()))
+        payload = spooled(task.make(), self.run.folder)
+        self._pass(peer, peer.link.post(task.transfer_key, payload, self.timer()))
 
     def _forget_old_turns(self) -> None:
         """Nobody waits any more for what slower devices are still receiving or sending."""
-        state = self.run.controller.engine.state
+        controller = self.run.controller
         for peer in self.peers.busy():
-            if not state.awaits(peer.device) or state.members[peer.device].asked == state.turn:
+            awaited = controller.awaited_turn(peer.device)
+            if awaited is None or awaited == controller.turn:
                 peer.stage = ""
-            self._forget_tasks(peer, lambda key, peer=peer: not state.is_at(peer.device, Turn.of(key)))  # type: ignore[misc]
+            self._forget_tasks(peer, lambda key, awaited=awaited: Turn.of(key) != awaited)  # type: ignore[misc]
             self._pass(peer, peer.link.refuse_unwanted())
 
     def _forget_tasks(self, peer: Peer, unwanted: Callable[[TransferKey], bool]) -> None:
@@ -358,13 +355,13 @@ class Server:
 
     def _take_in(self, peer: Peer, arrived: Arrived) -> None:
         """A reply is here: keep it and tell the engine, then tell the device."""
-        refusal, orders = take_in(
+        refusal, outcomes = take_in(
             peer, arrived, self.run.controller, self._refusals, timer=self.timer, clock=self.clock
         )
         peer.offered_at = None
         link = peer.link
         self._publish(peer, link.accept(arrived) if refusal is None else link.refuse(arrived, refusal))
-        self._follow(orders)
+        self._follow(outcomes)
 
     def _note_sent(self, peer: Peer, sent: Sent) -> None:
         key = sent.transfer_key

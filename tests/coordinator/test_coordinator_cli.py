@@ -30,7 +30,7 @@ from fleetune.tools.simulator.runner import simulate
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "sim"
     run, _ = simulate(settings(fleet={"ratios": [0.2, 1.0]}), folder, workers=0, fresh=True)
-    weights = run.method.shared_model(run.controller.state)
+    weights = run.controller.shared_model
     run.store.close()
     return folder, run.enrolment.spec, weights
 

@@ -142,4 +142,4 @@ def test_who_leaves_after_a_run_leaves_and_the_run_waits_for_it(world):
     world.begin(leave_after_run=True)
     assert world.server.serve() is None
     assert world.reasons == ["the run is finished"]
-    assert not world.run.controller.engine.finished
+    assert world.run.controller.finished is None

@@ -10,10 +10,12 @@ from tests.conftest import tiny_spec
 from tests.helpers.fleet_processes import Fleet, assert_equal, run_toml, wait_until
 from tests.helpers.slow_proxy import SlowProxy
 
+from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
-from fleetune.coordinator.rounds.orders import Closed, Send
+from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.methods import REGISTRY, create
@@ -63,7 +65,7 @@ def play(folder, **options):
     played = SimpleNamespace(
         records=[record for record in run.controller.records() if not record.final_evaluation],
         ledger=run.controller.ledger,
-        weights=run.method.shared_model(run.controller.state).tobytes(),
+        weights=run.controller.shared_model.tobytes(),
     )
     run.store.close()
     return played
@@ -153,7 +155,7 @@ class Desk:
             self.take(self.run.controller.resume(self.now))
         for device in self.DEVICES:
             self.take(self.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
-        while not self.run.controller.engine.finished:
+        while self.run.controller.finished is None:
             self.now += 1.0
             if self.restart:
                 self.be_killed()
@@ -161,7 +163,7 @@ class Desk:
             step += 1
             if device in self.tasks:
                 reply = self.reply(device, self.tasks.pop(device))
-                self.take(self.run.controller.receive(device, reply, RoundCost(), self.now))
+                self.take(self.receive(device, reply, self.now))
             else:
                 self.take(self.run.controller.handle(Tick(), self.now))
             assert step < 200
@@ -174,12 +176,18 @@ class Desk:
         for device in self.DEVICES:
             self.take(self.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), self.now))
 
-    def take(self, orders):
-        for order in orders:
-            if isinstance(order, Send):
-                self.deliver(order.device, order.transfer_key, order.make())
-            elif isinstance(order, Closed):
-                self.closed.append(order.record)
+    def receive(self, device, data, now):
+        """A reply comes in, offered as what it is."""
+        reply = codec.decode(data, Reply[self.run.method.update_type], self.enrolment.spec)
+        turn = Turn(reply.round, reply.attempt)
+        return self.run.controller.receive(device, turn, data, RoundCost(), now)
+
+    def take(self, outcomes):
+        for outcome in outcomes:
+            if isinstance(outcome, OutgoingTask):
+                self.deliver(outcome.device, outcome.transfer_key, outcome.make())
+            elif isinstance(outcome, RoundClosed):
+                self.closed.append(outcome.record)
 
     def deliver(self, device, transfer_key, payload):
         """A task that is sent again is the same, byte for byte."""
@@ -221,7 +229,7 @@ def test_a_coordinator_that_is_killed_between_any_two_events_ends_with_the_same_
         round_["window_s"] = 1000.0  # restarts begin the window's time anew; here all must have answered
     plain = Desk(tmp_path / "plain", settings(**round_), restart=False).play()
     struck = Desk(tmp_path / "struck", settings(**round_), restart=True).play()
-    weights = [desk.run.method.shared_model(desk.run.controller.state).tobytes() for desk in (plain, struck)]
+    weights = [desk.run.controller.shared_model.tobytes() for desk in (plain, struck)]
     assert weights[0] == weights[1]
     assert [record.number for record in plain.closed] == list(range(1, 10))
     assert plain.closed == struck.closed

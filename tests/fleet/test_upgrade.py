@@ -56,9 +56,9 @@ def test_an_old_run_is_opened_where_it_was_and_gets_a_version(old):
         rows = connection.execute("SELECT number, record FROM round ORDER BY number").fetchall()
     run = begin(old)
     assert run.resumed
-    orders = run.controller.resume(0.0)
-    assert orders == []
-    assert run.controller.engine.state.turn == (3, 1)
+    outcomes = run.controller.resume(0.0)
+    assert outcomes == []
+    assert run.controller.engine_state.turn == (3, 1)
     assert [msgspec.json.encode(record) for record in run.controller.records()] == [row[1] for row in rows]
     run.store.close()
     with database(old) as connection:
@@ -74,7 +74,7 @@ def test_an_old_run_goes_on_to_its_end(old):
         assert len(fleet.coordinator.lines("round [34]/4")) == 2
     with look_at(old / "runs" / "upgraded") as run:
         records = run.controller.records()
-        weights = run.method.shared_model(run.controller.state)
+        weights = run.controller.shared_model
     assert [record.number for record in records] == [1, 2, 3, 4, 5]
     assert [len(record.devices) for record in records] == [3] * 5
     assert np.isfinite(weights).all()
@@ -88,7 +88,7 @@ def test_an_open_window_of_an_old_run_goes_on_to_the_same_bits(tmp_path):
     with tarfile.open(OLD_WINDOW) as archive:
         archive.extractall(tmp_path / "old", filter="data")
     upgraded = Desk(tmp_path / "old", settings(**buffer), restart=True).play(step=7)
-    ends = [desk.run.method.shared_model(desk.run.controller.state).tobytes() for desk in (plain, upgraded)]
+    ends = [desk.run.controller.shared_model.tobytes() for desk in (plain, upgraded)]
     assert ends[0] == ends[1]
     assert plain.run.controller.records() == upgraded.run.controller.records()
     assert upgraded.closed == plain.closed[3:]

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Tick
-from fleetune.coordinator.rounds.orders import Closed, Finished, Send
+from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
 from fleetune.edge_agent.run.session import Session
-from fleetune.protocols.errors import PacketError, PacketNotFinite, TrainingDiverged
+from fleetune.protocols.errors import PacketNotFinite, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.device import TrainingSection
@@ -87,7 +89,7 @@ class World:
         _open.append(self)
         self.sessions = {name: self._session(name) for name in DEVICES}
         self.now, self.tasks, self.closed, self.finished = 0.0, {}, [], None
-        self.turned_away, self.seen = [], []
+        self.refused, self.seen = [], []
 
     @property
     def controller(self):
@@ -95,10 +97,10 @@ class World:
 
     @property
     def state(self):
-        return self.controller.engine.state
+        return self.controller.engine_state
 
     def shared(self):
-        return self.run.method.shared_model(self.controller.state)
+        return self.controller.shared_model
 
     def join(self, **reports):
         for name in DEVICES:
@@ -116,22 +118,18 @@ class World:
     def step(self):
         """The first device with a task answers it; time passes when there is none."""
         if not self.tasks:
-            self.now = max(self.now + 1, self.controller.engine.wake_at or 0.0)
+            self.now = max(self.now + 1, self.controller.wake_at or 0.0)
             self.take(self.controller.handle(Tick(), self.now))
             return
         name, (transfer_key, payload) = min(self.tasks.items())
         del self.tasks[name]
-        turn = transfer_key.round, transfer_key.attempt
+        turn = Turn.of(transfer_key)
         try:
             data = self._answer(name, payload)
         except TrainingDiverged as problem:
             self.take(self.controller.handle(Declined(name, *turn, str(problem), diverged=True), self.now))
             return
-        try:
-            self.take(self.controller.receive(name, data, RoundCost(), self.now))
-        except PacketError as problem:
-            self.turned_away.append((name, type(problem).__name__, str(problem)))
-            self.take(self.controller.turn_away(name, turn, problem, self.now))
+        self.take(self.controller.receive(name, turn, data, RoundCost(), self.now))
 
     def restart(self):
         self.run.store.close()
@@ -140,18 +138,21 @@ class World:
         self.take(self.controller.resume(self.now))
         self.join()
 
-    def take(self, orders):
+    def take(self, outcomes):
         unsent = []
-        for order in orders:
-            if isinstance(order, Send):
-                try:
-                    self.tasks[order.device] = order.transfer_key, order.make()
-                except PacketNotFinite as problem:
-                    unsent.append(order.declined(problem))
-            elif isinstance(order, Closed):
-                self.closed.append(order.record)
-            elif isinstance(order, Finished):
-                self.finished = order.reason
+        for outcome in outcomes:
+            match outcome:
+                case OutgoingTask(device, transfer_key):
+                    try:
+                        self.tasks[device] = transfer_key, outcome.make()
+                    except PacketNotFinite as problem:
+                        unsent.append(outcome.declined(problem))
+                case ReplyRefused(device, _, _, problem):
+                    self.refused.append((device, type(problem).__name__, str(problem)))
+                case RoundClosed(record):
+                    self.closed.append(record)
+                case RunFinished(reason):
+                    self.finished = reason
         for declined in unsent:
             self.take(self.controller.handle(declined, self.now))
 

@@ -8,10 +8,10 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+from fleetune.coordinator.rounds.orders import Order, Send
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
-from fleetune.coordinator.rounds.orders import Order, Send
 from fleetune.coordinator.run.opening import open_run
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.edge_agent.run.session import Session

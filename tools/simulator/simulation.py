@@ -14,11 +14,13 @@ from typing import Any
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
-from fleetune.coordinator.rounds.orders import Closed, Finished, Order, Send
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.assignment import OutgoingTask
+from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_controller import RunController
+from fleetune.coordinator.run.run_events import RoundClosed, RunFinished
 from fleetune.edge_agent.run.membership import RoundWork
-from fleetune.protocols.errors import PacketError, PacketNotFinite, SettingError
+from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
@@ -140,53 +142,52 @@ class Simulation:
     def _tell(self, event: Any) -> None:
         self._follow(self._controller.handle(event, self.now))
 
-    def _follow(self, orders: list[Order]) -> None:
+    def _follow(self, outcomes: list[Outcome]) -> None:
         unsent = []
-        for order in orders:
-            match order:
-                case Send():
+        for outcome in outcomes:
+            match outcome:
+                case OutgoingTask():
                     try:
-                        self._send(order)
+                        self._send(outcome)
                     except PacketNotFinite as problem:
-                        unsent.append(order.declined(problem))
-                case Closed(record):
+                        unsent.append(outcome.declined(problem))
+                case RoundClosed(record):
                     self._idle_stretches = 0
                     self._on_closed(record)
                     self._forget_replies()
-                case Finished():
+                case RunFinished():
                     self._finished = True
         for declined in unsent:
             self._tell(declined)
-        turn = self._controller.engine.state.turn
+        turn = self._controller.turn
         if turn.attempt > MOST_ATTEMPTS:
             raise SettingError(
                 f"round {turn.number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
                 " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
             )
-        wake_at = self._controller.engine.wake_at
+        wake_at = self._controller.wake_at
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
             self._at(max(wake_at, self.now), lambda: self._tick(wake_at))
 
     def _forget_replies(self) -> None:
         """Of tasks that nobody waits for any more."""
-        state = self._controller.engine.state
         for name, player in self._fleet.items():
-            open_turn = state.members[name].asked if state.awaits(name) else None
+            open_turn = self._controller.awaited_turn(name)
             player.replies = {turn: made for turn, made in player.replies.items() if turn == open_turn}
 
     def _tick(self, due: float) -> None:
-        if due == self._controller.engine.wake_at:
+        if due == self._controller.wake_at:
             self._next_tick = None
             self._tell(Tick())
 
-    def _send(self, send: Send) -> None:
-        player, key = self._fleet[send.device], send.transfer_key
+    def _send(self, task: OutgoingTask) -> None:
+        player, key = self._fleet[task.device], task.transfer_key
         turn = key.turn
-        payload = send.make()
+        payload = task.make()
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         arrives_at = player.device.link.finish_s(self.now, num_bytes, "down")
-        self._at(arrives_at, lambda: self._controller.note_delivered(send.device, key, num_bytes))
+        self._at(arrives_at, lambda: self._controller.note_delivered(task.device, key, num_bytes))
         if turn in player.replies:
             made = player.replies[turn]
             self._at(arrives_at, lambda: self._upload(player, made))
@@ -225,13 +226,10 @@ class Simulation:
             return  # it offers again when it is back, because it is sent its task again
         player.spend(work.taken, self.now)
         player.membership.learn(work, player.conditions)
-        try:
-            orders = self._controller.receive(
-                player.name, reply, work.taken, self.now, predicted=work.expected
-            )
-        except PacketError as problem:
-            orders = self._controller.turn_away(player.name, Turn.of(work.key), problem, self.now)
-        self._follow(orders)
+        turn = Turn.of(work.key)
+        self._follow(
+            self._controller.receive(player.name, turn, reply, work.taken, self.now, predicted=work.expected)
+        )
         self._after_round(player)
 
     def _after_round(self, player: Player) -> None:

@@ -25,13 +25,12 @@ from fleetune.coordinator.reports.missing import (
 from fleetune.coordinator.reports.status import follow, show_status
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import DeviceGone, DeviceReady, Tick
-from fleetune.coordinator.rounds.orders import Abandoned
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
+from fleetune.coordinator.run.run_events import RoundAbandoned
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import report_run
 from fleetune.coordinator.store.folder_lock import claim
-from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 
@@ -142,12 +141,12 @@ def test_an_attempt_that_is_given_up_names_who_was_missing(tmp_path):
     for device in "abcd":
         desk.take(controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
     reply = desk.reply("b", desk.tasks.pop("b"))
-    desk.take(controller.receive("b", reply, RoundCost(), 1.0))
+    desk.take(desk.receive("b", reply, 1.0))
     controller.handle(DeviceGone("d"), 2.0)
-    (order,) = [one for one in controller.handle(Tick(), 11.0) if isinstance(one, Abandoned)]
+    (event,) = [one for one in controller.handle(Tick(), 11.0) if isinstance(one, RoundAbandoned)]
     wanted = "missing: a (working), c (working), d (away)"
     line = "round 1, attempt 1 is given up: too few replied in time"
-    assert abandoned_line(order, controller.engine.state) == f"{line}; {wanted}"
+    assert abandoned_line(event, controller.engine_state) == f"{line}; {wanted}"
     desk.run.store.close()
 
 

@@ -4,29 +4,32 @@ import msgspec
 import pytest
 
 from fleetune.coordinator.reports.progress import view_devices, view_round
-from fleetune.coordinator.rounds.engine import RoundEngine
-from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.events import (
+from fleetune.coordinator.rounds.actions import (
     AbandonRound,
-    AcceptUpdate,
     Admit,
     CloseFinalEvaluation,
     CloseRound,
-    Declined,
-    DeviceGone,
-    DeviceReady,
+    DropReply,
     FinishRun,
-    RejectUpdate,
+    KeepReply,
     SendTask,
     StartRound,
-    Tick,
-    UpdateArrived,
 )
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState, Turn
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
+from fleetune.coordinator.rounds.objections import objection_to
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import Round
 
 DEADLINE_S = 10.0
+
+
+def arrived(engine, device, turn, *, leaving=False):
+    """The event of a reply, judged as it comes in."""
+    objection = objection_to(engine.state, device, Turn(*turn))
+    return ReplyArrived(device, *turn, objection, leaving)
 
 
 class Script:
@@ -52,7 +55,7 @@ class Script:
         return self.do(DeviceGone(device))
 
     def update(self, device, turn=None, *, leaving=False):
-        return self.do(UpdateArrived(device, *(turn or self.state.turn), leaving))
+        return self.do(arrived(self.engine, device, turn or self.state.turn, leaving=leaving))
 
     def updates(self, *devices, leaving=False):
         return [a for d in devices for a in self.update(d, leaving=leaving)]
@@ -99,9 +102,9 @@ def test_a_whole_run_in_the_order_of_its_actions():
         SendTask("a", 1, 1),
         SendTask("b", 1, 1),
     ]
-    assert script.update("b") == [AcceptUpdate("b", 1, 1)]
+    assert script.update("b") == [KeepReply("b", 1, 1)]
     assert script.update("a") == [
-        AcceptUpdate("a", 1, 1),
+        KeepReply("a", 1, 1),
         CloseRound(1, 1, ("a", "b")),
         StartRound(Round(2, ("a", "b")), 1),
         SendTask("a", 2, 1),
@@ -116,7 +119,7 @@ def test_a_whole_run_in_the_order_of_its_actions():
     ]
     script.update("b")
     assert script.update("a") == [
-        AcceptUpdate("a", 3, 1),
+        KeepReply("a", 3, 1),
         CloseFinalEvaluation(3, 1, ("a", "b")),
         FinishRun("all rounds are done"),
     ]
@@ -184,7 +187,7 @@ def test_an_over_selected_round_closes_with_the_first_k_and_the_rest_is_late():
     script.ready("a", "b", "c", "d")
     script.update("d")
     assert script.update("b")[1] == CloseRound(1, 1, ("b", "d"))
-    assert script.update("a", (1, 1)) == [RejectUpdate("a", 1, 1, "late")]
+    assert script.update("a", (1, 1)) == [DropReply("a", 1, 1, "late")]
     assert script.state.counters["late"] == 1
 
 
@@ -261,7 +264,7 @@ def test_a_participant_that_comes_back_gets_its_task_again_until_it_replied():
     script.ready("a", "b")
     assert script.gone("a") == []
     assert script.ready("a") == [SendTask("a", 1, 1)]
-    assert script.update("a") == [AcceptUpdate("a", 1, 1)]
+    assert script.update("a") == [KeepReply("a", 1, 1)]
     script.gone("a")
     assert script.ready("a") == []
     assert script.state.counters == {"gone": 2}
@@ -271,33 +274,33 @@ def test_an_update_of_a_device_that_just_went_counts():
     script = Script(start_with=2, quorum=2)
     script.ready("a", "b")
     script.gone("a")
-    assert script.update("a") == [AcceptUpdate("a", 1, 1)]
+    assert script.update("a") == [KeepReply("a", 1, 1)]
     assert script.update("b")[1] == CloseRound(1, 1, ("a", "b"))
 
 
-def test_wrong_updates_are_rejected_with_their_reason_and_counted():
+def test_replies_that_do_not_count_are_dropped_with_their_objection_and_counted():
     script = Script(participants=2, start_with=3, quorum=2)
     pair = asked(script.ready("a", "b", "c"))
     (spare,) = {"a", "b", "c"} - set(pair)
 
-    def reason(device, turn):
-        (rejected,) = script.update(device, turn)
-        assert rejected == RejectUpdate(device, *turn, rejected.reason)
-        return rejected.reason
+    def objection(device, turn):
+        (dropped,) = script.update(device, turn)
+        assert dropped == DropReply(device, *turn, dropped.objection)
+        return dropped.objection
 
-    assert reason(spare, (1, 1)) == "foreign"
-    assert reason("nobody", (1, 1)) == "foreign"
-    assert Script().update("a", (1, 1)) == [RejectUpdate("a", 1, 1, "unknown")]
-    assert reason(pair[0], (2, 1)) == "unknown"
-    assert reason(pair[0], (1, 2)) == "unknown"
-    assert reason(pair[0], (0, 0)) == "unknown"
-    assert reason(pair[0], (-3, 7)) == "unknown"
+    assert objection(spare, (1, 1)) == "foreign"
+    assert objection("nobody", (1, 1)) == "foreign"
+    assert Script().update("a", (1, 1)) == [DropReply("a", 1, 1, "unknown")]
+    assert objection(pair[0], (2, 1)) == "unknown"
+    assert objection(pair[0], (1, 2)) == "unknown"
+    assert objection(pair[0], (0, 0)) == "unknown"
+    assert objection(pair[0], (-3, 7)) == "unknown"
     script.update(pair[0])
-    assert reason(pair[0], (1, 1)) == "duplicate"
+    assert objection(pair[0], (1, 1)) == "duplicate"
     script.tick(DEADLINE_S)
-    assert reason(pair[1], (1, 1)) == "stale"
+    assert objection(pair[1], (1, 1)) == "stale"
     script.updates(*asked_now(script))
-    assert reason(pair[1], (1, 1)) == "late"
+    assert objection(pair[1], (1, 1)) == "late"
     assert script.state.counters == {
         "foreign": 2, "unknown": 4, "duplicate": 1, "abandoned": 1, "stale": 1, "late": 1
     }  # fmt: skip
@@ -313,7 +316,7 @@ def test_a_reply_taken_before_its_round_closed_is_a_duplicate_afterwards():
     while asked(script.updates(*asked_now(script))) == (first,):
         pass
     done = script.state.members[first].asked
-    assert script.update(first, done) == [RejectUpdate(first, *done, "duplicate")]
+    assert script.update(first, done) == [DropReply(first, *done, "duplicate")]
 
 
 def test_wrong_declines_are_counted_and_change_nothing():
@@ -330,7 +333,7 @@ def test_an_update_after_a_decline_does_not_count():
     script = Script(start_with=2)
     script.ready("a", "b")
     script.decline("a")
-    assert script.update("a") == [RejectUpdate("a", 1, 1, "duplicate")]
+    assert script.update("a") == [DropReply("a", 1, 1, "duplicate")]
 
 
 def test_who_will_not_join_the_run_is_not_asked_until_it_reports():
@@ -408,7 +411,7 @@ def test_a_device_that_leaves_with_a_late_update_is_no_longer_awaited():
     script = Script(participants=1, over_selection=2.0, start_with=2)
     script.ready("a", "b")
     script.update("b")
-    assert script.update("a", (1, 1), leaving=True) == [RejectUpdate("a", 1, 1, "late")]
+    assert script.update("a", (1, 1), leaving=True) == [DropReply("a", 1, 1, "late")]
     assert script.state.members["a"].left
     assert asked(script.decline("b")) == ()
     assert asked(script.tick(DEADLINE_S)) == ("b",)
@@ -437,9 +440,9 @@ def test_a_final_evaluation_after_an_abandoned_attempt_has_an_attempt_of_its_own
     assert asked(script.tick(DEADLINE_S)) == ("b",)
     assert script.tick(2 * DEADLINE_S)[0] == AbandonRound(1, 2, "deadline")
     actions = script.update("b", (1, 2), leaving=True)
-    assert actions[:2] == [RejectUpdate("b", 1, 2, "stale"), AbandonRound(1, 3, "too-few")]
+    assert actions[:2] == [DropReply("b", 1, 2, "stale"), AbandonRound(1, 3, "too-few")]
     assert actions[2] == StartRound(Round(1, ("a", "b"), final_evaluation=True), 4)
-    assert script.update("a", (1, 1)) == [RejectUpdate("a", 1, 1, "stale")]
+    assert script.update("a", (1, 1)) == [DropReply("a", 1, 1, "stale")]
 
 
 def test_the_final_evaluation_closes_at_its_deadline_without_a_quorum():
@@ -450,7 +453,7 @@ def test_the_final_evaluation_closes_at_its_deadline_without_a_quorum():
     script.update("b")
     script.decline("a")
     assert script.gone("c") == []
-    assert script.update("b") == [RejectUpdate("b", 2, 1, "duplicate")]
+    assert script.update("b") == [DropReply("b", 2, 1, "duplicate")]
     assert script.tick(DEADLINE_S)[0] == CloseFinalEvaluation(2, 1, ("b",))
     assert script.engine.finished
 
@@ -498,7 +501,7 @@ def test_a_restart_in_mid_round_goes_on_with_the_same_round():
     assert not any(device.ready for device in view_devices(script.state))
     assert script.ready("b") == []
     assert script.ready("a") == [SendTask("a", 1, 1)]
-    assert script.update("b", (1, 1)) == [RejectUpdate("b", 1, 1, "duplicate")]
+    assert script.update("b", (1, 1)) == [DropReply("b", 1, 1, "duplicate")]
     script.update("a")
     assert script.update("c")[1] == CloseRound(1, 1, ("a", "b", "c"))  # arrived before it reported
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, asked, of
 from tests.coordinator.rounds.test_semi_asynchronous_rules import buffered, windowed
 
+from fleetune.coordinator.rounds.actions import AbandonRound, CloseRound, DropReply
 from fleetune.coordinator.rounds.deadlines import SHORTEST_S, proposed_s
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.events import AbandonRound, CloseRound, RejectUpdate
 from fleetune.coordinator.rounds.participants import able, draw
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
@@ -132,7 +132,7 @@ def test_those_a_full_round_did_not_need_were_not_too_slow():
     script = predicted(participants=1, over_selection=2.0, start_with=2)
     expecting(script, a=2.0, b=2.0)
     script.update("a")
-    assert script.update("b", (1, 1)) == [RejectUpdate("b", 1, 1, "late")]
+    assert script.update("b", (1, 1)) == [DropReply("b", 1, 1, "late")]
     script.gone("a")
     script.update("b")
     script.ready("b", round_s=2.0)

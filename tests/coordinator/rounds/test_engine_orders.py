@@ -6,27 +6,23 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.coordinator.rounds.test_engine import check_kept
+from tests.coordinator.rounds.test_engine import arrived, check_kept
 
 from fleetune.coordinator.reports.progress import view_devices, view_round
-from fleetune.coordinator.rounds.engine import RoundEngine
-from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.events import (
+from fleetune.coordinator.rounds.actions import (
     AbandonRound,
-    AcceptUpdate,
     Admit,
     CloseFinalEvaluation,
     CloseRound,
-    Declined,
-    DeviceGone,
-    DeviceReady,
+    DropReply,
     FinishRun,
-    RejectUpdate,
+    KeepReply,
     SendTask,
     StartRound,
-    Tick,
-    UpdateArrived,
 )
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.skeletons.choice import DeviceReport
@@ -114,14 +110,14 @@ class Ledger:
         assert action.device in self.open.round.participants
         assert action.device not in self.accepted
 
-    def AcceptUpdate(self, action):
+    def KeepReply(self, action):
         self._current(action.round, action.attempt)
         assert action.device in self.open.round.participants
         assert action.device not in self.accepted
         self.accepted.add(action.device)
 
-    def RejectUpdate(self, action):
-        assert action.reason in {"late", "duplicate", "stale", "foreign", "unknown"}
+    def DropReply(self, action):
+        assert action.objection in {"late", "duplicate", "stale", "foreign", "unknown"}
 
     def CloseRound(self, action):
         self._current(action.number, action.attempt)
@@ -194,8 +190,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(device=devices, number=numbers, attempt=numbers, leaving=st.booleans())
     def any_update(self, device, number, attempt, leaving):
-        (verdict, *_) = self.do(UpdateArrived(device, number, attempt, leaving)) or [None]
-        assert isinstance(verdict, AcceptUpdate | RejectUpdate) or self.ledger.over
+        (verdict, *_) = self.do(arrived(self.engine, device, (number, attempt), leaving=leaving)) or [None]
+        assert isinstance(verdict, KeepReply | DropReply) or self.ledger.over
 
     @rule(device=devices, number=numbers, attempt=numbers)
     def any_decline(self, device, number, attempt):
@@ -205,7 +201,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), leaving=st.sampled_from([False, False, False, True]))
     def due_update(self, data, leaving):
         device = data.draw(st.sampled_from(self.ledger.open.round.participants))
-        self.do(UpdateArrived(device, *self.ledger.last_turn, leaving))
+        self.do(arrived(self.engine, device, self.ledger.last_turn, leaving=leaving))
 
     @precondition(lambda self: self.ledger.open)
     @rule(data=st.data())
@@ -279,7 +275,7 @@ class AnyOrder(RuleBasedStateMachine):
                 return
             awaited = list(self.engine.state.awaited)
             if awaited:
-                self.do(UpdateArrived(awaited[0], *self.engine.state.turn))
+                self.do(arrived(self.engine, awaited[0], self.engine.state.turn))
             elif self.engine.wake_at is not None:
                 self._wake()
         raise AssertionError("with willing devices a run comes to its end")
@@ -302,7 +298,7 @@ def play(run, round_, ready_order, reply_orders):
     for order in reply_orders:
         turn = engine.state.turn
         for name in [name for name in order if name in engine.state.participants]:
-            actions += engine.handle(UpdateArrived(name, *turn), 0.0)
+            actions += engine.handle(arrived(engine, name, turn), 0.0)
     shown = Admit | StartRound | SendTask | CloseRound | CloseFinalEvaluation | FinishRun | AbandonRound
     return [action for action in actions if isinstance(action, shown)]
 

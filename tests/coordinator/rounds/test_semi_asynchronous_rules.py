@@ -7,25 +7,21 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, asked, check_kept, of
+from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, arrived, asked, check_kept, of
 
 from fleetune.coordinator.reports.progress import view_devices, view_round
-from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.events import (
+from fleetune.coordinator.rounds.actions import (
     AbandonRound,
-    AcceptUpdate,
     Admit,
     CloseRound,
-    Declined,
-    DeviceGone,
-    DeviceReady,
+    DropReply,
     FinishRun,
-    RejectUpdate,
+    KeepReply,
     SendTask,
     StartRound,
-    Tick,
-    UpdateArrived,
 )
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
 from fleetune.coordinator.rounds.semi_asynchronous import WindowEngine, draw_idle
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
@@ -66,16 +62,16 @@ def windowed(**options):
 def test_a_full_buffer_is_aggregated_and_leaves_the_slow_at_work():
     script = buffered(2, start_with=3)
     assert asked(script.ready("a", "b", "slow")) == ("a", "b", "slow")
-    assert script.update("a") == [AcceptUpdate("a", 1, 1)]
+    assert script.update("a") == [KeepReply("a", 1, 1)]
     assert script.update("b") == [
-        AcceptUpdate("b", 1, 1),
+        KeepReply("b", 1, 1),
         CloseRound(1, 1, ("a", "b")),
         StartRound(Round(2, ("a", "b", "slow")), 1),
         SendTask("a", 2, 1),
         SendTask("b", 2, 1),
     ]
     script.update("b")
-    assert script.update("slow")[:2] == [AcceptUpdate("slow", 1, 1), CloseRound(2, 1, ("b", "slow"))]
+    assert script.update("slow")[:2] == [KeepReply("slow", 1, 1), CloseRound(2, 1, ("b", "slow"))]
     assert script.state.members["slow"].asked == (3, 1)
     assert script.state.members["a"].asked == (2, 1)
 
@@ -102,7 +98,7 @@ def test_a_window_without_its_quorum_goes_on_and_is_abandoned_after_the_deadline
     actions = script.tick(2 * WINDOW_S)
     assert actions[0] == AbandonRound(1, 1, "deadline")
     assert asked(actions) == ("a", "b")
-    assert script.update("b", (1, 1)) == [RejectUpdate("b", 1, 1, "stale")]
+    assert script.update("b", (1, 1)) == [DropReply("b", 1, 1, "stale")]
 
 
 def test_a_buffer_that_does_not_fill_is_aggregated_at_the_deadline_with_the_quorum():
@@ -145,7 +141,7 @@ def test_who_takes_too_long_starts_afresh_and_its_old_update_is_stale():
     assert asked(script.update("a")) == ("a",)
     assert asked(script.update("a")) == ("a", "slow")
     assert script.state.members["slow"].asked == (3, 1)
-    assert script.update("slow", (1, 1)) == [RejectUpdate("slow", 1, 1, "late")]
+    assert script.update("slow", (1, 1)) == [DropReply("slow", 1, 1, "late")]
     assert script.state.counters == {"expired": 1, "late": 1}
 
 
@@ -154,7 +150,7 @@ def test_an_expired_task_of_a_device_that_is_away_is_refused_as_stale():
     script.ready("a", "slow")
     script.gone("slow")
     script.update("a")
-    assert script.update("slow", (1, 1)) == [RejectUpdate("slow", 1, 1, "stale")]
+    assert script.update("slow", (1, 1)) == [DropReply("slow", 1, 1, "stale")]
 
 
 def test_who_comes_back_gets_the_task_it_had_and_its_place_was_used_meanwhile():
@@ -201,7 +197,7 @@ def test_the_final_evaluation_asks_everybody_whatever_they_are_at():
         SendTask("slow", 2, 1),
     ]
     assert script.engine.wake_at == DEADLINE_S
-    assert script.update("slow", (1, 1)) == [RejectUpdate("slow", 1, 1, "late")]
+    assert script.update("slow", (1, 1)) == [DropReply("slow", 1, 1, "late")]
 
 
 def test_a_restart_opens_the_window_again_and_the_slow_keep_their_task():
@@ -214,7 +210,7 @@ def test_a_restart_opens_the_window_again_and_the_slow_keep_their_task():
     assert script.engine.wake_at == 50.0 + WINDOW_S
     assert script.ready("a") == []
     assert script.ready("slow") == [SendTask("slow", 1, 1)]
-    assert script.update("b", (1, 1)) == [AcceptUpdate("b", 1, 1)]
+    assert script.update("b", (1, 1)) == [KeepReply("b", 1, 1)]
     assert script.tick(50.0 + WINDOW_S)[0] == CloseRound(2, 1, ("a", "b"))
 
 
@@ -302,7 +298,7 @@ class Judge:
         assert self.open.round.number - action.round <= self.round.max_staleness
         self.tasks[action.device] = turn
 
-    def AcceptUpdate(self, action):
+    def KeepReply(self, action):
         assert self.tasks.pop(action.device) == (action.round, action.attempt)
         self.buffer[action.device] = (action.round, action.attempt)
 
@@ -385,14 +381,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(device=devices, number=numbers, attempt=numbers, leaving=st.booleans())
     def any_update(self, device, number, attempt, leaving):
-        (verdict, *_) = self.do(UpdateArrived(device, number, attempt, leaving)) or [None]
-        assert isinstance(verdict, AcceptUpdate | RejectUpdate) or self.judge.over
+        (verdict, *_) = self.do(arrived(self.engine, device, (number, attempt), leaving=leaving)) or [None]
+        assert isinstance(verdict, KeepReply | DropReply) or self.judge.over
 
     @precondition(lambda self: self.judge.tasks)
     @rule(data=st.data(), leaving=st.sampled_from([False, False, False, True]))
     def due_update(self, data, leaving):
         device = data.draw(st.sampled_from(sorted(self.judge.tasks)))
-        self.do(UpdateArrived(device, *self.state.members[device].asked, leaving))
+        self.do(arrived(self.engine, device, self.state.members[device].asked, leaving=leaving))
 
     @precondition(lambda self: self.judge.tasks)
     @rule(data=st.data())
@@ -467,7 +463,7 @@ class AnyOrder(RuleBasedStateMachine):
                 return
             awaited = list(self.state.awaited)
             if awaited:
-                self.do(UpdateArrived(awaited[0], *self.state.members[awaited[0]].asked))
+                self.do(arrived(self.engine, awaited[0], self.state.members[awaited[0]].asked))
             elif self.engine.wake_at is not None:
                 self._wake()
         raise AssertionError("with willing devices a run comes to its end")

@@ -7,13 +7,14 @@ from msgspec.structs import replace
 from tests.fleet.test_semi_asynchronous import Desk
 from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
-from fleetune.coordinator.rounds.events import DeviceReady, UpdateArrived
+from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.changed_settings import CHANGEABLE
 from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.run_events import ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
-from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.wire.messages import TransferKey
 
 ROUND = {"start_with": 4, "deadline_s": 1000.0}
 
@@ -51,7 +52,7 @@ def test_a_finished_run_goes_on_when_its_rounds_are_raised_and_again(tmp_path, r
         with look_at(desk.folder) as run:
             records = run.controller.records()
             assert run.settings.run.rounds == rounds
-            assert run.controller.engine.state.reason == "all rounds are done"
+            assert run.controller.engine_state.reason == "all rounds are done"
             assert run.controller.ledger.ended_at is not None
             updates = sum(traffic.updates for traffic in run.controller.ledger.traffic.values())
         assert [record.number for record in records] == list(range(1, rounds + 2))
@@ -69,10 +70,10 @@ def test_rounds_are_raised_in_the_midst_of_a_run_and_in_its_final_evaluation(tmp
     for device in desk.DEVICES:
         desk.take(desk.run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 0.0))
     desk.now = 1.0
-    while desk.run.controller.engine.state.stage != "rehearsing":
+    while desk.run.controller.engine_state.stage != "rehearsing":
         for device in [name for name in desk.DEVICES if name in desk.tasks]:
             reply = desk.reply(device, desk.tasks.pop(device))
-            desk.take(desk.run.controller.receive(device, reply, RoundCost(), desk.now))
+            desk.take(desk.receive(device, reply, desk.now))
     desk.run.store.close()
     go_on(desk, with_rounds(desk.settings, 5))
     with look_at(desk.folder) as run:
@@ -83,12 +84,14 @@ def test_a_late_answer_to_the_final_evaluation_counts_for_nothing_in_the_round_t
     desk = played(tmp_path / "run", rounds=2)
     run = open_run(with_rounds(desk.settings, 3), desk.folder, durable=False)
     run.controller.resume(50.0)
-    assert run.controller.engine.state.turn == (3, 2)
+    assert run.controller.engine_state.turn == (3, 2)
     for device in desk.DEVICES:
         run.controller.handle(DeviceReady(DeviceReport(device, num_samples=10)), 51.0)
-    state = run.controller.engine.state
+    state = run.controller.engine_state
     assert state.stage == "training"
-    run.controller.engine.handle(UpdateArrived("a", 3, 1), 52.0)
+    answer = TransferKey("update", run.enrolment.run, 3, 1, final_evaluation=True)
+    (dropped,) = run.controller.note_refused_offer("a", answer, "nobody waits for it", 52.0)
+    assert dropped == ReplyDropped("a", 3, 1, "stale")
     assert state.replied == ()
     assert state.counters["stale"] == 1
     run.store.close()
@@ -100,7 +103,7 @@ def test_a_finished_run_with_as_many_rounds_is_left_as_it_is(tmp_path):
         with pytest.raises(SettingError, match="holds a finished run: raise run"):
             open_run(with_rounds(desk.settings, rounds), desk.folder, durable=False)
     with look_at(desk.folder) as run:
-        assert run.controller.engine.finished
+        assert run.controller.finished is not None
         assert run.settings.run.rounds == 4
 
 

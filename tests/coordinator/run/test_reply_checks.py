@@ -81,14 +81,14 @@ def test_one_giant_number_is_turned_away_and_the_round_closes_with_the_others(
     world = World(tmp_path, name, options, weights, forge=forged(one_entry(size))).play()
     assert world.finished == "all rounds are done"
     honest = World(tmp_path / "honest", name, options, weights).play()
-    if not world.turned_away:  # nothing that it sends holds a value
+    if not world.refused:  # nothing that it sends holds a value
         assert world.shared().tobytes() == honest.shared().tobytes()
         return
-    assert {(who, kind) for who, kind, _ in world.turned_away} == {("mallory", "PacketOutlying")}
+    assert {(who, kind) for who, kind, _ in world.refused} == {("mallory", "PacketOutlying")}
     assert [set(record.devices) for record in world.closed] == 4 * [set(DEVICES) - {"mallory"}]
     assert abs(world.shared()).max() < 5 * max(1, abs(honest.shared()).max())
     summary = summary_of(world.run, simulated=False)
-    assert summary.turned_away == {"mallory": {"PacketOutlying": len(world.turned_away)}}
+    assert summary.turned_away == {"mallory": {"PacketOutlying": len(world.refused)}}
     assert summary.refused["PacketOutlying"] == summary.refused["engine-declined"]
 
 
@@ -102,8 +102,8 @@ def test_a_reply_claims_no_more_samples_than_its_device_reported(name, options, 
 
     world = World(tmp_path, name, options, weights, forge=claims).play()
     assert world.finished == "all rounds are done"
-    assert {kind for _, kind, _ in world.turned_away} == {"PacketOverclaimed"}
-    assert f"is {2**40}, but the device reported {NUM_SAMPLES} training samples" in world.turned_away[0][2]
+    assert {kind for _, kind, _ in world.refused} == {"PacketOverclaimed"}
+    assert f"is {2**40}, but the device reported {NUM_SAMPLES} training samples" in world.refused[0][2]
 
 
 @every_method
@@ -113,8 +113,8 @@ def test_without_the_bound_no_task_holds_what_is_not_finite_and_the_run_ends(
     """Off by choice: the largest finite numbers get in. Every task that is sent is finite (`World` looks)."""
     largest = forged(lambda values: np.full_like(values, 3e38))
     world = World(tmp_path, name, options, weights, forge=largest, max_strain=0.0).play()
-    assert not world.turned_away
-    assert not_finite(world.controller.state, "state") is None
+    assert not world.refused
+    assert not_finite(world.controller.method_state, "state") is None
     assert world.finished == "all rounds are done" or "each time" in world.finished
 
 

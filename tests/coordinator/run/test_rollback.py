@@ -21,7 +21,7 @@ def once(forge, number=2):
 
 
 def states(world):
-    return codec.encode(world.controller.state, world.enrolment.spec)
+    return codec.encode(world.controller.method_state, world.enrolment.spec)
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -64,7 +64,7 @@ def read(path, model=None):
 
 def test_a_run_starts_from_the_shared_model_of_another_and_says_so(first):
     with look_at(first / "sim") as run:
-        weights, name = run.method.shared_model(run.controller.state), run.enrolment.run
+        weights, name = run.controller.shared_model, run.enrolment.run
     enrolment = prepare(starting_from("run:sim"), first)
     assert enrolment.weights.tobytes() == weights.tobytes()
     assert enrolment.continues == name

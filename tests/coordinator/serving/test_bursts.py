@@ -62,7 +62,7 @@ def test_events_that_wait_together_are_one_transaction_and_told_of_after_it(talk
     devices = [f"d{index:02}" for index in range(40)]
     talk.come(devices)
     assert talk.serve() == ["COMMIT", *devices]
-    assert talk.run.controller.engine.state.participants == tuple(devices)
+    assert talk.run.controller.engine_state.participants == tuple(devices)
     assert all(len(peer.link.outbox) == 1 for peer in talk.server.peers.values()), "its task"
 
 

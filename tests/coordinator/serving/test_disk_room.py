@@ -54,14 +54,14 @@ def test_an_update_without_room_is_declined_by_name_and_the_round_goes_on_withou
     assert isinstance(refused, Refuse)
     assert "no room for 50 bytes" in refused.reason
     assert "no room for 50 bytes" in caplog.text
-    member = talk.run.controller.engine.state.members["a"]
+    member = talk.run.controller.engine_state.members["a"]
     assert member.answer == "declined"
     assert "no room" in member.declined_reason
-    assert talk.run.controller.ledger.turned_away == {"a": {"PacketForeign": 1}}
+    assert talk.run.controller.ledger.refusals_by_device == {"a": {"PacketForeign": 1}}
 
     talk.free = 10 * RESERVE_BYTES
     talk.send("b", TransferKey("update", talk.id, 1, 1), answered(talk.session("b"), talk.tasks["b"]))
-    assert talk.run.controller.engine.state.turn.number == 2
+    assert talk.run.controller.engine_state.turn.number == 2
 
 
 def test_room_that_was_promised_to_one_is_not_given_to_another(talk):

@@ -40,8 +40,8 @@ def _greeted(talk):
 
 def play(talk, sessions, device):
     """The device's part in the round that is open; what became of its reply."""
-    turn = talk.run.controller.engine.state.turn
-    final_evaluation = talk.run.controller.engine.state.stage == "rehearsing"
+    turn = talk.run.controller.engine_state.turn
+    final_evaluation = talk.run.controller.engine_state.stage == "rehearsing"
     reply = answered(sessions[device], talk.task(device))
     return talk.send(device, TransferKey("update", talk.id, *turn, final_evaluation), reply)
 
@@ -50,22 +50,22 @@ def remembered(controller):
     """All that a step may change."""
     ledger = msgspec.json.decode(msgspec.json.encode(controller.ledger), type=Ledger)
     ledger.refusals = {}
-    state = controller.engine.state
+    state = controller.engine_state
     return (
         state.turn,
         state.stage,
         state.replied,
         sorted(state.members),
         ledger.traffic,
-        controller.state.weights.tobytes(),
+        controller.method_state.weights.tobytes(),
     )
 
 
 def finished(talk, sessions):
-    while not talk.run.controller.engine.finished:
+    while talk.run.controller.finished is None:
         for device in DEVICES:
             play(talk, sessions, device)
-    return talk.run.controller.state.weights.tobytes()
+    return talk.run.controller.method_state.weights.tobytes()
 
 
 class Broken:
@@ -126,7 +126,7 @@ def test_a_run_goes_on_in_the_next_process_as_if_nothing_had_happened(begun, tmp
     reply = answered(sessions["b"], talk.task("b"))
     before, broken.armed = remembered(controller), True
     with pytest.raises(ZeroDivisionError):
-        controller.receive("b", reply, wire.RoundCost(), 0.0)
+        controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0)
     assert remembered(controller) == before
     broken.armed = False
     talk.run.store.close()
@@ -148,9 +148,9 @@ def test_the_step_that_failed_can_be_taken_again(begun, tmp_path, monkeypatch):
     broken.armed = True
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            controller.receive("b", reply, wire.RoundCost(), 0.0)
+            controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0)
     broken.armed = False
-    talk.server._follow(controller.receive("b", reply, wire.RoundCost(), 0.0))
+    talk.server._follow(controller.receive("b", controller.turn, reply, wire.RoundCost(), 0.0))
     assert finished(talk, sessions) == calm
 
 
@@ -193,10 +193,10 @@ def test_an_agent_too_blames_what_came_and_goes_on(tmp_path, monkeypatch, caplog
 def test_a_device_that_thinks_the_run_is_over_is_enrolled_again_and_counts_only_then(tmp_path, begun):
     talk, sessions = begun(tmp_path)
     talk.hear("a", wire.Left(talk.id))
-    assert not talk.run.controller.engine.state.members["a"].ready
+    assert not talk.run.controller.engine_state.members["a"].ready
     talk.hear("a", wire.Ready(talk.id, talk.run.enrolment.spec.hash, DeviceReport("a", num_samples=10)))
     assert talk.run.controller.ledger.refusals == {"PacketForeign": 1}
-    assert not talk.run.controller.engine.state.members["a"].ready
+    assert not talk.run.controller.engine_state.members["a"].ready
     talk.greet("a", num_samples=10)
-    assert talk.run.controller.engine.state.members["a"].ready
+    assert talk.run.controller.engine_state.members["a"].ready
     finished(talk, sessions)

@@ -35,7 +35,7 @@ def begun(talk):
 
 
 def finish_round(talk, *devices):
-    turn = talk.run.controller.engine.state.turn
+    turn = talk.run.controller.engine_state.turn
     for device in devices:
         reply = answered(talk.session(device), talk.task(device))
         talk.send(device, TransferKey("update", talk.id, *turn), reply)
@@ -54,11 +54,11 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     ledger = talk.run.controller.ledger
     surplus = admission.WORDS + 10 * admission.PATIENCE - len(read)
     assert ledger.refusals == {"surplus": surplus}
-    assert ledger.turned_away == {"a": {"surplus": surplus}}
+    assert ledger.refusals_by_device == {"a": {"surplus": surplus}}
     assert [line for line in caplog.messages if "a floods" in line] == [
         f"a floods: not heard for {admission.MUTED_S:g} s"
     ]
-    assert not talk.run.controller.engine.state.members["a"].ready, "no round is started with it"
+    assert not talk.run.controller.engine_state.members["a"].ready, "no round is started with it"
 
     talk.hear("b", working(talk))
     assert talk.server.peers["b"].stage == "training", "others are heard"
@@ -69,7 +69,7 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     assert [line for line in caplog.messages if "again" in line] == ["a is heard again"]
     talk.greet("a", num_samples=10)
     finish_round(talk, "a", "b")
-    assert talk.run.controller.engine.state.turn.number == 2
+    assert talk.run.controller.engine_state.turn.number == 2
 
 
 def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplog):
@@ -125,7 +125,7 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     talk.now = admission.GRACE_S
     talk.hear("ghost-99", working(talk))
     talk.greet("c", num_samples=10)
-    assert "c" in talk.run.controller.engine.state.members, "the longest silent made room"
+    assert "c" in talk.run.controller.engine_state.members, "the longest silent made room"
     assert "ghost-0" not in talk.server.peers
     assert "ghost-97" in talk.server.peers
     for index in range(1000, 2000):
@@ -134,7 +134,7 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     assert len(talk.server.peers) <= 103
     assert len(talk.server._gate._strangers) <= 100
     finish_round(talk, "a", "b")
-    assert talk.run.controller.engine.state.turn.number == 2
+    assert talk.run.controller.engine_state.turn.number == 2
 
 
 def test_a_name_that_was_never_enrolled_leaves_nothing_behind(begun):
@@ -143,7 +143,7 @@ def test_a_name_that_was_never_enrolled_leaves_nothing_behind(begun):
     talk.hear("ghost", offer)
     talk.hear("ghost", Chunk(offer.transfer, 0, b"1").encode(), "update")
     talk.hear("ghost", wire.Decline(talk.id, 0, 0, "no"))
-    assert "ghost" not in talk.run.controller.engine.state.members
+    assert "ghost" not in talk.run.controller.engine_state.members
     assert not (talk.run.folder / INCOMING / "ghost").exists()
     assert "PacketForeign" in talk.run.controller.ledger.refusals
 

@@ -4,7 +4,7 @@ import pytest
 from tests.fleet.test_semi_asynchronous import Desk, settings
 
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
-from fleetune.coordinator.rounds.orders import Closed
+from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import DeviceReport
@@ -39,10 +39,10 @@ def test_an_event_writes_the_same_in_a_small_and_a_large_fleet(tmp_path, mode):
         controller = desk.run.controller
         first, second, third = sorted(desk.tasks)[:3]
         data = desk.reply(first, desk.tasks[first])
-        turn = controller.engine.state.turn
+        turn = controller.engine_state.turn
         events = [
-            lambda c=controller, d=first, p=data: c.receive(d, p, RoundCost(), 1.0),
-            lambda c=controller, d=first, p=data: c.receive(d, p, RoundCost(), 1.0),
+            lambda k=desk, d=first, p=data: k.receive(d, p, 1.0),
+            lambda k=desk, d=first, p=data: k.receive(d, p, 1.0),
             lambda c=controller, d=first, t=turn: c.note_measured(d, t, RoundCost(upload_s=2.0)),
             lambda c=controller, d=second, t=turn: c.handle(Declined(d, *t, "busy"), 1.0),
             lambda c=controller, d=third: c.handle(DeviceGone(d), 1.0),
@@ -56,11 +56,9 @@ def test_an_event_writes_the_same_in_a_small_and_a_large_fleet(tmp_path, mode):
 
 def test_what_is_told_after_the_round_changes_one_row_of_its_record(tmp_path):
     desk = Crowd(tmp_path, 8)
-    first, turn = desk.DEVICES[0], desk.run.controller.engine.state.turn
+    first, turn = desk.DEVICES[0], desk.run.controller.engine_state.turn
     for device in desk.DEVICES:
-        desk.take(
-            desk.run.controller.receive(device, desk.reply(device, desk.tasks[device]), RoundCost(), 1.0)
-        )
+        desk.take(desk.receive(device, desk.reply(device, desk.tasks[device]), 1.0))
     (before,) = desk.closed
     rows, _ = desk.written(lambda: desk.run.controller.note_measured(first, turn, RoundCost(upload_s=2.0)))
     assert rows == 1
@@ -83,10 +81,10 @@ def test_a_simulation_is_written_down_when_a_round_closes(tmp_path):
         assert rows_of(store, lambda ready=ready: desk.take(controller.handle(ready, 0.0))) == 0
     payload = [desk.reply(device, desk.tasks[device]) for device in desk.DEVICES]
     for device, data in zip(desk.DEVICES[:-1], payload, strict=False):
-        take = lambda d=device, p=data: desk.take(controller.receive(d, p, RoundCost(), 1.0))  # noqa: E731
+        take = lambda d=device, p=data: desk.take(desk.receive(d, p, 1.0))  # noqa: E731
         assert rows_of(store, take) == 1, "the reply itself"
-    orders = controller.receive(desk.DEVICES[-1], payload[-1], RoundCost(), 1.0)
-    assert [Closed(record) for record in controller.records()] == orders[:1]
-    assert read_engine(store) == controller.engine.state
+    outcomes = desk.receive(desk.DEVICES[-1], payload[-1], 1.0)
+    assert [RoundClosed(record) for record in controller.records()] == outcomes[:1]
+    assert read_engine(store) == controller.engine_state
     assert read_ledger(store) == controller.ledger
     store.close()

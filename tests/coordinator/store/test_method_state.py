@@ -79,7 +79,7 @@ def test_a_coordinator_that_is_killed_between_any_two_events_ends_with_the_same_
     options = settings("kapc", rounds=4, start_with=4, deadline_s=1000.0)
     plain = CoachedDesk(tmp_path / "plain", options, restart=False).play()
     struck = CoachedDesk(tmp_path / "struck", options, restart=True).play()
-    states = [codec.encode(desk.run.controller.state, desk.enrolment.spec) for desk in (plain, struck)]
+    states = [codec.encode(desk.run.controller.method_state, desk.enrolment.spec) for desk in (plain, struck)]
     assert states[0] == states[1]
     assert plain.closed == struck.closed
     for desk in (plain, struck):

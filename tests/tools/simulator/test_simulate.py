@@ -34,7 +34,7 @@ def settings(**sections):
 
 def play(tmp_path: Path, name="a", workers=0, **sections):
     run, summary = simulate(settings(**sections), tmp_path / name, workers=workers, fresh=True)
-    weights = run.method.shared_model(run.controller.state)
+    weights = run.controller.shared_model
     run.store.close()
     return run, summary, weights
 

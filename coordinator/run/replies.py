@@ -1,0 +1,47 @@
+"""A reply on its way in: read, and passed along until it is kept."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.protocols.errors import PacketForeign
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.skeletons.method import DeviceId, Method
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Reply
+
+
+@dataclass(frozen=True)
+class ArrivingReply:
+    """A reply that counts, between its arrival and its place in the round.
+
+    Attributes:
+        reply: as it was read.
+        data: as it came.
+        actual: what the round took of its device.
+        predicted: what its device had expected of the round.
+        staleness: by how many aggregations the model it trained from is older than the newest.
+    """
+
+    reply: Reply[Any]
+    data: bytes
+    actual: RoundCost
+    predicted: RoundCost
+    staleness: int
+
+
+def read_reply(data: bytes, device: DeviceId, turn: Turn, method: Method[Any, Any, Any, Any]) -> Reply[Any]:
+    """What a device offered as its reply to `turn`.
+
+    Raises:
+        PacketError: it is damaged; PacketForeign: it is another device's, or to another turn.
+    """
+    kind = Reply[method.update_type]  # type: ignore[name-defined]
+    reply: Reply[Any] = codec.decode(data, kind, method.spec, limit=codec.payload_limit(method.spec))
+    if reply.device != device:
+        raise PacketForeign(f"reply of {reply.device!r} came from {device}")
+    if (reply.round, reply.attempt) != turn:
+        raise PacketForeign(
+            f"reply to round {reply.round}.{reply.attempt} offered as one to {turn.number}.{turn.attempt}"
+        )
+    return reply

@@ -1,0 +1,304 @@
+"""What the round engine wants, done: planning, sending, keeping, aggregating, writing down.
+
+Each engine action (`coordinator.rounds.actions`) has its method here, and `do` finds it. What is left to do
+outside are the tasks to send; what became of the rest are run events.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleetune.coordinator.rounds.actions import (
+    AbandonRound,
+    Action,
+    Admit,
+    CloseFinalEvaluation,
+    CloseRound,
+    DropReply,
+    FinishRun,
+    KeepReply,
+    SendTask,
+    StartRound,
+    TakeBack,
+)
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState, Turn
+from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.coordinator.run.aggregation import Aggregating
+from fleetune.coordinator.run.assignment import OutgoingTask, Tasks
+from fleetune.coordinator.run.replies import ArrivingReply
+from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims
+from fleetune.coordinator.run.run_events import (
+    ReplyDropped,
+    RoundAbandoned,
+    RoundClosed,
+    RunEvent,
+    RunFinished,
+)
+from fleetune.coordinator.run.traffic_accounts import Accounts
+from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger
+from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.skeletons.method import DeviceId, Method
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.payloads import Enrolment, Reply, run_key
+
+log = logging.getLogger(__name__)
+
+Outcome = OutgoingTask | RunEvent
+
+
+class RoundExecution:
+    """The method, the open round's replies and the store of a run at work.
+
+    Args:
+        settings: of the run.
+        enrolment: what its devices start from.
+        method: made for the enrolment's model.
+        store: of the run; all but `recall` writes to it, inside `store.step()`.
+
+    Attributes:
+        method_state: the method's, as it was before the plan of the open round: planning again on it after a
+            restart gives the same tasks.
+        accounts: what crossed the wire.
+        opened_at: when the open round opened, on the run's clock.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        enrolment: Enrolment,
+        method: Method[Any, Any, Any, Any],
+        store: RunStore,
+    ) -> None:
+        self._settings = settings
+        self._run_id = enrolment.run
+        self._method = method
+        self._store = store
+        self.accounts = Accounts(Ledger())
+        self.opened_at = 0.0
+        self.method_state: Any = method.init_coordinator(enrolment.weights)
+        self._state = EngineState()
+        self._tasks = Tasks(store, method.spec, settings.round.mode != "synchronous")
+        self._arrived: dict[DeviceId, DeviceRound] = {}
+        self._written: Any = None
+        self._rows = DeviceRows(store)
+        self._told: set[DeviceId] = set()  # whose reply is not written down yet
+        self._before: Any = None  # the state before the round that closed last; None: it is in the store only
+        self._closes = False
+        self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
+        self._aggregating = Aggregating(
+            method, self._scrutiny, settings.round.staleness_power, store.reply, self.method_state
+        )
+
+    def follow(self, engine: RoundEngine) -> None:
+        """Do what this engine wants from now on, and judge its rounds."""
+        self._state = engine.state
+        engine.judge = self._aggregating.judge
+
+    def recall(self, state: EngineState | None) -> None:
+        """Take over what the store holds; `state`: of the engine, None: of a new run. Raises StoreError."""
+        self.accounts = Accounts(read_ledger(self._store))
+        if state is None:
+            return
+        self.method_state = read_state(self._store, self._method.state_type, self._method.spec)
+        self._aggregating.planned = self._written = self.method_state
+        self._arrived = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
+        opened = self._store.get("opened")
+        assert opened is not None, "it is written in the same transaction as the engine's state"
+        self.opened_at = msgspec.json.decode(opened, type=float)
+
+    def check(self, reply: Reply[Any], *, counts: bool) -> None:
+        """Whether a reply is what its round asked for, and plausible.
+
+        Args:
+            reply: that arrives.
+            counts: nothing speaks against counting it; else it is only looked at for what it claims.
+
+        Raises:
+            PacketError: it is not.
+        """
+        check_claims(reply, self._state.member(reply.device).report)
+        if counts and reply.update is not None:
+            self._scrutiny.check(reply.update, lambda: self._others(reply.device))
+
+    def keep(self, arriving: ArrivingReply) -> None:
+        """Store a reply that counts, so that the engine may close the round with it."""
+        if arriving.reply.update is not None:
+            self._store.add_reply(arriving.reply.device, arriving.data)
+
+    def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
+        """Do one action at `now`; what is left to do outside, and what became of it.
+
+        Args:
+            action: of the engine.
+            now: on the run's clock.
+            arriving: the reply that the action may be about.
+        """
+        match action:
+            case Admit(report):
+                self.method_state = self._method.admit(self.method_state, report)
+            case StartRound():
+                self.start(action, now)
+            case SendTask():
+                yield from self._send(action)
+            case KeepReply(device):
+                assert arriving is not None, "only a reply that arrives is kept"
+                self._keep(device, arriving)
+            case DropReply(device, number, attempt, objection):
+                self.accounts.ledger.refuse(objection)
+                yield ReplyDropped(device, number, attempt, objection)
+            case CloseRound() | CloseFinalEvaluation():
+                yield self._close(action, now)
+            case TakeBack(number, attempt):
+                self._take_back(Turn(number, attempt))
+            case AbandonRound():
+                yield self._abandon(action)
+            case FinishRun(reason):
+                self.accounts.ledger.ended_at = now
+                self._closes = False
+                self._store.drop_tasks()
+                forget_last(self._store)
+                yield RunFinished(reason)
+
+    def start(self, action: StartRound, now: float) -> None:
+        """Plan a round, or plan it again."""
+        number = action.round.number
+        key = run_key(self._settings.run.seed).child("plan", number, action.attempt)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found before it is sent
+            planned = self._method.plan(self.method_state, action.round, key)
+        self._aggregating.planned, self._tasks.planned = planned
+        self._scrutiny.open()
+        if not action.resumed:
+            self.opened_at = now
+        if action.round.final_evaluation:
+            self._store.drop_tasks()
+
+    def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
+        """Count a payload that reached its device."""
+        self.accounts.delivered(device, transfer_key, num_bytes)
+
+    def note_measured(self, device: DeviceId, turn: Turn, actual: RoundCost) -> None:
+        """What a device can tell only when its reply has arrived."""
+        if device in self._arrived and turn == self._state.turn:
+            self._arrived[device] = self._arrived[device].told_late(actual)
+            self._told.add(device)
+            return
+        reply = self._store.device_round(device, *turn)
+        if reply is not None:
+            with self._store.step():
+                self._store.put_device_rounds(*turn, {device: reply.told_late(actual)})
+
+    def forget_round(self, number: int) -> None:
+        """The open round, or what was written of it, is not to be."""
+        self._store.drop_record(number)
+        self._store.drop_tasks()
+        self._forget_replies()
+
+    def write_down(self) -> None:
+        """Write what changed: engine, ledger, replies, the method's state."""
+        self._rows.write(self._state, self.accounts.ledger, self.accounts.take_touched())
+        self._write_told(*self._state.turn)
+        self._store.put("opened", msgspec.json.encode(self.opened_at))
+        if self.method_state is not self._written:
+            write_state(self._store, self.method_state, self._method.spec, keep_last=self._closes)
+            self._written, self._closes = self.method_state, False
+
+    def write_traffic(self) -> None:
+        """Write what changed in what crossed the wire."""
+        self._rows.write_traffic(self.accounts.ledger, self.accounts.take_touched())
+
+    def _send(self, task: SendTask) -> Iterator[OutgoingTask]:
+        turn = Turn(task.round, task.attempt)
+        evaluating = self._state.stage == "rehearsing"
+        transfer_key = TransferKey("task", self._run_id, *turn, evaluating)
+        # else a newer one follows
+        if not self._tasks.keeps(transfer_key) or self._state.members[task.device].asked == turn:
+            yield OutgoingTask(task.device, transfer_key, self._tasks.ready(task.device, transfer_key))
+
+    def _keep(self, device: DeviceId, arriving: ArrivingReply) -> None:
+        reply, data = arriving.reply, arriving.data
+        if device not in self.accounts.sent_bytes:
+            self._count_task_of(device, reply)
+        self.accounts.replied(device, len(data), final_evaluation=reply.update is None)
+        report = self._state.member(device).report
+        self._arrived[device] = DeviceRound(
+            ratio=report.ratio if report else 1.0,
+            bytes_down=self.accounts.sent_bytes.pop(device),
+            bytes_up=len(data),
+            measures=reply.measures,
+            actual=arriving.actual,
+            staleness=arriving.staleness,
+            predicted=arriving.predicted,
+        )
+        self._told.add(device)
+        self._tasks.answered(device)
+
+    def _count_task_of(self, device: DeviceId, reply: Reply[Any]) -> None:
+        """Whoever replies has had its task, even if a restart lost the word of that."""
+        transfer_key = TransferKey("task", self._run_id, reply.round, reply.attempt, reply.update is None)
+        num_bytes = len(self._tasks.payload(device, transfer_key))
+        self.accounts.delivered(device, transfer_key, num_bytes)
+
+    def _others(self, device: DeviceId) -> Iterator[Any]:
+        """The updates that the open round has from other devices."""
+        others = tuple(one for one in self._state.replied if one != device)
+        return (update for _, update in self._aggregating.updates(self._state.turn.number, others))
+
+    def _close(self, action: CloseRound | CloseFinalEvaluation, now: float) -> RoundClosed:
+        final_evaluation = isinstance(action, CloseFinalEvaluation)
+        if not final_evaluation:
+            self._before, self._closes = self.method_state, True
+            self.method_state = self._aggregating.merged
+        began = self.accounts.ledger.began_at or 0.0
+        record = RoundRecord(
+            number=action.number,
+            attempt=action.attempt,
+            final_evaluation=final_evaluation,
+            opened_s=self.opened_at - began,
+            closed_s=now - began,
+            participants=tuple(self._tasks.planned),
+            devices={device: self._arrived[device] for device in action.devices},
+        )
+        if self._arrived.keys() != record.devices.keys():  # some did not aggregate, and were left out
+            self._store.drop_device_rounds(action.number)
+            self._arrived, self._told = record.devices, set(action.devices)
+        self._write_told(action.number, action.attempt)
+        self._store.add_record(record)
+        self._forget_replies()
+        return RoundClosed(record)
+
+    def _abandon(self, action: AbandonRound) -> RoundAbandoned:
+        absent = sorted(self._tasks.planned.keys() - self._arrived.keys())
+        self.accounts.ledger.refuse(f"abandoned-{action.reason}")
+        self._store.drop_device_rounds(action.number)
+        self._forget_replies()
+        return RoundAbandoned(action.number, action.attempt, action.reason, tuple(absent))
+
+    def _take_back(self, closed: Turn) -> None:
+        """The last closed round never was: its tasks may be answered again under later attempts."""
+        log.warning("round %d is taken back: the training of all devices diverged after it", closed.number)
+        before = self._before or read_state(
+            self._store, self._method.state_type, self._method.spec, before_last=True
+        )
+        self.method_state, self._before = before, None
+        self.accounts.take_back(closed)
+        self._store.drop_tasks()
+        self._store.drop_record(closed.number)
+
+    def _forget_replies(self) -> None:
+        self._arrived = {}
+        self._told = set()
+        self.accounts.sent_bytes.clear()
+        self._store.drop_replies()
+
+    def _write_told(self, number: int, attempt: int) -> None:
+        """Replies of this round that are new, or of which more is known."""
+        told = {device: self._arrived[device] for device in sorted(self._told)}
+        self._store.put_device_rounds(number, attempt, told)
+        self._told = set()
