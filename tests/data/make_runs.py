@@ -39,7 +39,7 @@ def make(folder: Path, method: str, mode: str, stop: int) -> None:
     """`run` and `agents` as they lie on disk when everything stops; `end.json`: as if it went on at once."""
     first = PlayedRun(folder, method, mode)
     assert first.play(end=stop) == stop
-    assert not first.run.controller.engine.finished
+    assert first.run.controller.finished is None
     first.close()
     with closing(sqlite3.connect(folder / "run" / "state.sqlite")) as store:
         store.execute("VACUUM")  # else the archive holds what was overwritten

@@ -8,11 +8,13 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-from fleetune.coordinator.rounds.orders import Order, Send
 from tests.conftest import PullToTarget, tiny_spec
 
+from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
+from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -78,7 +80,7 @@ class PlayedRun:
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
         self.sessions = {device: self.session(device) for device in DEVICES}
-        self.tasks: dict[str, bytes] = {}
+        self.tasks: dict[str, tuple[Turn, bytes]] = {}
         self.sent: list[tuple[str, int, int, str]] = []
 
     def session(self, device: str) -> Session:
@@ -94,7 +96,7 @@ class PlayedRun:
             report = DeviceReport(device, num_samples=10, ratio=ratio)
             self.take(self.run.controller.handle(DeviceReady(report), float(begin)))
         number = begin
-        while number < end and not self.run.controller.engine.finished:
+        while number < end and self.run.controller.finished is None:
             number += 1
             self.step(PACE[number % len(PACE)], float(number))
         return number
@@ -104,21 +106,22 @@ class PlayedRun:
         if device not in self.tasks:
             self.take(self.run.controller.handle(Tick(), now))
             return
-        reply = self.sessions[device].answer(self.tasks.pop(device), Budget(DEVICES[device]))
+        turn, task = self.tasks.pop(device)
+        reply = self.sessions[device].answer(task, Budget(DEVICES[device]))
         self.sent.append((device, -1, -1, digest(reply)))
-        self.take(self.run.controller.receive(device, reply, RoundCost(), now))
+        self.take(self.run.controller.receive(device, turn, reply, RoundCost(), now))
 
-    def take(self, orders: list[Order]) -> None:
-        for order in orders:
-            if isinstance(order, Send):
-                task, key = order.make(), order.transfer_key
-                self.tasks[order.device] = task
-                self.sent.append((order.device, key.round, key.attempt, digest(task)))
-                self.run.controller.note_delivered(order.device, key, len(task))
+    def take(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, OutgoingTask):
+                device, key, task = outcome.device, outcome.transfer_key, outcome.make()
+                self.tasks[device] = Turn.of(key), task
+                self.sent.append((device, key.round, key.attempt, digest(task)))
+                self.run.controller.note_delivered(device, key, len(task))
 
     def end(self) -> dict[str, object]:
         """What was sent, in order and by digest, and what the run came to."""
-        controller, shared = self.run.controller, self.run.method.shared_model(self.run.controller.state)
+        controller, shared = self.run.controller, self.run.controller.shared_model
         personal = {name: digest(one.personal_model.tobytes()) for name, one in self.sessions.items()}
         return {
             "sent": [list(one) for one in self.sent],
