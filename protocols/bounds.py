@@ -11,6 +11,7 @@ from msgspec import Meta
 MAX_NUMBER = 2**31 - 1
 LARGEST_LOSS = 1e30
 LARGEST_AMOUNT = 1e15
+MOST_CLASSES = 100_000
 MOST_IDS = 2**24  # token ids are stored as float32, which holds every whole number up to here
 MAX_WORDS = 500  # characters of a reason that we write; "..." may follow
 

@@ -9,11 +9,10 @@ from fleetune.coordinator.spec.neuron_trace import NeuronTrace
 from fleetune.coordinator.spec.neurons import Neurons
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.architectures import build, try_out
-from fleetune.protocols.model.spec import FlatArray, Kind, ModelSpec, TensorSpec
+from fleetune.protocols.model.spec import RUNNING_STATISTICS, FlatArray, Kind, ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norm
-_STATISTICS = ("running_mean", "running_var")
 
 
 def describe(name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> ModelSpec:
@@ -77,7 +76,7 @@ def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {path: one for path, one in parameters.items() if one.requires_grad}
     if not tensors:
         raise ModelError(f"model {name!r} has no trainable parameters")
-    tensors |= {path: one for path, one in buffers.items() if path.rpartition(".")[2] in _STATISTICS}
+    tensors |= {path: one for path, one in buffers.items() if path.rpartition(".")[2] in RUNNING_STATISTICS}
     first: dict[int, str] = {}
     for path, tensor in tensors.items():
         if tensor.dtype != torch.float32:
@@ -90,7 +89,7 @@ def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
 
 def _kind(module: nn.Module, path: str) -> Kind:
     layer, _, leaf = path.rpartition(".")
-    if leaf in _STATISTICS:
+    if leaf in RUNNING_STATISTICS:
         return "stat"
     if isinstance(module.get_submodule(layer), _NORMS):
         return "norm"

@@ -13,7 +13,7 @@ from fleetune.edge_agent.training.onnx_sessions import runtime
 from fleetune.protocols.bundle.bundle import ANSWER, Bundle
 from fleetune.protocols.bundle.graph import Constant, Dimension, Graph, Node, Port
 from fleetune.protocols.errors import DataError, ModelError
-from fleetune.protocols.model.input_scaling import over_channels
+from fleetune.protocols.model.input_scaling import as_floats, over_channels
 from fleetune.protocols.model.spec import FlatArray
 
 INPUT, LOGITS, PROBABILITIES, LABEL = "input", "logits", "probabilities", "label"
@@ -118,9 +118,7 @@ class Predictor:
         return np.concatenate(found)
 
     def _batch(self, x: NDArray[np.generic], kind: type[np.generic]) -> NDArray[np.float32]:
-        numbers = x.astype(kind)
-        if x.dtype == np.uint8 and kind is np.float32:
-            numbers = numbers / np.float32(255)
+        numbers = as_floats(x) if kind is np.float32 else x.astype(kind)
         (found,) = self.session.run([PROBABILITIES], {INPUT: numbers})
         array: NDArray[np.float32] = found
         return array

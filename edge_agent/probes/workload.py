@@ -13,7 +13,7 @@ from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.bundle.first_weights import draw_weights
 from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.errors import ModelError, PacketError, StoreError
-from fleetune.protocols.model.spec import Axis, FlatArray, ModelSpec, Span, TensorSpec
+from fleetune.protocols.model.spec import RUNNING_STATISTICS, Axis, FlatArray, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.wire.payloads import read_enrolment
@@ -24,7 +24,6 @@ NUM_SAMPLES = 128
 _IMAGES = (3, 32, 32)
 _SHAPES = {"har-cnn": (9, 128)}  # of the models that take no images
 _NUM_CLASSES = 10
-_STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _spec_of(name: str, module: Any, shape: tuple[int, ...]) -> ModelSpec:
     but the last are a group of their own, so that a ratio freezes that share of its rows.
     """
     parameters = {path: one for path, one in module.named_parameters() if one.requires_grad}
-    statistics = {path: one for path, one in module.named_buffers() if _leaf(path) in _STATISTICS}
+    statistics = {path: one for path, one in module.named_buffers() if _leaf(path) in RUNNING_STATISTICS}
     outputs = {_layer(path): one.shape[0] for path, one in reversed(parameters.items()) if one.ndim}
     inner = list(outputs)[:0:-1]  # in the module's order, without the last
 

@@ -14,7 +14,7 @@ from fleetune.edge_agent.datasets.sample_roles import below, draws
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.training.backend import InputArray, LabelArray
 from fleetune.protocols.errors import DataError
-from fleetune.protocols.model.input_scaling import Mean, Std, check_channels, over_channels
+from fleetune.protocols.model.input_scaling import Mean, Std, as_floats, check_channels, over_channels
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.trainer import Part
@@ -87,9 +87,7 @@ class DeviceData:
         picked = np.take(x, rows, axis=0)
         if self.ids:
             return picked.astype(np.int64), y[rows]
-        inputs: NDArray[np.float32] = picked.astype(np.float32, copy=False)
-        if picked.dtype == np.uint8:
-            inputs /= np.float32(255)
+        inputs = as_floats(picked)
         if self.mean:
             inputs -= over_channels(self.mean, inputs.shape[1:])
         if self.std != 1:

@@ -21,13 +21,11 @@ from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model import architectures
 from fleetune.protocols.model.loss_terms import Answer
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import RUNNING_STATISTICS, FlatArray, ModelSpec
 from fleetune.protocols.model.token_ids import samples_of
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.layers import norm_layers
-
-_STATISTICS = ("running_mean", "running_var")
 
 
 class TorchBackend:
@@ -245,7 +243,7 @@ def _check_same(spec: ModelSpec, module: nn.Module) -> None:
     """The same parameters in the same order, and the same running statistics."""
     own = [(name, tuple(value.shape)) for name, value in module.named_parameters() if value.requires_grad]
     statistics = [(name, tuple(value.shape)) for name, value in module.named_buffers()]
-    own += [(name, shape) for name, shape in statistics if name.rpartition(".")[2] in _STATISTICS]
+    own += [(name, shape) for name, shape in statistics if name.rpartition(".")[2] in RUNNING_STATISTICS]
     fleet = [(tensor.name, tensor.shape) for tensor in spec.tensors]
     for theirs, ours in zip_longest(fleet, own, fillvalue=("(nothing)", ())):
         if theirs != ours:

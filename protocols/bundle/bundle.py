@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from fleetune.protocols.bounds import MOST_IDS, Amount, Finite, Label, Share
+from fleetune.protocols.bounds import MOST_CLASSES, MOST_IDS, Amount, Finite, Label, Share
 from fleetune.protocols.bundle.graph import BATCH, Graph
 from fleetune.protocols.bundle.graph_cost import GraphCost, cost_of
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, SettingError
@@ -38,7 +38,7 @@ MAX_ELEMENTS = 400_000  # resnet8 has 40,000
 SLACK = 10
 MOST_OPERATIONS = 10**13
 PROBE = 3  # samples of the run that is priced when a bundle is read
-MAX_GRAPHS, MAX_NOISES, MAX_CLASSES = 16, 1000, 100_000
+MAX_GRAPHS, MAX_NOISES = 16, 1000
 
 TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
 DISTILLATION, CONTRAST = "train+distillation", "train+contrast"
@@ -111,7 +111,7 @@ class Bundle:
     input_type: Literal["f4", "i8"] = "f4"
     mean: Mean = 0.0
     std: Std = 1.0
-    class_names: Annotated[tuple[Label, ...], Meta(max_length=MAX_CLASSES)] = ()
+    class_names: Annotated[tuple[Label, ...], Meta(max_length=MOST_CLASSES)] = ()
     flops_per_sample: Amount = 0.0
     activation_bytes_per_sample: Amount = 0.0
     recipe: Recipe | None = None

@@ -18,15 +18,13 @@ from fleetune.protocols.finite import check_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Neurons, expected_count
-
-RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
-from fleetune.protocols.update.patch import Patch
-from fleetune.protocols.update.selection import Layers
-
-_NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))
+from fleetune.protocols.update.patch import NOTHING
 
 
 @dataclass(frozen=True)
@@ -24,13 +19,13 @@ class LocalOnly(ModelAveraging):
     def plan(
         self, state: SharedModel, round_: Round, key: Key
     ) -> tuple[SharedModel, Mapping[DeviceId, Task]]:
-        return state, lazily(round_.participants, lambda _: Task(_NOTHING))
+        return state, lazily(round_.participants, lambda _: Task(NOTHING))
 
     def work(
         self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
         fit = trainer.fit(state.weights, FitPlan(), key)
-        return PersonalModel(fit.weights), Update(_NOTHING, trainer.num_samples)
+        return PersonalModel(fit.weights), Update(NOTHING, trainer.num_samples)
 
     def aggregate(self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]]) -> SharedModel:
         for _ in updates:  # read, so that a damaged update is found here as with every other method

@@ -38,7 +38,7 @@ from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update, covered_average
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
@@ -47,7 +47,6 @@ from fleetune.protocols.update.layers import norm_layers, split_at_head
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 
-RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 STARTS = 100  # random fillings to begin with
 SWEEPS = 10  # over the devices at most; two to five were enough for 100 devices
 

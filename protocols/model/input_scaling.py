@@ -3,7 +3,7 @@
 A channel is a place on the first axis of a sample, as the model takes it: of (3, 32, 32) there are 3.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -17,6 +17,14 @@ MAX_CHANNELS = 4096
 
 Mean = Finite | Annotated[tuple[Finite, ...], Meta(min_length=1, max_length=MAX_CHANNELS)]
 Std = Positive | Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=MAX_CHANNELS)]
+
+
+def as_floats(samples: NDArray[Any]) -> NDArray[np.float32]:
+    """Samples as float32, same shape; those of bytes (uint8) are divided by 255, whatever a run says."""
+    floats: NDArray[np.float32] = samples.astype(np.float32, copy=False)
+    if samples.dtype == np.uint8:  # a copy, so that it may be changed
+        floats /= np.float32(255)
+    return floats
 
 
 def over_channels(values: float | tuple[float, ...], input_shape: Shape) -> NDArray[np.float32]:

@@ -24,6 +24,7 @@ MaskArray = NDArray[np.bool_]
 Kind = Literal["weight", "bias", "norm", "stat"]
 
 ALWAYS_ACTIVE = -1
+RUNNING_STATISTICS = ("running_mean", "running_var")  # as torch names them
 MAX_AXES = 8
 MAX_TENSORS = 20_000
 MAX_GROUPS = 20_000

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from fleetune.protocols.bounds import NonNegative, Positive
+from fleetune.protocols.bounds import MOST_CLASSES, NonNegative, Positive
 from fleetune.protocols.model.input_scaling import Mean, Std
 from fleetune.protocols.settings.section import Count, Fraction, Settings
 from fleetune.protocols.settings.simulation import Partition
@@ -33,7 +33,7 @@ class ModelSection(Settings, frozen=True):
 
     name: str
     input_shape: tuple[Count, ...] | None = None
-    num_classes: Annotated[int, Meta(ge=2, le=100_000)] | None = None
+    num_classes: Annotated[int, Meta(ge=2, le=MOST_CLASSES)] | None = None
     weights: str | None = None
     init: Literal["default", "kaiming"] = "default"
 

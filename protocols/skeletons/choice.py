@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fleetune.protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # to choose from, unless a method says otherwise
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
 
 

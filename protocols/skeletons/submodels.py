@@ -26,7 +26,7 @@ from fleetune.protocols.finite import check_finite
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Update
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -38,8 +38,6 @@ from fleetune.protocols.update.selection import (
     expected_count,
     num_active,
 )
-
-RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 D = TypeVar("D")  # device state
 

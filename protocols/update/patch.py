@@ -7,7 +7,7 @@ import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.update.selection import Selection
+from fleetune.protocols.update.selection import Layers, Selection
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Patch:
         patched = weights.copy()
         patched[self.selection.mask(spec)] = self.values
         return patched
+
+
+NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))  # of any model
 
 
 class CoveredMean:

@@ -44,12 +44,10 @@ from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choic
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
-from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.patch import NOTHING, Patch
 from fleetune.protocols.update.selection import Everything, Layers
 
 LayerMask = NDArray[np.bool_]
-
-_NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         start = task.patch.apply(own, self.spec)
         fit = trainer.fit(start, FitPlan(), key)
         if state.round < task.since:
-            lost = Update(_NOTHING, trainer.num_samples, lost=True)
+            lost = Update(NOTHING, trainer.num_samples, lost=True)
             return ClientState(fit.weights, task.round), lost
         loss = _told(trainer.loss(start), "before training")
         if task.trial is None:
@@ -141,7 +139,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
             _told(trainer.loss(fit.weights), "of the old group's model"),
             _told(trainer.loss(rival.weights), "of the new group's model"),
         )
-        update = Update(_NOTHING, trainer.num_samples, loss, losses)
+        update = Update(NOTHING, trainer.num_samples, loss, losses)
         return ClientState(fit.weights, task.round, rival.weights), update
 
     def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
@@ -221,5 +219,5 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         if place is None:
             return None
         if state.trial.peers(device) == {device} and device in state.synced:
-            return _NOTHING
+            return NOTHING
         return self._patch(state.trial.groups[place].weights, fits)

@@ -30,7 +30,7 @@ from fleetune.protocols.finite import check_finite
 from fleetune.protocols.methods.fedpurin.state import ClientState, Held, ServerState, Task, Update
 from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
     Floats,
     collaborated_models,
@@ -45,7 +45,6 @@ from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Layers
 
 SHARED: tuple[Kind, ...] = ("weight", "bias")  # normalisation layers stay on the device (section 4.3)
-RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def shared_entries(spec: ModelSpec) -> MaskArray:
