@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fleetune.protocols.errors import FleetuneError, ModelError
+from fleetune.protocols.old_names import OldNames
 
 
 class _CurrentFolder(MetaPathFinder):
@@ -21,13 +22,12 @@ class _CurrentFolder(MetaPathFinder):
         return PathFinder.find_spec(name, [str(Path.cwd())]) if path is None else None
 
 
-_finder = _CurrentFolder()
+_finders = (_CurrentFolder(), OldNames())
 
 
 def user_module(name: str) -> ModuleType:
     """The module `name`, imported. Raises whatever its code raises, ImportError when there is none."""
-    if _finder not in sys.meta_path:
-        sys.meta_path.append(_finder)
+    sys.meta_path.extend(finder for finder in _finders if finder not in sys.meta_path)
     return import_module(name)
 
 
