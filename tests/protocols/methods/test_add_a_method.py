@@ -8,6 +8,8 @@ from tests.protocols.methods.test_method_contract import Run
 from tests.tools.simulator.test_simulate import play
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods import REGISTRY
+from fleetune.tools.docs.run_toml_reference import run_toml_reference
 
 DOCUMENT = ROOT / "docs" / "add-a-method.md"
 NAME = "mymethods:TopChanges"
@@ -35,6 +37,17 @@ def test_it_keeps_the_contract(weights):
         shaken.through_disk()
         shaken.round(number, replying=("d0", "d3"), order=("d3", "d2", "d1", "d0"))
     assert calm.content() == shaken.content()
+
+
+def test_one_line_in_the_registry_makes_it_one_of_fleetunes_own(weights, monkeypatch):
+    monkeypatch.setitem(REGISTRY, "top-changes", NAME)
+    by_name, by_place = Run("top-changes", {"keep": 0.3}, weights), Run(NAME, {"keep": 0.3}, weights)
+    for run in (by_name, by_place):
+        run.round(1, replying=("d0", "d3"))
+    assert by_name.content() == by_place.content()
+    assert "### top-changes" in run_toml_reference()
+    with pytest.raises(SettingError, match="did you mean 'top-changes'"):
+        Run("top-change", {}, weights)
 
 
 def test_a_wrong_setting_is_one_line(weights):
