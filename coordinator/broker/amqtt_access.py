@@ -34,14 +34,14 @@ class FleetPasswords(BaseAuthPlugin):  # type: ignore[misc]
 
     @dataclass
     class Config:
-        """Of the plugin."""
+        """The plugin's options."""
 
         fleet: str = ""
         password_file: str = ""
 
 
 class FleetTopics(BaseTopicPlugin):  # type: ignore[misc]
-    """Who may write and read what."""
+    """Decides who may write and read what."""
 
     async def topic_filtering(
         self, *, session: Session | None = None, topic: str | None = None, action: Action | None = None
@@ -53,6 +53,6 @@ class FleetTopics(BaseTopicPlugin):  # type: ignore[misc]
 
     @dataclass
     class Config:
-        """Of the plugin."""
+        """The plugin's options."""
 
         fleet: str = ""

@@ -21,7 +21,7 @@ def check_broker(
     """See to it, before anything is begun or removed for a run, that it will have a broker.
 
     Returns:
-        The one that the url names; None: an embedded one is to be started.
+        The broker that the url names; None: an embedded one is to be started.
 
     Raises:
         SettingError: the url is none.
@@ -36,7 +36,7 @@ def check_broker(
 
 @contextmanager
 def broker_at(given: Broker | None, folder: Path, fleet: str, *, bind: str, port: int) -> Iterator[Broker]:
-    """The broker to connect to; without a `given` one an embedded one runs as long as this context.
+    """The broker to connect to; without a `given` one an embedded broker runs as long as this context.
 
     Beyond the loopback it lets in only who has the fleet's password, which is made once and printed.
 
@@ -73,7 +73,7 @@ def _is_loopback(bind: str) -> bool:
 
 
 def _address(bind: str) -> str:
-    """By which other machines reach this one; nothing is sent to find out."""
+    """The address by which other machines reach this one; nothing is sent to find it out."""
     if bind not in ("", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return bind
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

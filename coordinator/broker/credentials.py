@@ -22,7 +22,7 @@ _SALT_BYTES = 12
 
 
 class Credentials(Struct, frozen=True):
-    """Of one fleet.
+    """The passwords of one fleet.
 
     Attributes:
         join: the devices' password.
@@ -36,13 +36,15 @@ class Credentials(Struct, frozen=True):
         return "Credentials(...)"
 
     def password_file(self) -> str:
-        """As mosquitto reads it: `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512."""
+        """The passwords as mosquitto reads them: `user:$7$iterations$salt$hash`, PBKDF2 with SHA-512."""
         users = {JOIN_USER: self.join, COORDINATOR_USER: self.coordinator}
         return "".join(f"{user}:{_hashed(password)}\n" for user, password in users.items())
 
 
 def credentials_of(fleet: str, runs: Path) -> Credentials:
-    """Those that the fleet has, or new ones, in `runs/.fleets/<fleet>.json`, which only its owner may read.
+    """The passwords that the fleet has, or new ones.
+
+    They lie in `runs/.fleets/<fleet>.json`, which only its owner may read.
 
     Raises:
         StoreError: the file is damaged, or cannot be written.
@@ -62,7 +64,7 @@ def credentials_of(fleet: str, runs: Path) -> Credentials:
 
 
 def is_password(password: str, hashed: str) -> bool:
-    """Whether a password is the one of a line of `password_file` (behind its user)."""
+    """Whether a password is the one of a line of `password_file`, given without its user."""
     try:
         _, kind, iterations, salt, known = hashed.split("$")
         made = _derived(password, base64.b64decode(salt), int(iterations))

@@ -64,7 +64,11 @@ class Access:
     credentials: Credentials
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """The password file and mosquitto's rules, for nobody but us to read. Raises StoreError."""
+        """Write the password file and mosquitto's rules, for nobody but us to read.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
         passwords, rules = folder / "passwords", folder / "rules"
         write_atomically(passwords, self.credentials.password_file().encode(), mode=0o600)
         write_atomically(rules, mosquitto_rules(self.fleet).encode(), mode=0o600)
@@ -102,7 +106,11 @@ class EmbeddedBroker:
 
     @staticmethod
     def check(bind: str, port: int) -> None:
-        """Whether one could start now. Raises TransportError: none is installed, or the port is taken."""
+        """Check whether a broker could be started now.
+
+        Raises:
+            TransportError: none is installed, or the port is taken.
+        """
         _choose("auto")
         _claim(bind, port)
 
@@ -196,7 +204,13 @@ class EmbeddedBroker:
 
 
 def _claim(bind: str, port: int) -> int:
-    """`port`, or a free one for 0, found free: or we would take another program's answer for ours."""
+    """`port`, or a free one for 0, that nobody listens on.
+
+    Else we would take another program's answer for ours.
+
+    Raises:
+        TransportError: the port is taken.
+    """
     try:
         with socket.create_server((bind, port)) as server:
             return int(server.getsockname()[1])
@@ -267,7 +281,7 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
 
 
 def _fresh_log(path: Path) -> Path:
-    """The log of the start before is kept once when it has grown."""
+    """The path of the log to write. One that has grown is kept once more under another name."""
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         path.replace(path.with_name(path.name + ".1"))
     return path

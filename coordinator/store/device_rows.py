@@ -24,7 +24,9 @@ _traffic = msgspec.json.Decoder(Traffic)
 
 
 class DeviceRows:
-    """Writes what changed; one of these for each store that is written to, while it is."""
+    """Writes the engine's state and the ledger, of both only what changed; one for each store that is written
+    to.
+    """
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
@@ -32,7 +34,7 @@ class DeviceRows:
         self._ledger = b""
 
     def write(self, state: EngineState, ledger: Ledger, touched: Iterable[DeviceId]) -> None:
-        """Write both down; inside `store.step()`.
+        """Write both down, inside `store.step()`.
 
         Args:
             state: of the engine; the members written are those that changed since this was called last.
@@ -53,13 +55,17 @@ class DeviceRows:
             self._ledger = counts
 
     def write_traffic(self, ledger: Ledger, touched: Iterable[DeviceId]) -> None:
-        """Write the traffic of these devices down; inside `store.step()`."""
+        """Write the traffic of these devices down, inside `store.step()`."""
         rows = [(name, msgspec.json.encode(ledger.traffic[name])) for name in sorted(touched)]
         self._store.put_rows("traffic", rows)
 
 
 def read_engine(store: RunStore) -> EngineState | None:
-    """The engine's state as it was written; None: it never was. Raises StoreError: it is damaged."""
+    """Read the engine's state as it was written; None: it never was.
+
+    Raises:
+        StoreError: it is damaged.
+    """
     kept, participants = store.get(ENGINE), store.get(PARTICIPANTS)
     if kept is None:
         return None
@@ -71,7 +77,11 @@ def read_engine(store: RunStore) -> EngineState | None:
 
 
 def read_ledger(store: RunStore) -> Ledger:
-    """The ledger as it was written, or a new one. Raises StoreError: it is damaged."""
+    """Read the ledger as it was written; a new one if it never was.
+
+    Raises:
+        StoreError: it is damaged.
+    """
     kept = store.get(LEDGER)
     with _undamaged(store):
         ledger = Ledger() if kept is None else msgspec.json.decode(kept, type=Ledger)

@@ -21,7 +21,7 @@ _ATTEMPTS, _PAUSE_S = 5, 0.05  # whoever asks `is_claimed` holds the lock for a 
 
 
 def claim(folder: Path) -> IO[bytes]:
-    """Hold a folder that is there until the returned file is closed, or this process ends in whatever way.
+    """Hold a folder that is there, until the returned file is closed or this process ends in whatever way.
 
     Raises:
         StoreError: another process holds it, or it cannot be written.
@@ -44,7 +44,7 @@ def _opened(folder: Path) -> IO[bytes]:
 
 
 def _is_there(lock: IO[bytes], folder: Path) -> bool:
-    """Still: whoever held it before may have removed it with the run (see `run_folder.clear`)."""
+    """Whether this lock file still lies there: its last holder may have removed it (`run_folder.clear`)."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat())
     except FileNotFoundError:
@@ -52,13 +52,17 @@ def _is_there(lock: IO[bytes], folder: Path) -> bool:
 
 
 def check_unclaimed(folder: Path) -> None:
-    """Raises StoreError, as `claim` would: another process holds it now."""
+    """Check that no other process holds the folder now.
+
+    Raises:
+        StoreError: one does, as `claim` says it.
+    """
     if is_claimed(folder):
         raise StoreError(_TAKEN.format(folder))
 
 
 def is_claimed(folder: Path) -> bool:
-    """Whether a process holds it now."""
+    """Whether a process holds the folder now."""
     try:
         with (folder / LOCK).open("rb") as lock:
             return not _lock(lock, shared=True)

@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: bool = False) -> None:
-    """Replace the method's state; inside `store.step()`.
+    """Replace the method's state, inside `store.step()`.
 
     Args:
         store: of the run.
@@ -53,14 +53,16 @@ def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: b
 
 
 def forget_last(store: RunStore) -> None:
-    """No state but the present one is needed any more; inside `store.step()`."""
+    """Drop the state that was kept beside the present one, inside `store.step()`."""
     for name in ("state-before", "names-before"):
         store.put(name, b"")
     store.drop_arrays(store.array_names() - _names(store.get("state-names")))
 
 
 def read_state(store: RunStore, kind: type[S], spec: ModelSpec, *, before_last: bool = False) -> S:
-    """The method's state as it was written, bit for bit; `before_last`: the one that was kept instead.
+    """Read the method's state as it was written, bit for bit.
+
+    With `before_last` it is the state that was kept when the present one replaced it.
 
     Raises:
         StoreError: it is missing or damaged.
@@ -89,7 +91,7 @@ def _names(joined: bytes | None) -> set[bytes]:
 
 
 def _name(array: Array) -> bytes:
-    """Of its type, shape and bits."""
+    """The name of an array: a hash of its type, shape and bits."""
     content = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=NAME_BYTES)
     content.update(np.ascontiguousarray(array).view(np.uint8).data)
     return content.digest()

@@ -50,13 +50,13 @@ def clear(folder: Path, *, durable: bool = True) -> None:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """The state last but for the lock: what was cut short can be done again."""
+    """What a run left there, its state last but for the lock: what was cut short can be done again."""
     for name in OURS:
         yield from (path for path in (folder / name, folder / f"{name}.new") if path.exists())
 
 
 def _check_ours(path: Path) -> None:
-    """Read only: a database of another program stays as it is."""
+    """Check that a store is ours, reading only: a database of another program stays as it is."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)) as file:
             version_of(file, path)

@@ -26,8 +26,10 @@ _record = msgspec.json.Decoder(RoundRecord)
 
 
 class RunStore:
-    """Named values, rows of devices, the replies of the round that runs, tasks of open windows, records of
-    closed rounds, large arrays of the method's state (see `coordinator.store.method_state`).
+    """A run's state in its SQLite file.
+
+    It holds named values, rows of devices, the replies of the round that runs, tasks of open windows, records
+    of closed rounds, and large arrays of the method's state (see `coordinator.store.method_state`).
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, lock: IO[bytes] | None = None) -> None:
@@ -37,7 +39,7 @@ class RunStore:
 
     @classmethod
     def open(cls, path: Path, *, durable: bool = True) -> Self:
-        """Open or make the file.
+        """Open the file to write, or make it.
 
         Args:
             path: the file.
@@ -79,7 +81,7 @@ class RunStore:
         """Everything written inside is written, or nothing is; a step inside another is written with it.
 
         Raises:
-            StoreError: it cannot be (disk full).
+            StoreError: it cannot be written (the disk is full).
         """
         inner = self._connection.in_transaction
         begin, undo, commit = _INNER if inner else _OUTER
@@ -114,14 +116,18 @@ class RunStore:
         self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", rows)  # noqa: S608
 
     def rows(self, table: Rows) -> list[tuple[str, bytes]]:
-        """Of all devices, ascending."""
+        """The rows of all devices, ascending."""
         return self._rows(f"SELECT device, data FROM {table} ORDER BY device")  # noqa: S608
 
     def add_reply(self, device: str, data: bytes) -> None:
         self._connection.execute("INSERT OR REPLACE INTO reply VALUES (?, ?)", (device, data))
 
     def reply(self, device: str) -> bytes:
-        """Raises StoreError when there is none."""
+        """A device's reply in the round that runs.
+
+        Raises:
+            StoreError: there is none.
+        """
         data = self._one("SELECT data FROM reply WHERE device = ?", device)
         if data is None:
             raise StoreError(f"{self.path}: the reply of {device} is missing")
@@ -153,7 +159,11 @@ class RunStore:
         self._connection.execute("INSERT INTO array VALUES (?, ?)", (name, data))
 
     def array(self, name: bytes) -> bytes:
-        """Raises StoreError when there is none."""
+        """An array by its name.
+
+        Raises:
+            StoreError: there is none.
+        """
         data = self._one("SELECT data FROM array WHERE name = ?", name)
         if data is None:
             raise StoreError(f"array {name.hex()[:12]} is missing")
@@ -180,21 +190,21 @@ class RunStore:
         return None if data is None else _device_round.decode(data)
 
     def drop_device_rounds(self, number: int) -> None:
-        """Of a round that is abandoned."""
+        """Drop what is told of the replies in a round that is abandoned."""
         self._connection.execute("DELETE FROM device_round WHERE number = ?", (number,))
 
     def add_record(self, record: RoundRecord) -> None:
-        """Of a round that is closed; its devices are kept already (`put_device_rounds`)."""
+        """Keep the record of a round that is closed; its devices are kept already (`put_device_rounds`)."""
         row = record.number, msgspec.json.encode(replace(record, devices={}))
         self._connection.execute("INSERT OR REPLACE INTO round VALUES (?, ?)", row)
 
     def drop_record(self, number: int) -> None:
-        """Of a round that is taken back, and what is told of its replies."""
+        """Drop the record of a round that is taken back, and what is told of its replies."""
         self._connection.execute("DELETE FROM round WHERE number = ?", (number,))
         self.drop_device_rounds(number)
 
     def records(self) -> list[RoundRecord]:
-        """All closed rounds, ascending."""
+        """The records of all closed rounds, ascending."""
         rows = self._rows("SELECT number, record FROM round ORDER BY number")
         return [replace(_record.decode(data), devices=self.device_rounds(number)) for number, data in rows]
 
@@ -216,7 +226,11 @@ class RunStore:
 
 @contextmanager
 def _opening(path: Path) -> Iterator[ExitStack]:
-    """What is entered stays open when all goes well; else all is closed. Raises StoreError."""
+    """Close what was entered if anything goes wrong; else it stays open.
+
+    Raises:
+        StoreError: the file cannot be opened.
+    """
     with ExitStack() as opened:
         try:
             yield opened
@@ -232,7 +246,11 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def _read_only(path: Path) -> str:
-    """In a folder that we may not write SQLite reads only what no log belongs to, told that nobody writes."""
+    """The address of a file that is opened to read only.
+
+    In a folder that we may not write SQLite reads only what no log belongs to, and is told that nobody
+    writes.
+    """
     frozen = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
     return f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if frozen else "")
 

@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS round (number INTEGER PRIMARY KEY, record BLOB NOT NU
 
 
 def _first_tables(connection: sqlite3.Connection) -> None:
-    """Of a new store; the first ones had no number, and have these tables already."""
+    """Make the tables of a new store. The first stores had no number, and have these tables already."""
     for table in _TABLES.split(";"):  # executescript would commit what is open
         connection.execute(table)
 
@@ -42,7 +42,7 @@ CREATE TABLE device_round (
 
 
 def _rows_of_devices(connection: sqlite3.Connection) -> None:
-    """What is kept of each device gets a row of its own; it stood in the values of the whole run."""
+    """Give each device a row of its own for what is kept of it; it stood in the values of the whole run."""
     for table in _DEVICE_TABLES.split(";"):
         connection.execute(table)
     values = dict(connection.execute("SELECT name, data FROM value"))
@@ -87,7 +87,7 @@ VERSION = len(STEPS)
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of a store; 0: new, or from before versions were numbered.
+    """Read the version of a store; 0: it is new, or from before versions were numbered.
 
     Raises:
         StoreVersion: it is newer than this coordinator.

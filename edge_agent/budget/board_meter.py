@@ -23,20 +23,20 @@ class BoardMeter:
         self._energy = EnergyMeter(root)
 
     def conditions(self) -> Conditions:
-        """How the board is just now."""
+        """Read how the board is just now."""
         return self._sensors.read()
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Begin to measure memory and energy."""
         self._memory.reset()
         self._energy.start()
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory of this process since `start`."""
+        """The most memory that this process took since `start`."""
         return self._memory.read()
 
     def stop(self) -> float | None:
-        """Joules of the whole board since `start`; None: no sensor counts them."""
+        """Stop, and return the joules of the whole board since `start`; None: no sensor counts them."""
         joules = self._energy.stop()
         return joules if self._energy.covers == "board" else None

@@ -21,7 +21,7 @@ EVALUATIONS = 2  # of the test split a round: before local training and after it
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """What a round takes at its peak, beside what the process held when it had joined.
+    """What a round takes at its peak, on top of what the process held when it had joined.
 
     Attributes:
         runtime_bytes: of the trainer's own, taken in its first step.
@@ -98,7 +98,10 @@ def capability_of(
     latency_s: float | None = None,
     base_bytes: int | None = None,
 ) -> Capability:
-    """What is known of the device of `report` in a run. The board gives the watts; "generic" claims none."""
+    """What is known of the device of `report` in a run, before its first round.
+
+    The board gives the watts; the board "generic" claims none.
+    """
     known = board.name != UNKNOWN
     return Capability(
         num_samples=report.num_samples,
@@ -120,7 +123,7 @@ def capability_of(
 
 
 def demand(choice: Choice, capability: Capability) -> Demand:
-    """What a round at `choice` asks of the device, by the method's estimate."""
+    """What a round at `choice` asks of the device, as the method estimates it."""
     cost, able = choice.cost, capability
     epochs, memory = cost.epochs(able.epochs), MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
@@ -137,7 +140,9 @@ def demand(choice: Choice, capability: Capability) -> Demand:
 
 
 def predict(choice: Choice, capability: Capability, cost_history: CostHistory) -> RoundCost:
-    """What one round at `choice` would take. What neither the device nor its past rounds tell is None."""
+    """Predict what one round at `choice` would take. What neither the device nor its past rounds tell is
+    None.
+    """
     asked = demand(choice, capability)
     bytes_down = _bytes("down", asked, cost_history)
     bytes_up = _bytes("up", asked, cost_history)
@@ -160,7 +165,9 @@ def predict(choice: Choice, capability: Capability, cost_history: CostHistory) -
 
 
 def _bounded(amount: float) -> float:
-    """As a round cost may hold it: a link of one bit a year is as good as none, and is written down too."""
+    """`amount` as a round cost may hold it: a link of one bit a year is as good as none, and is written down
+    too.
+    """
     return amount if 0 <= amount <= LARGEST_AMOUNT else LARGEST_AMOUNT
 
 
@@ -180,7 +187,9 @@ def _seconds(
 
 
 def _joules(expected: RoundCost, capability: Capability, cost_history: CostHistory) -> float | None:
-    """By the board's watts, corrected; by the mean watts of past rounds where the board's are not known."""
+    """By the board's watts, corrected by past rounds; by the mean watts of past rounds where the board's are
+    unknown.
+    """
     watts = [w for w in (capability.receive_w, capability.train_w, capability.transmit_w) if w is not None]
     known = len(watts) == 3
     receive_w, train_w, transmit_w = watts if known else (1.0, 1.0, 1.0)

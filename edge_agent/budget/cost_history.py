@@ -1,7 +1,7 @@
 """What past rounds taught a device about its own costs: a log of the last ten, and what is read out of it.
 
-A figure is the lower median of the last five that are to the point: steady rounds pin it down, three new
-ones move it, one stray one does not. What cannot be true (see `plausible`) is never taken in.
+A figure is the lower median of the last five rounds that say something about it: steady rounds pin it down,
+three new ones move it, a single stray one does not. What cannot be true (see `plausible`) is never taken in.
 """
 
 from collections.abc import Callable
@@ -44,12 +44,12 @@ class Demand(Struct, frozen=True):
     working_bytes: int
 
     def estimate(self, direction: Direction) -> int:
-        """Bytes in one direction."""
+        """The estimated payload bytes in one direction."""
         return self.bytes_down if direction == "down" else self.bytes_up
 
 
 class PastRound(Struct, frozen=True):
-    """One round: what was asked, and what it took."""
+    """One round of the past: what was asked of the device, and what it really took."""
 
     demand: Demand
     actual: RoundCost
@@ -57,7 +57,7 @@ class PastRound(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """How long a transfer takes: `latency_s` whatever the size, and `s_per_byte` on top."""
+    """How long a transfer takes: `latency_s` whatever its size, and `s_per_byte` on top."""
 
     latency_s: float
     s_per_byte: float
@@ -71,25 +71,27 @@ class CostHistory(Struct, frozen=True):
 
     Attributes:
         past_rounds: oldest first.
-        declined: rounds in a row since.
+        declined: how many rounds it has declined in a row since.
     """
 
     past_rounds: tuple[PastRound, ...] = field(default=(), name="lessons")
     declined: int = 0
 
     def learned(self, demand: Demand, actual: RoundCost) -> "CostHistory":
-        """After a round that the device did to its end (a final evaluation sends nothing back)."""
+        """The history after a round that was done to its end (a final evaluation sends nothing back)."""
         return CostHistory((*self.past_rounds, PastRound(demand, plausible(actual)))[-ROUNDS:])
 
     def declining(self) -> "CostHistory":
-        """After a round that the device declined because nothing fits. After ten in a row everything is
-        forgotten: the link may be better by now, and who never tries never learns of it.
+        """The history after a round that the device declined because nothing fits.
+
+        After ten in a row everything is forgotten: the link may be better by now, and who never tries never
+        learns of it.
         """
         declined = self.declined + 1
         return CostHistory() if declined >= ROUNDS else CostHistory(self.past_rounds, declined)
 
     def bytes_factor(self, direction: Direction, ratio: float) -> float | None:
-        """Actual bytes relative to the method's estimate; None: no round to tell by."""
+        """Actual bytes relative to the method's estimate; None: no round tells."""
 
         def factor(past: PastRound) -> float | None:
             return _over(_bytes(past.actual, direction), past.demand.estimate(direction))
@@ -97,11 +99,14 @@ class CostHistory(Struct, frozen=True):
         return _middle(self._figures(ratio, factor))
 
     def s_per_sample(self, ratio: float) -> float | None:
-        """Seconds of work by the sample of its demand; of rounds at this ratio, or else of all."""
+        """Seconds of work for each sample that was asked for, by rounds at this ratio, or else by all."""
         return _middle(self._figures(ratio, lambda one: _over(one.actual.train_s, one.demand.samples)))
 
     def base_bytes(self, ratio: float) -> int | None:
-        """Peak memory less the working memory of its demand. The largest: too little memory is the end."""
+        """What the process holds before it works: peak memory without the working memory of the demand.
+
+        The largest of the recent rounds counts, because too little memory ends the process.
+        """
 
         def base(past: PastRound) -> float | None:
             peak = past.actual.memory_bytes
@@ -111,12 +116,15 @@ class CostHistory(Struct, frozen=True):
         return int(max(figures)) if figures else None
 
     def joules_factor(self, expected: Callable[[RoundCost], float | None]) -> float | None:
-        """Actual joules relative to what is `expected` of the same seconds."""
+        """Actual joules relative to what is `expected` of the same seconds; None: no round tells."""
         found = [_over(one.actual.joules, expected(one.actual)) for one in self.past_rounds]
         return _middle([factor for factor in found if factor is not None][-RECENT:])
 
     def link(self, direction: Direction, latency_s: float | None) -> LinkTimes | None:
-        """As transfers have shown it; None: there were none. `latency_s` holds while all are of a size."""
+        """The link as past transfers have shown it; None: there were none.
+
+        `latency_s` is taken for its latency as long as all transfers are of one size.
+        """
         seen = [
             (float(num_bytes), seconds)
             for one in self.past_rounds
@@ -138,9 +146,10 @@ class CostHistory(Struct, frozen=True):
 
 
 def plausible(actual: RoundCost) -> RoundCost:
-    """Without what cannot be true: no bytes or memory, or more than 8 TB; a part of the round that took no
-    time, less than none, or more than a day; a link beyond 100 Gbit/s; a board that draws nothing, or more
-    than 10 kW. All of these become unknown.
+    """`actual` with everything that cannot be true made unknown.
+
+    That is: no bytes or memory, or more than 8 TB; a part of the round that took no time, less than none, or
+    more than a day; a link beyond 100 Gbit/s; a board that draws nothing, or more than 10 kW.
     """
     down, up = _between(actual.bytes_down, MOST_BYTES), _between(actual.bytes_up, MOST_BYTES)
     known = RoundCost(
@@ -164,7 +173,8 @@ def _between(value: _Number | None, most: float, least: float = 0.0) -> _Number 
 
 def _latency(seen: list[tuple[float, float]]) -> float | None:
     """Seconds at size 0, by the median slope between transfers of different sizes (Theil 1950, Sen 1968).
-    None: there are none, or the larger ones were the quicker ones, because the link changed.
+
+    None: there are no two sizes, or the larger transfers were the quicker ones, because the link changed.
     """
     pairs = [sorted(pair) for pair in combinations(seen, 2)]
     slopes = [(s2 - s1) / (b2 - b1) for (b1, s1), (b2, s2) in pairs if b2 >= APART * b1]

@@ -16,7 +16,7 @@ _UNITS = ("B", "kB", "MB", "GB")
 
 
 def explanation(ratio_controller: RatioController, conditions: Conditions) -> Group:
-    """Table and verdict, for a terminal.
+    """A table of all ratios and the reason for the present one, for a terminal.
 
     Args:
         ratio_controller: as the agent keeps it.
@@ -47,7 +47,7 @@ def explanation(ratio_controller: RatioController, conditions: Conditions) -> Gr
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of every choice; the unit stands at the top, so that all columns fit into 80 characters."""
+    """One figure of every choice. The unit stands at the top, so that all columns fit into 80 characters."""
 
     name: str
     limit: str
@@ -68,7 +68,7 @@ def _plain(name: str, figures: Sequence[float | None], unit: str, limit: str = "
 
 
 def _sizes(name: str, figures: Sequence[float | None], limit: str = "") -> Column:
-    """All in the unit of the largest."""
+    """A column of byte counts, all in the unit of the largest."""
     exponent = _exponent(max((figure for figure in figures if figure is not None), default=0))
     scaled = [None if figure is None else figure / 1000**exponent for figure in figures]
     return _plain(name, scaled, _UNITS[exponent], limit)

@@ -1,4 +1,4 @@
-"""What a device's owner allows: when it may train, and what a round may take of the board."""
+"""What a device's owner allows: when it may train (power, battery, traffic, heat), and what a round takes."""
 
 import tomllib
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Policy(Settings, frozen=True):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a round may take; None: as much as it likes."""
+    """What a round may take; None: there is no such limit."""
 
     deadline_s: float | None = None
     memory_bytes: int | None = None
@@ -76,7 +76,7 @@ def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
 
 
 def objection(policy: Policy, conditions: Conditions, board: Board, *, waiting: bool = False) -> str | None:
-    """Why not to train now, in one line; None: nothing is against it.
+    """Say why not to train now, in one line; None: nothing is against it.
 
     What the policy asks for and the board cannot tell is an objection too: the owner's wish comes first.
 
@@ -101,7 +101,7 @@ def limits_of(
     *,
     period_s: float | None = None,
 ) -> Limits:
-    """The round's deadline, the board's memory as it is now, and what the owner allows.
+    """What a round may take: its deadline, the board's memory as it is now, and what the owner allows.
 
     Args:
         deadline_s: of a round.

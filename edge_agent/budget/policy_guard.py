@@ -11,7 +11,7 @@ FRESH_S = 5.0  # how long a reading of the sensors holds
 
 
 class PolicyGuard:
-    """Asks the board's sensors for the policy's sake, now and then.
+    """Asks the board's sensors whether the policy lets the agent train, at most every `FRESH_S` seconds.
 
     Args:
         policy: of the owner.
@@ -35,7 +35,7 @@ class PolicyGuard:
         return policy.charging_only or policy.unmetered_only or any(key is not None for key in asked)
 
     def objection(self) -> str | None:
-        """Why not to train now, in one line; None: nothing is against it. Any thread may ask."""
+        """Say why not to train now, in one line; None: nothing is against it. Any thread may ask."""
         now = self._clock()
         if self.is_on and now - self._asked_at >= FRESH_S:
             self._asked_at = now

@@ -2,9 +2,9 @@
 
 One rule for a real agent and for the simulator:
 
-    forecast = partial(predict, capability=capability, experience=experience)
+    forecast = partial(predict, capability=capability, cost_history=cost_history)
     decision = decide(method.choices(report), forecast, limits_of(...), wanted=1.0, current=report.ratio)
-    experience = experience.learned(demand(decision.choice, capability), actual)  # after the round
+    cost_history = cost_history.learned(demand(decision.choice, capability), actual)  # after the round
 
 What is not known does not limit, and the explanation says so. More bandwidth, memory, time or energy never
 gives a smaller ratio: they only ever lower a prediction or raise a limit. Once a device runs at a ratio
@@ -31,7 +31,8 @@ class Verdict:
     Attributes:
         choice: the ratio and its cost.
         predicted: what a round at it would take.
-        shares: of the limits that are set, where the prediction is known, by "time", "memory", "energy".
+        shares: what it needs of each limit that is set, where the prediction is known: "time", "memory",
+            "energy".
     """
 
     choice: Choice
@@ -40,7 +41,9 @@ class Verdict:
 
     @property
     def share(self) -> float:
-        """Of the limit that binds: above 1 it does not fit; 0 when nothing known is limited."""
+        """The share of the limit that binds: above 1 the choice does not fit; 0 when nothing known is
+        limited.
+        """
         return max(self.shares.values(), default=0.0)
 
     @property
@@ -51,8 +54,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice (None: nothing fits, the device declines), why, in one line, and what it should take (when
-    nothing fits: what the smallest would).
+    """What was decided.
+
+    Attributes:
+        choice: None: nothing fits, the device declines.
+        reason: why, in one line.
+        predicted: what a round should take; when nothing fits, what a round at the smallest ratio would.
     """
 
     choice: Choice | None
@@ -157,7 +164,7 @@ def _parts(predicted: RoundCost) -> dict[str, float | None]:
 
 
 def _amount(amount: float, limit: float | None, unit: str) -> str:
-    """Both in three digits, or in as many as it takes to tell them apart."""
+    """The amount and its limit in three digits, or in as many as it takes to tell them apart."""
     if limit is None:
         return f"{_figure(amount)} {unit}"
     digits = next((n for n in (3, 4, 5) if _figure(amount, n) != _figure(limit, n)), 6)

@@ -1,4 +1,5 @@
-"""What a device can afford in one run, round after round: it expects, learns, and chooses again.
+"""What a device can afford in one run, round after round: it predicts, learns from what rounds took, chooses
+again.
 
 The same for a real agent and for a simulated one: no I/O, no clock.
 """
@@ -48,7 +49,7 @@ class RatioController(Struct, frozen=True):
     fits: bool = True
 
     def chosen(self, conditions: Conditions) -> "RatioController":
-        """Choose by what is known now. `first` of a run, or again after a round."""
+        """Choose a ratio by what is known now: first when the run is joined, then after each round."""
         decision = self.decision(conditions)
         report = decision.told(replace(self.report, conditions=conditions))
         fits = decision.choice is not None
@@ -66,7 +67,7 @@ class RatioController(Struct, frozen=True):
         )
 
     def limits(self, conditions: Conditions) -> Limits:
-        """On a round."""
+        """The limits on a round under these conditions."""
         if self.deadline_s is None:
             return Limits()
         return limits_of(self.deadline_s, conditions, self.policy, self.board)
@@ -76,14 +77,14 @@ class RatioController(Struct, frozen=True):
         return explain_table(self.choices, self._forecast, self.limits(conditions))
 
     def learned(self, ratio: float, actual: RoundCost) -> "RatioController":
-        """After a round done to its end at `ratio`."""
+        """The controller after a round that was done to its end at `ratio`."""
         choice = next(one for one in self.choices if one.ratio == ratio)
         return structs.replace(
             self, cost_history=self.cost_history.learned(demand(choice, self.capability), actual)
         )
 
     def declining(self) -> "RatioController":
-        """After a while in which nothing fitted, see `CostHistory.declining`."""
+        """The controller after a while in which nothing fitted, see `CostHistory.declining`."""
         return structs.replace(self, cost_history=self.cost_history.declining())
 
     def is_news(self, before: DeviceReport) -> bool:
@@ -103,7 +104,10 @@ class RatioController(Struct, frozen=True):
 
 
 def read_ratio_controller(data: bytes | None) -> RatioController | None:
-    """What `RatioController.encoded` made; None: nothing, or damaged. It is soon learned again."""
+    """Read what `RatioController.encoded` made; None: there is nothing, or it is damaged.
+
+    What is lost is soon learned again.
+    """
     try:
         return msgspec.msgpack.decode(data, type=RatioController) if data else None
     except (msgspec.DecodeError, ValueError):

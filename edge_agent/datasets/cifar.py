@@ -53,7 +53,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_bin(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Rows of label and image; CIFAR-100 has a coarse label before the fine one."""
+    """Read rows of label and image; CIFAR-100 has a coarse label before the fine one."""
     data = np.frombuffer(_read(path), np.uint8)
     num_labels = 2 if path.stem in ("train", "test") else 1
     if not data.size or data.size % (num_labels + _IMAGE_BYTES):
@@ -82,7 +82,7 @@ def _unpickle(path: Path) -> Any:
 
 
 class _Array:
-    """Stands in for what NumPy calls to rebuild an array: takes its state, trusts none of it."""
+    """Stands in for what NumPy calls to rebuild an array: it takes its state, and trusts none of it."""
 
     def __init__(self, *_: object) -> None:
         self._state: tuple[Any, ...] = ()
@@ -91,7 +91,11 @@ class _Array:
         self._state = state
 
     def rows(self, path: Path, count: int) -> NDArray[np.uint8]:
-        """The bytes as (count, 3072). Raises DataError."""
+        """The bytes as (count, 3072).
+
+        Raises:
+            DataError: there are not as many.
+        """
         match self._state:
             case (_, (n, width), _Dtype(code="u1" | b"u1"), fortran, bytes(data)):
                 if (n, width) == (count, _IMAGE_BYTES) and len(data) == count * _IMAGE_BYTES:
@@ -100,13 +104,13 @@ class _Array:
 
 
 class _Dtype:
-    """Stands in for `numpy.dtype`: its code is all that matters here."""
+    """Stands in for `numpy.dtype`, of which only the code matters here."""
 
     def __init__(self, code: object = None, *_: object) -> None:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like: bytes have none."""
+        """Ignore byte order and the like, which bytes do not have."""
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -1,4 +1,4 @@
-"""Labelled samples as a source gives them."""
+"""Labelled samples, as every source gives them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +34,12 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """One sample's shape."""
+        """The shape of one sample."""
         return self.x.shape[1:]
 
     @property
     def num_classes(self) -> int:
-        """As far as the labels tell: the largest label plus one."""
+        """How many classes there are, as far as the labels tell: the largest label plus one."""
         return int(self.y.max()) + 1
 
 
@@ -53,7 +53,9 @@ def dataset(
     validation: ArrayLike | None = None,
     benchmark: bool = False,
 ) -> Dataset:
-    """Checked and in the types above. Inputs stay uint8 or become float32; inputs are not copied otherwise.
+    """Check samples and bring them into the types of a `Dataset`.
+
+    Inputs stay uint8 or become float32; they are not copied otherwise.
 
     Raises:
         DataError: no samples, lengths differ, or a column is not of the kind it must be.
@@ -79,7 +81,11 @@ def dataset(
 
 
 def as_array(source: str, name: str, column: ArrayLike) -> NDArray[Any]:
-    """Raises DataError: its rows have different lengths."""
+    """A column as an array.
+
+    Raises:
+        DataError: its rows have different lengths.
+    """
     try:
         return np.asarray(column)
     except ValueError as problem:
@@ -103,7 +109,7 @@ def _labels(source: str, y: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _mask(source: str, name: str, column: ArrayLike | None) -> NDArray[np.bool_] | None:
-    """None also if no sample is marked."""
+    """A mask of booleans; None also if it marks no sample."""
     if column is None:
         return None
     mask = np.asarray(column)

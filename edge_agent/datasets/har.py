@@ -45,7 +45,7 @@ def _part(
 
 
 def _table(path: Path) -> NDArray[np.float32]:
-    """Rows of numbers."""
+    """Read a text file with rows of numbers."""
     try:
         return np.loadtxt(path, dtype=np.float32, ndmin=2)
     except (OSError, ValueError) as problem:

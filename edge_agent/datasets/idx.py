@@ -41,7 +41,7 @@ def load_idx(source: str, path: Path) -> Dataset:
 def _pair(
     source: str, folder: Path, prefix: str, names: tuple[str, ...]
 ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-    """Images and labels of the training or the test set."""
+    """Read images and labels of the training or the test set."""
     images = read_idx(_find(source, folder, [f"{prefix}{name}-images" for name in names]))
     labels = read_idx(_find(source, folder, [f"{prefix}{name}-labels" for name in names]))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
@@ -59,7 +59,7 @@ def _find(source: str, folder: Path, beginnings: list[str]) -> Path:
 
 
 def read_idx(path: Path) -> NDArray[np.generic]:
-    """One IDX file.
+    """Read one IDX file.
 
     Raises:
         DataError: it cannot be read, is no IDX file, or is shorter or longer than its header says.

@@ -20,10 +20,10 @@ _SPLIT = {f"{axis}_{part}" for part in _PARTS for axis in "xy"}
 
 
 def load_npz(source: str, path: Path) -> Dataset:
-    """A .npz file with the arrays that `from_arrays` takes. Object arrays (pickles) are refused.
+    """Read a .npz file with the arrays that `from_arrays` takes. Object arrays (pickles) are refused.
 
     Raises:
-        DataError: missing, damaged, or without these arrays.
+        DataError: the file is missing, damaged, or without these arrays.
     """
     try:
         with path.open("rb") as stream:
@@ -50,8 +50,10 @@ def _read(file: Any) -> dict[str, NDArray[Any]]:
 
 
 def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
-    """Either `x`, `y` and perhaps `group`, `test` and `validation` (masks), or `x_train`, `y_train`, perhaps
-    `x_validation`, `y_validation`, and `x_test`, `y_test`.
+    """Make a data set of named arrays.
+
+    They are either `x`, `y` and perhaps `group`, `test` and `validation` (masks), or `x_train`, `y_train`,
+    perhaps `x_validation`, `y_validation`, and `x_test`, `y_test`.
 
     Raises:
         DataError: arrays are missing or do not fit together.

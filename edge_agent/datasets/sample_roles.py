@@ -38,11 +38,11 @@ def _digest(sample: NDArray[np.generic], label: np.int64) -> bytes:
 
 
 def below(numbers: Draws, fraction: float) -> NDArray[np.bool_]:
-    """Whose number is below `fraction`, shape (n,).
+    """Which of `numbers` are below `fraction`, shape (n,).
 
-    Where that is nobody, or everybody, those with the number nearest to the fraction change sides, so that
-    there is one on each; copies of a sample have the same number and go together. They change back as soon
-    as there is another. If all are alike, or the `fraction` is 0, nobody is.
+    Where that is none, or all, those with the number nearest to the fraction change sides, so that there is
+    one on each; copies of a sample have the same number and go together. They change back as soon as there is
+    another. If all are alike, or the `fraction` is 0, none is.
     """
     if not fraction or np.unique(numbers).size < 2:
         return np.zeros(numbers.shape, np.bool_)

@@ -1,4 +1,4 @@
-"""From what a user writes as `data.source` to samples."""
+"""From what a user writes as `data.source` to its samples."""
 
 import os
 from collections.abc import Mapping
@@ -17,16 +17,15 @@ _EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE or package.m
 
 
 def load(source: str, folder: Path | None = None) -> Dataset:
-    """The samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE` or
+    """Load the samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE` or
     `package.module:function`.
 
-    A function is called without arguments and returns (x, y) or a dict of the arrays of
-    `npz.from_arrays`.
+    A function is called without arguments and returns (x, y) or a dict of the arrays of `npz.from_arrays`.
 
     Args:
         source: as in run.toml.
-        folder: where a relative path is looked for after the current folder, and before the folder
-            that the environment variable FLEETUNE_DATA names.
+        folder: where a relative path is looked for after the current folder, and before the folder that the
+            environment variable FLEETUNE_DATA names.
 
     Raises:
         DataError: in one line, what is wrong with the source.
@@ -55,7 +54,7 @@ def _locate(source: str, path: Path, folder: Path | None) -> Path:
 
 
 def _digits() -> Dataset:
-    """1,797 handwritten digits, 1 x 8 x 8, inside scikit-learn."""
+    """The 1,797 handwritten digits, 1 x 8 x 8, that come with scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -1,4 +1,4 @@
-"""The agent's state folder: can it be written, is it in use, is there room, and is what lies there whole."""
+"""The agent's state folder: whether it can be written, is in use, has room, and holds nothing damaged."""
 
 import os
 import shutil
@@ -22,7 +22,10 @@ _TRIAL = b"\0" * 4096
 
 
 def folder(store: AgentStore) -> Iterator[Finding]:
-    """Written to, where it is or would be made. Nothing is left behind: it might belong to another user."""
+    """Check that the state folder, or the folder in which it would be made, can be written.
+
+    Nothing is left behind: it might belong to another user.
+    """
     what = "state folder"
     there = _nearest(store.folder)
     try:
@@ -38,7 +41,9 @@ def folder(store: AgentStore) -> Iterator[Finding]:
 
 
 def in_use(store: AgentStore) -> Iterator[Finding]:
-    """Only a lock that is there is tried: a new one would belong to whoever asks."""
+    """Check whether an agent runs with it. A lock that is not there is not made: it would belong to whoever
+    asks.
+    """
     if not (store.folder / state_folder.LOCK).exists():
         yield Finding("ok", "other agent", "none has used this state folder yet")
         return
@@ -56,7 +61,7 @@ def in_use(store: AgentStore) -> Iterator[Finding]:
 
 
 def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[Finding]:
-    """Free bytes against what a run may come to."""
+    """Compare the free bytes with what a run may come to."""
     free = shutil.disk_usage(_nearest(store.folder)).free
     if enrolment is None:
         name, needed = f"a run of {EXAMPLE}", COPIES * EXAMPLE_BYTES
@@ -73,7 +78,7 @@ def room(store: AgentStore, enrolment: Enrolment | None) -> Iterator[Finding]:
 
 
 def latest_enrolment(store: AgentStore) -> Enrolment | None:
-    """Of the run joined last; None: there is none, or it cannot be read (`runs` says so)."""
+    """The enrolment of the run joined last; None: there is none, or it cannot be read (`runs` says so)."""
     try:
         data = next(filter(None, (store.enrolment(run).read() for run in store.runs())), None)
         return None if data is None else read_enrolment(data)
@@ -82,7 +87,7 @@ def latest_enrolment(store: AgentStore) -> Enrolment | None:
 
 
 def runs(store: AgentStore, device: str) -> Iterator[Finding]:
-    """Everything that is kept of each run is read."""
+    """Check each run by reading everything that is kept of it."""
     names = store.runs()
     if not names:
         yield Finding("ok", "runs", "none joined yet")
@@ -96,7 +101,11 @@ def runs(store: AgentStore, device: str) -> Iterator[Finding]:
 
 
 def _kept(store: AgentStore, run: str, device: str) -> str:
-    """What there is of a run. Raises PacketError, StoreError."""
+    """What there is of a run, in words.
+
+    Raises:
+        PacketError, StoreError: something of it is damaged, or cannot be read.
+    """
     data = store.enrolment(run).read()
     if data is None:
         return f"{run}: no enrolment yet"

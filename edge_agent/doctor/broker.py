@@ -1,7 +1,7 @@
 """The way to the broker, step by step: name, connection, TLS, login, subscriptions, a message there and back.
 
-A step that fails ends the walk; what comes after it is shown as skipped. We are the client
-`<fleet>-<device>-probe`, so that an agent that runs meanwhile is not thrown out.
+After a step that fails, those that follow are shown as skipped. We are the client `<fleet>-<device>-probe`,
+so that an agent that runs meanwhile is not thrown out.
 """
 
 import ipaddress
@@ -54,7 +54,11 @@ class _Visit(ProbeConnection):
         )
 
     def refused(self, filters: list[str]) -> list[str]:
-        """Of these topic filters. Raises TransportError."""
+        """Subscribe, and return those of these topic filters that the broker refuses.
+
+        Raises:
+            TransportError: it does not answer.
+        """
         self._client.subscribe([(one, 0) for one in filters])
         answer = self._wait(
             lambda event: isinstance(event, _Granted), PATIENCE_S, f"{self._broker} does not answer"
@@ -63,7 +67,7 @@ class _Visit(ProbeConnection):
 
 
 def examine(broker: Broker, fleet: str | None, device: str) -> Iterator[Finding]:
-    """Walk as far as it goes."""
+    """Take one step after another, until one fails."""
     steps: list[tuple[str, Check]] = [
         ("broker's name", partial(_resolves, broker)),
         ("connection", partial(_connects, broker)),
@@ -139,7 +143,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
-    """Then, with the same connection, what we may read, and a message there and back."""
+    """Log in; then, with the same connection, check what we may read, and send a message there and back."""
     what = "login"
     topics.check_name(fleet, "fleet")
     topics.check_name(device, "device")
@@ -169,7 +173,10 @@ def _subscribed(visit: _Visit, filters: list[str]) -> Finding:
 
 
 def _there_and_back(visit: _Visit) -> Finding:
-    """MQTT 3.1.1 has no word for a publication that is not allowed: it just never arrives."""
+    """Send a retained message and have it sent back.
+
+    MQTT 3.1.1 has no word for a publication that is not allowed: it just never arrives.
+    """
     there_s = median(visit.deliver(b".") for _ in range(_NUM_PINGS))
     visit.deliver(os.urandom(_ECHO_BYTES), retain=True)
     visit.fetch(_ECHO_BYTES, 1)

@@ -1,4 +1,7 @@
-"""From when until when an X.509 certificate is valid: the standard library tells it of trusted ones only."""
+"""From when until when an X.509 certificate is valid, read from its bytes.
+
+The standard library tells it of certificates that it trusts only.
+"""
 
 import ssl
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ _END = "-----END CERTIFICATE-----"
 
 
 def validity(der: bytes) -> tuple[datetime, datetime]:
-    """`notBefore` and `notAfter` (RFC 5280, section 4.1).
+    """The times `notBefore` and `notAfter` of a certificate (RFC 5280, section 4.1).
 
     Raises:
         TransportError: it is no certificate.
@@ -28,7 +31,7 @@ def validity(der: bytes) -> tuple[datetime, datetime]:
 
 
 def validity_of_file(path: Path) -> tuple[datetime, datetime]:
-    """Of the first certificate in a PEM file.
+    """The same of the first certificate in a PEM file.
 
     Raises:
         TransportError: it cannot be read, or holds none.
@@ -48,7 +51,11 @@ def validity_of_file(path: Path) -> tuple[datetime, datetime]:
 
 
 def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements of a DER sequence: tag and content. Raises ValueError, IndexError."""
+    """The elements of a DER sequence: tag and content.
+
+    Raises:
+        ValueError, IndexError: it is none.
+    """
     at = 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2
@@ -62,7 +69,11 @@ def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _time(tag: int, value: bytes) -> datetime:
-    """Two digits of a year mean 1950 to 2049 (RFC 5280, section 4.1.2.5.1). Raises ValueError."""
+    """A time as certificates write it. Two digits of a year mean 1950 to 2049 (RFC 5280, section 4.1.2.5.1).
+
+    Raises:
+        ValueError: it is none.
+    """
     text = value.decode("ascii")
     if tag == _UTC_TIME:
         text = ("19" if int(text[:2]) >= 50 else "20") + text

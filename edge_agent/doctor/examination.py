@@ -22,7 +22,8 @@ from fleetune.protocols.wire.transport.mqtt import Broker
 
 @dataclass(frozen=True)
 class Patient:
-    """An agent as it would be started; None: not said, so that part is not looked at.
+    """The agent that is examined, as it would be started; None: an option was not given, so that part is not
+    looked at.
 
     Attributes:
         fleet, device, broker, data, state, board, policy, test_fraction, trainer, root: options of
@@ -46,7 +47,7 @@ class Patient:
 
 
 def examine(patient: Patient) -> Iterator[Finding]:
-    """One thing after another; whatever one of them raises, the others are looked at."""
+    """Look at one thing after another; whatever one check raises, the others are made."""
     tls = patient.broker is not None and patient.broker.tls
     yield from fenced("python", host.python)
     yield from fenced("clock", partial(host.clock, patient.root, matters=tls))
@@ -57,7 +58,9 @@ def examine(patient: Patient) -> Iterator[Finding]:
 
 
 def _board(patient: Patient) -> Iterator[Finding]:
-    """Sensors and trainers, by the board's profile and the policy; where these are wrong, without them."""
+    """Check board, policy, sensors and trainer. Where profile or policy is wrong, the others go on without
+    it.
+    """
     board, policy = load(UNKNOWN), Policy()
     name = board_name(patient.root) if patient.board == "auto" else patient.board
     try:
@@ -79,7 +82,7 @@ def _trainer(patient: Patient, policy: Policy, board: Board) -> Iterator[Finding
 
 
 def _store(patient: Patient) -> AgentStore | None:
-    """Of this device in this fleet."""
+    """The state folder of this device in this fleet."""
     return None if patient.fleet is None else AgentStore(patient.state / patient.fleet / patient.device)
 
 

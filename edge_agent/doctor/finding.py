@@ -16,7 +16,7 @@ class Finding(Struct, frozen=True):
     Attributes:
         verdict: "fail": an agent would not work; "skip": it was not looked at.
         what: was looked at.
-        found: there.
+        found: what was found there.
         mend: what to do about it; "" if nothing needs it.
     """
 
@@ -30,7 +30,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def fenced(what: str, check: Check) -> Iterator[Finding]:
-    """All that `check` finds; whatever it raises is a finding too."""
+    """Everything that `check` finds; whatever it raises becomes a finding too."""
     try:
         yield from check()
     except FleetuneError as problem:
@@ -41,7 +41,7 @@ def fenced(what: str, check: Check) -> Iterator[Finding]:
 
 
 def refused(what: str, problem: FleetuneError) -> Finding:
-    """Our errors say what is wrong and, mostly after a semicolon, what to do."""
+    """One of our errors as a finding: it says what is wrong and, mostly after a semicolon, what to do."""
     found, _, advice = str(problem).partition("; ")
     return Finding("fail", what, _one_line(found), _one_line(advice) or "correct it; edge-agent run --help")
 

@@ -1,4 +1,4 @@
-"""Is the machine itself fit: its Python, and its clock."""
+"""Whether the machine itself is fit: its Python, and its clock."""
 
 import ctypes
 import platform
@@ -24,7 +24,9 @@ def python(
     bits: int = sys.maxsize.bit_length() + 1,
     machine: str = platform.machine(),
 ) -> Iterator[Finding]:
-    """New enough, and 64 bits wide: numpy, msgspec and both trainers have no 32-bit ARM packages."""
+    """Check that Python is new enough, and 64 bits wide: numpy, msgspec and the trainers have no 32-bit ARM
+    packages.
+    """
     found = f"{'.'.join(map(str, version))}, {bits} bit on {machine}"
     if version[:2] < LEAST_PYTHON:
         yield Finding("fail", "python", found, "install Python 3.11 or newer, and this program in it")
@@ -49,7 +51,8 @@ def clock(
     now: Callable[[], float] = time.time,
     kernel: KernelClock = kernel_clock,
 ) -> Iterator[Finding]:
-    """MQTT carries no time to compare with, so: is the year plausible, and does anybody keep it right?
+    """Check that the year is plausible, and that somebody keeps the clock right: MQTT carries no time to
+    compare with.
 
     Args:
         root: folder in which `proc`, `sys` and `run` lie.
@@ -73,7 +76,7 @@ def clock(
 
 
 def _keeper(root: Path, kernel: KernelClock) -> str | None:
-    """Who keeps the clock right; None: nobody, as far as can be told."""
+    """Who keeps the clock right, in words; None: nobody, as far as can be told."""
     if (root / "run/systemd/timesync/synchronized").exists():
         return "synchronised by systemd-timesyncd"
     if root == Path("/") and kernel():

@@ -1,4 +1,4 @@
-"""What the board tells, held against what its owner's policy wants to know."""
+"""What the board's sensors tell, held against what its owner's policy needs to know."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ _SENSORS = {  # name in `Conditions`: for people, and what in a policy cannot be
 
 
 def examine(root: Path, policy: Policy, board: Board, run: Run = run_command) -> Iterator[Finding]:
-    """One finding a sensor, and whether the policy lets the agent train just now.
+    """A finding for each sensor, then whether the policy lets the agent train just now.
 
     Args:
         root: folder in which `proc` and `sys` lie.

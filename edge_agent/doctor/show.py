@@ -1,4 +1,4 @@
-"""Findings for people, as they come, and for scripts."""
+"""Findings as they are shown: to people one by one as they come, to scripts as JSON."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,7 @@ _INDENT = " " * 6
 
 
 def show(findings: Iterable[Finding], console: Console) -> list[Finding]:
-    """A line each as soon as it is found, and a line that says how to mend it; all of them at the end."""
+    """Print a line for each finding as it comes, and a line on how to mend it; return all of them."""
     seen = []
     for finding in findings:
         for line in _lines(finding):
@@ -24,7 +24,7 @@ def show(findings: Iterable[Finding], console: Console) -> list[Finding]:
 
 
 def as_json(findings: Iterable[Finding]) -> bytes:
-    """`{"ok": ..., "findings": [{"verdict", "what", "found", "mend"}, ...]}`."""
+    """The findings as `{"ok": ..., "findings": [{"verdict", "what", "found", "mend"}, ...]}`."""
     seen = list(findings)
     return msgspec.json.format(msgspec.json.encode({"ok": is_well(seen), "findings": seen}), indent=2)
 

@@ -19,7 +19,7 @@ _OTHER_NAME = (62, 64)  # host name, IP address
 
 
 def own_certificate(broker: Broker) -> Iterator[Finding]:
-    """Ours: it can be read, belongs to its key, and is valid."""
+    """Check our certificate: it can be read, belongs to its key, and is valid."""
     what = "own certificate"
     if broker.cert is None:
         if broker.key is not None:
@@ -44,7 +44,7 @@ def own_certificate(broker: Broker) -> Iterator[Finding]:
 
 
 def authority(broker: Broker) -> Iterator[Finding]:
-    """The file of --ca: it can be read, and none in it has expired."""
+    """Check the file of --ca: it can be read, and nothing in it has expired."""
     what = "authority"
     if broker.ca is None:
         return
@@ -61,7 +61,7 @@ def authority(broker: Broker) -> Iterator[Finding]:
 
 
 def broker_certificate(broker: Broker) -> Iterator[Finding]:
-    """A handshake: the chain, the name, the dates, and whether the broker wants a certificate of ours."""
+    """Shake hands: are chain, name and dates right, and does the broker want a certificate of ours?"""
     what = "broker's certificate"
     try:
         with _handshake(broker, _context(broker)) as line:

@@ -48,7 +48,7 @@ class Tried:
     """What came of importing a trainer in a process of its own.
 
     Attributes:
-        version: it has; "": it could not be imported.
+        version: of the package; "": it could not be imported.
         num_bytes: that the import added to memory; None: not known.
         problem: why it could not be imported.
     """
@@ -59,7 +59,7 @@ class Tried:
 
 
 def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iterator[Finding]:
-    """The samples load, there are enough, and they fit the run joined last.
+    """Check that the samples load, are enough, and fit the run joined last.
 
     Raises:
         DataError: they do not.
@@ -83,12 +83,12 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
 def trainers(
     choice: str, usable_bytes: int | None, attempt: Callable[[str], Tried] | None = None
 ) -> Iterator[Finding]:
-    """What is installed, and whether what would be used can be imported in the memory there is.
+    """Check what trainers are installed, and that the one to be used can be imported in the memory there is.
 
     Args:
         choice: `--trainer`.
         usable_bytes: that this process may take; None: not known.
-        attempt: imports a module; in tests something else.
+        attempt: imports a module; None: `try_import`.
     """
     attempt = attempt or try_import
     if choice not in (AUTO, *KINDS):
@@ -117,7 +117,10 @@ def trainers(
 def _usable(
     kind: Kind, others: list[str], usable_bytes: int | None, attempt: Callable[[str], Tried]
 ) -> Iterator[Finding]:
-    """Its version, and a trial in a process of its own: a package for another processor dies on import."""
+    """Check a trainer's version and its memory.
+
+    It is imported in a process of its own: a package for another processor dies on import.
+    """
     held, needed = process_memory().resident or 0, IMPORT_BYTES[kind]
     if usable_bytes is not None and held + needed > usable_bytes:
         yield Finding(
@@ -160,7 +163,7 @@ def _too_small(kind: Kind, held: int, needed: int, usable_bytes: int) -> Finding
 
 
 def _quarrel(kind: Kind) -> Iterator[Finding]:
-    """Both packages put their files into one folder, and the later one breaks the earlier."""
+    """Check that not both ONNX packages are installed: they share a folder, and one breaks the other."""
     if kind == "ort-training" and any(map(_installed_version, _PACKAGES["onnx"])):
         mend = "pip uninstall onnxruntime onnxruntime-training-cpu, then install the one you want"
         yield Finding("fail", "trainer", "onnxruntime and its training package lie over each other", mend)
@@ -173,12 +176,12 @@ def _reinstall(kind: Kind) -> str:
 
 
 def limit_bytes(conditions: Conditions, policy: Policy, board: Board) -> int | None:
-    """What the process may take altogether, by the board and by its owner."""
+    """The bytes that the process may take, by the board and by its owner; None: no limit is known."""
     return limits_of(None, conditions, policy, board).memory_bytes
 
 
 def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[Finding]:
-    """Whether the run joined last still fits: its own forecast against the memory there is now."""
+    """Check whether the run joined last still fits: its own forecast against the memory there is now."""
     known = ((run, read_ratio_controller(store.ratio_controller(run).read())) for run in store.runs())
     run, ratio_controller = next(((run, one) for run, one in known if one is not None), ("", None))
     if ratio_controller is None:
@@ -193,7 +196,7 @@ def latest_run(store: AgentStore, conditions: Conditions) -> Iterator[Finding]:
 
 
 def try_import(module: str) -> Tried:
-    """In a process of its own, so that neither its memory nor its death is ours."""
+    """Import a module in a process of its own, so that neither its memory nor its death is ours."""
     command = [sys.executable, "-P", "-c", _TRY, module]
     try:
         done = subprocess.run(  # noqa: S603 - our own command line

@@ -1,1 +1,3 @@
-"""The device's personal model: which version it serves, and as a file for an app."""
+"""The device's personal model after training: which version of it the device serves, and that version as a
+file for an app.
+"""

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Memory(Protocol):
-    """Where the served model is kept: one value, replaced whole."""
+    """Where the served model is kept: one value, which is replaced as a whole."""
 
     def read(self) -> bytes | None: ...
 
@@ -47,7 +47,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Standing:
-    """A candidate and what is known of it.
+    """A candidate to be served, and what is known of how well it does.
 
     Attributes:
         run, round: in which it was trained.
@@ -78,7 +78,7 @@ class Standing:
 
     @property
     def words(self) -> str:
-        """Where it comes from and how it does, for people."""
+        """Where the model comes from and how well it does, for people."""
         said = [f"run {self.run}, {'final evaluation' if self.closing else f'round {self.round}'}"]
         if self.validation_loss is not None:
             said.append(f"validation loss {self.validation_loss:.4g}")
@@ -92,7 +92,7 @@ class Served:
     """The model that a device serves.
 
     Attributes:
-        standing: of it.
+        standing: what is known of it.
         weights: shape (spec.size,).
     """
 
@@ -101,7 +101,7 @@ class Served:
 
 
 def read_served(data: bytes | None, spec: ModelSpec | None = None) -> Served | None:
-    """What `Adoption` wrote; None: nothing yet.
+    """Read what `Adoption` wrote; None: there is nothing yet.
 
     Raises:
         PacketError: it is damaged, or of another model than `spec`.
@@ -129,14 +129,15 @@ def _question(standing: Standing) -> tuple[object, ...]:
 
 
 class Adoption:
-    """A device's served model during one run, and the best of this run, which the run's figures tell of.
+    """A device's served model during one run, and the best model of this run, which the run's figures tell
+    of.
 
     Args:
         memory: of the served model, across the device's runs.
         enrolment: of the run.
         judge: its model and data.
         num_validation: how many validation samples it has.
-        samples: their and the test samples' fingerprint.
+        samples: fingerprint of the validation and the test samples.
 
     Raises:
         PacketError: what is kept is damaged.
@@ -159,12 +160,12 @@ class Adoption:
         self.served = self._judged_today()
 
     def resume(self, best: Standing | None) -> None:
-        """`best` of this run as it was when the run stopped."""
+        """Go on with the `best` of this run as it was when the run stopped."""
         self._best = best if best is not None and best.samples == self._samples else None
 
     @property
     def best(self) -> Standing | None:
-        """Of this run's models the one to serve, whether it is served or an earlier run's still is."""
+        """The model of this run to be served, whether it is served or an earlier run's still is."""
         served = self.served
         return served if served is not None and served.run == self._enrolment.run else self._best
 

@@ -1,4 +1,4 @@
-"""A personal model as a plain ONNX file that an app can run: raw samples in, probabilities out."""
+"""A personal model as an ONNX file that an app runs by itself: raw samples in, probabilities out."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,9 @@ _BATCH_SIZE = 128
 
 
 def inference_graph(bundle: Bundle) -> Graph:
-    """From raw samples (bytes of images as 0..1) to logits, probabilities and the likeliest label."""
+    """Make the graph from raw samples (bytes of images as 0..1) to logits, probabilities and the likeliest
+    label.
+    """
     answer = bundle.graphs[ANSWER].keeping({LOGITS})
     (x,) = (port for port in answer.inputs if port.name == "x")
     first, constants = _normalisation(bundle)
@@ -41,7 +43,7 @@ def inference_graph(bundle: Bundle) -> Graph:
 
 
 def _normalisation(bundle: Bundle) -> tuple[tuple[Node, ...], tuple[Constant, ...]]:
-    """The nodes that make `x` of the input, as `edge_agent.training.device_data` does."""
+    """The nodes that make the model's `x` of the input, as `edge_agent.training.device_data` does."""
     if bundle.input_type != "f4" or (bundle.mean, bundle.std) == (0.0, 1.0):
         return (Node("Identity", (INPUT,), ("x",), {}),), ()
     centred = Node("Sub", (INPUT, "input:mean"), ("input:centred",), {})
@@ -54,7 +56,7 @@ def _normalisation(bundle: Bundle) -> tuple[tuple[Node, ...], tuple[Constant, ..
 
 
 def write_inference(bundle: Bundle, weights: FlatArray, about: Mapping[str, str]) -> bytes:
-    """The ONNX file of a model with these weights, shape (spec.size,).
+    """Make the ONNX file of a model with these weights, shape (spec.size,).
 
     Its metadata holds `about` and the class names as JSON.
     """
@@ -75,7 +77,7 @@ class Predictor:
     Attributes:
         session: of ONNX Runtime.
         class_names: of the labels; empty: they have none.
-        input_shape: one sample.
+        input_shape: of one sample.
     """
 
     session: Any
@@ -84,7 +86,11 @@ class Predictor:
 
     @classmethod
     def of(cls, model: bytes | Path) -> "Predictor":
-        """Raises ModelError: there is no such file, it is no such model, or ONNX Runtime is not installed."""
+        """Open a file.
+
+        Raises:
+            ModelError: there is no such file, it is no such model, or ONNX Runtime is not installed.
+        """
         onnxruntime = runtime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
@@ -101,13 +107,13 @@ class Predictor:
         return cls(session, names, tuple(given.shape[1:]))
 
     def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
-        """Of each class for each sample, shape (n, classes).
+        """The probability of each class for each sample, shape (n, classes).
 
         Args:
             x: raw samples, shape (n, *input_shape): bytes, or numbers as the device was trained on.
 
         Raises:
-            DataError: of another shape.
+            DataError: they are of another shape.
         """
         if x.shape[1:] != self.input_shape and (1, *x.shape[1:]) != self.input_shape:
             raise DataError(f"samples have shape {x.shape[1:]}; the model takes {self.input_shape}")
@@ -124,5 +130,5 @@ class Predictor:
         return array
 
     def name(self, label: int) -> str:
-        """Of a class."""
+        """The name of a class."""
         return self.class_names[label] if self.class_names else str(label)

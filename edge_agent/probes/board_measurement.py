@@ -1,4 +1,4 @@
-"""All that can be told of this board, each figure with where it is from, or why it is not known."""
+"""Everything that can be told of this board, each figure with where it is from, or why it is not known."""
 
 import os
 import time
@@ -24,7 +24,7 @@ _IDLE_S = 3.0
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing known of a board, or not.
+    """One thing known of a board, or not known.
 
     Attributes:
         value: None: not known.
@@ -39,11 +39,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class BoardMeasurement:
-    """A board as it is found.
+    """A board as it was found.
 
     Attributes:
         board: the firmware profile that fits it.
-        sensors: which of them tell something here, names as in `firmware_profiles`.
+        sensors: those that tell something here, named as in `firmware_profiles`.
         figures: by name.
         training: speed at each ratio that was tried; empty: it was not measured.
         trained: what was trained, or why nothing was.
@@ -128,7 +128,7 @@ def measure_board(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> BoardMeasurement:
-    """Look at the board, then measure; takes some seconds where there is something to measure.
+    """Look at the board, then measure it; this takes some seconds where there is something to measure.
 
     Args:
         root: folder in which `proc` and `sys` lie.
@@ -209,7 +209,7 @@ def _board_figures(root: Path, run: Run) -> dict[str, Figure]:
 
 
 def condition_figures(root: Path = ROOT, run: Run = run_command) -> dict[str, Figure]:
-    """All of `Conditions`, each with the reason where it is not known."""
+    """Each of `Conditions` as a figure, with the reason where it is not known."""
     now = read_conditions(root, run)
     return {name: _told(root, name, getattr(now, name)) for name in _CONDITIONS}
 
@@ -219,7 +219,7 @@ def _told(root: Path, name: str, value: float | str | bool | None) -> Figure:
 
 
 def _idle_watts(meter: EnergyMeter, root: Path, sleep: Callable[[float], None]) -> Figure:
-    """Does not wait where there is no sensor to read meanwhile."""
+    """What the board draws while it does nothing. Where there is no sensor, nobody waits for one."""
     meter.start()
     if meter.sensor is not None:
         sleep(_IDLE_S)
@@ -227,7 +227,7 @@ def _idle_watts(meter: EnergyMeter, root: Path, sleep: Callable[[float], None]) 
 
 
 def _mean_watts(meter: EnergyMeter, root: Path) -> Figure:
-    """Since the meter was started."""
+    """The mean draw since the meter was started."""
     joules = meter.stop()
     if joules is None or meter.seconds <= 0:
         return Figure(None, "W", _why(root, "idle_w"))
@@ -248,7 +248,7 @@ def _sensors(root: Path, run: Run) -> tuple[str, ...]:
 
 
 def _why(root: Path, name: str) -> str:
-    """Why this figure is not known."""
+    """Why a figure is not known, in a few words."""
     place = _PLACES[name]
     there = [path for pattern in place.files for path in matches(root, pattern)]
     closed = [path for path in there if not os.access(path, os.R_OK)]

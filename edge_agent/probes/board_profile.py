@@ -1,4 +1,4 @@
-"""What this device says about itself by the profile of its board; `edge_agent.probes` measures."""
+"""What a board's profile says of the device that stands on it, before anything is measured there."""
 
 from pathlib import Path
 

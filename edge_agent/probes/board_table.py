@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def all_boards(boards: Iterable[Board]) -> Group:
-    """A line a board with its main figures; estimates are marked."""
+    """A table with a row for each board and its main figures; estimates are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     table.add_column("board", no_wrap=True)
     for name in _COLUMNS:
@@ -33,7 +33,7 @@ def all_boards(boards: Iterable[Board]) -> Group:
 
 
 def one_board(board: Board) -> str:
-    """A line a figure: its value, its source, and how it was found."""
+    """A line for each figure of a board: its value, its source, and how it was found."""
     figures = stated(board.profile.figures)
     width = max(map(len, figures))
     lines = (f"{key:{width}}  {_told(figure)}" for key, figure in figures.items())

@@ -1,4 +1,4 @@
-"""All that an owner's policy is judged by, read at once."""
+"""The board's conditions: everything that an owner's policy is judged by, read at once."""
 
 import time
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from fleetune.protocols.conditions import Conditions
 
 
 def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:
-    """How the board is just now.
+    """Read how the board is just now.
 
-    `celsius` is a battery's where no thermal zone can be read, as on a phone.
+    `celsius` is a battery's temperature where no thermal zone can be read, as on a phone.
 
     Args:
         root: folder in which `proc` and `sys` lie.
@@ -37,8 +37,9 @@ def read_conditions(root: Path = ROOT, run: Run = run_command) -> Conditions:
 
 
 class BoardSensors:
-    """The board's conditions, for whoever asks every few seconds: files are read each time, external commands
-    run once a minute at most.
+    """The board's conditions, for whoever asks every few seconds.
+
+    Files are read each time, external commands run once a minute at most.
 
     Args:
         root, run: as for `read_conditions`.
@@ -59,7 +60,10 @@ class BoardSensors:
         self._throttle_count: int | None = None
 
     def read(self) -> Conditions:
-        """How the board is just now. On x86, which counts it: throttled, if it was since the last call."""
+        """Read how the board is just now.
+
+        x86 counts how often it was throttled, so there `throttled` is whether it was since the last call.
+        """
         conditions = read_conditions(self._root, self._run)
         before, self._throttle_count = self._throttle_count, temperature.throttle_count(self._root)
         if before is None or self._throttle_count is None:

@@ -1,4 +1,6 @@
-"""Joules over an interval: the board's draw, read again and again, or counters of the processor's (RAPL)."""
+"""Joules over an interval: by sensors of the board's draw, read again and again, or by energy counters
+(RAPL).
+"""
 
 import threading
 import time
@@ -24,7 +26,7 @@ _PATIENCE = 5  # as many samples in a row may be missing before the sum would be
 
 
 class EnergyAccumulator(Protocol):
-    """Joules so far, fed by one sensor."""
+    """Counts the joules that one sensor has told of so far."""
 
     def take(self, now: float) -> None:
         """Read the sensor, at `now` seconds."""
@@ -35,11 +37,11 @@ class EnergyAccumulator(Protocol):
 
 
 class Integral:
-    """Draw over time, by trapezoids between readings.
+    """The draw summed over time, by trapezoids between readings.
 
     Args:
         watts: reads the sensor.
-        longest_gap_s: between two readings; with a longer one the sum is unknown.
+        longest_gap_s: between two readings; after a longer gap the sum is unknown.
     """
 
     def __init__(self, watts: Callable[[], float | None], longest_gap_s: float) -> None:
@@ -62,7 +64,11 @@ class Integral:
 
     @property
     def joules(self) -> float | None:
-        """A last reading that failed is bridged with the one before, as long as the gap is no longer."""
+        """The sum so far, in joules; None: it is unknown.
+
+        After a last reading that failed, the draw is taken to be as in the reading before, for as long as the
+        longest gap.
+        """
         if self._last is None:
             return None
         at, watts = self._last
@@ -72,10 +78,10 @@ class Integral:
 
 
 class Counters:
-    """Counters of microjoules that wrap, each by itself.
+    """The sum of counters of microjoules, each of which begins at 0 again at a value of its own.
 
     Args:
-        counters: the files, each with the value at which it starts at 0 again.
+        counters: the files, each with the value after which it begins again.
     """
 
     def __init__(self, counters: Mapping[Path, float]) -> None:
@@ -102,10 +108,11 @@ class Counters:
 
 
 def rapl_counters(root: Path = ROOT) -> tuple[dict[Path, float], Covers]:
-    """The files whose energies add up, each with the value after which it wraps, and what they cover.
+    """The RAPL files whose energies add up, each with the value after which it begins again, and what they
+    cover.
 
-    `psys` is the whole platform; else the processor packages with their memory. None are there, or readable,
-    for any but root since Linux 5.10 (CVE-2020-8694): an empty dict.
+    `psys` is the whole platform; where there is none, it is the processor packages with their memory. Since
+    Linux 5.10 (CVE-2020-8694) only root may read them: for others the dict is empty.
     """
     packages, platform = {}, {}
     for name in matches(root, "sys/class/powercap/intel-rapl:*/name"):
@@ -121,13 +128,18 @@ def rapl_counters(root: Path = ROOT) -> tuple[dict[Path, float], Covers]:
 
 
 class EnergyMeter:
-    """Joules between `start` and `stop`, for one interval after the other.
+    """Counts the joules between `start` and `stop`, for one interval after the other.
 
-    A thread reads the sensor meanwhile: files every second, commands every ten, counters every half minute.
+    Meanwhile a thread reads the sensor: files every second, commands every ten, counters every half minute.
 
     Args:
         root, run: see `edge_agent.probes`.
         clock: seconds that never jump.
+
+    Attributes:
+        sensor: name of the sensor that is read, as in `firmware_profiles`; None: there is none.
+        covers: whether it counts the whole board or the processor alone; None: there is no sensor.
+        seconds: how long the last interval was.
     """
 
     def __init__(
@@ -143,8 +155,8 @@ class EnergyMeter:
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Begin, with the first sensor that answers. `sensor` is its name as in `firmware_profiles`, `covers`
-        what it counts: the whole board, or the processor alone. Both None: there is none.
+        """Begin an interval with the first sensor that answers; an interval that was not stopped is
+        forgotten.
         """
         self.stop()
         self.sensor = self.covers = None
@@ -161,9 +173,9 @@ class EnergyMeter:
         self._thread.start()
 
     def stop(self) -> float | None:
-        """End; the joules since `start`, `seconds` ago. None: no sensor, or it fell silent in between.
+        """End the interval and return its joules; None: there is no sensor, or it fell silent in between.
 
-        A reading under way is waited for, a command of a phone's for as much as a second.
+        A reading that is under way is waited for; a command on a phone may take a second.
         """
         tally, thread, self._tally, self._thread = self._tally, self._thread, None, None
         if tally is None or thread is None:

@@ -1,4 +1,4 @@
-"""One value from one file or one command; None when it cannot be had."""
+"""Reading one value from one file or one command; None when it cannot be had."""
 
 import math
 import shutil
@@ -28,7 +28,7 @@ def read_text(path: Path) -> str | None:
 
 
 def number(value: object, low: float, high: float) -> float | None:
-    """A number, or a text that is one, from `low` to `high`."""
+    """`value` as a number if it is one, or is a text that is one, from `low` to `high`; else None."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         return None
     try:
@@ -39,7 +39,7 @@ def number(value: object, low: float, high: float) -> float | None:
 
 
 def read_number(path: Path, low: float, high: float) -> float | None:
-    """The file's only content, a number from `low` to `high`."""
+    """The number that is the file's only content, if it is from `low` to `high`; else None."""
     return number(read_text(path), low, high)
 
 
@@ -52,13 +52,13 @@ def matches(root: Path, pattern: str) -> list[Path]:
 
 
 def fields(text: str | None) -> dict[str, str]:
-    """Lines of `name: value` or `name value`, by name, as /proc writes them."""
+    """Lines of `name: value` or `name value`, as /proc writes them, by name."""
     pairs = (line.replace(":", " ", 1).split(maxsplit=1) for line in (text or "").splitlines())
     return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
 
 def run_command(words: list[str]) -> str | None:
-    """Run an external command, for at most `COMMAND_S`; see `Run`."""
+    """Run an external command, for at most `COMMAND_S`, and return what it printed; see `Run`."""
     program = shutil.which(words[0])
     if program is None:
         return None
@@ -76,7 +76,7 @@ def run_command(words: list[str]) -> str | None:
 
 
 class CachedCommands:
-    """A `Run` that asks each command at most every `every_s`, and one that failed ten times as seldom.
+    """A `Run` that asks each command at most every `every_s`, and one that failed a tenth as often.
 
     Args:
         run: what really runs them.
@@ -101,7 +101,7 @@ class CachedCommands:
 
 
 def json_object(text: str | None) -> dict[str, Any]:
-    """A JSON object; an empty one for anything else."""
+    """The JSON object that a text is; an empty one for anything else."""
     try:
         found = msgspec.json.decode(text or "")
     except (msgspec.DecodeError, RecursionError, UnicodeError):

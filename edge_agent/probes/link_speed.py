@@ -50,7 +50,9 @@ class _Acknowledged:
 
 
 class ProbeConnection(MqttTransport):
-    """A connection of its own. Its will and its farewell clear the topic, however it ends."""
+    """A connection of its own to the broker. However it ends, by its will or on closing, the topic is
+    cleared.
+    """
 
     def __init__(
         self, broker: Broker, client_id: str, topic: str, clock: Callable[[], float], patience_s: float
@@ -64,22 +66,33 @@ class ProbeConnection(MqttTransport):
         super().close(farewell)
 
     def open(self) -> None:
-        """Raises TransportError: the broker cannot be reached, or refuses us."""
+        """Connect to the broker.
+
+        Raises:
+            TransportError: the broker cannot be reached, or refuses us.
+        """
         self.connect()
         self._wait(lambda event: isinstance(event, Connected), _CONNECT_S, f"{self._broker} does not answer")
 
     def deliver(self, data: bytes, *, retain: bool = False) -> float:
-        """Publish; the seconds until the broker has it. Raises TransportError."""
+        """Publish a message and return the seconds until the broker has it.
+
+        Raises:
+            TransportError: it does not acknowledge the message in time, or the connection is lost.
+        """
         began, failure = self._clock(), f"{self._broker} does not acknowledge {len(data):,} bytes"
         sent = self._client.publish(self._topic, data, qos=1, retain=retain)
         self._wait(lambda event: event == _Acknowledged(sent.mid), self._patience_s, failure)
         return self._clock() - began
 
     def fetch(self, num_bytes: int, times: int) -> float:
-        """Have the retained message of this size sent `times` in a row; the seconds until all have come.
-        Raises TransportError.
+        """Have the retained message of this size sent `times` in a row; return the seconds until all have
+        come.
 
         Only so many are asked for at once: mosquitto drops what a slow client's socket cannot take.
+
+        Raises:
+            TransportError: they do not come back in time, or the connection is lost.
         """
         began = self._clock()
         failure = f"{self._topic} does not come back (this device must be allowed to write and read it)"
@@ -94,7 +107,11 @@ class ProbeConnection(MqttTransport):
         return seconds
 
     def _wait(self, wanted: Callable[[Any], bool], patience_s: float, failure: str) -> Any:
-        """The event; raises TransportError."""
+        """Wait for an event that is `wanted`, and return it.
+
+        Raises:
+            TransportError: none came in time, or the connection is lost.
+        """
         give_up_at = self._clock() + patience_s
         while True:
             left_s = give_up_at - self._clock()
@@ -146,7 +163,7 @@ def measure_link(
 
 
 def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
-    """Each result is better than the one before; after a message that is refused, the last one stands."""
+    """Results, each better than the one before; when a message is refused, the last result stands."""
     trip_s = median(line.deliver(b".") for _ in range(_NUM_PINGS))
     found, num_bytes, times, up_s, down_s = LinkSpeed(round_trip_s=trip_s), FIRST_BYTES, 1, 0.0, 0.0
     yield found
@@ -167,5 +184,5 @@ def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
 
 
 def _rate(num_bytes: int, seconds: float, trip_s: float) -> float:
-    """Bits a second without the round trip, which is no more than half of it where the link is that fast."""
+    """Bits a second without the round trip, of which at most half of the time is taken off."""
     return num_bytes * 8 / max(seconds - trip_s, seconds / 2, 1e-9)

@@ -1,8 +1,9 @@
-"""How much memory the agent's process may take, has taken, and took at most.
+"""How much memory the agent's process may take, takes now, and took at its peak.
 
-"May take" counts what it has already, so it compares with a predicted peak. Page cache counts as free, as
-the kernel drops it when asked; on a limit so tight that the libraries' own pages are dropped, training slows
-down long before it is killed (LeNet-5 steps with torch took 0.75 s within 512 MB, 354 s within 256 MB).
+What it may take includes what it has already, so that it compares with a predicted peak. Page cache counts as
+free, as the kernel drops it when asked; under a limit so tight that the libraries' own pages are dropped,
+training slows down long before it is killed (LeNet-5 steps with torch took 0.75 s within 512 MB, 354 s within
+256 MB).
 """
 
 import os
@@ -25,7 +26,7 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """What this process has, in bytes; None: not known.
+    """The memory that this process has, in bytes; None: not known.
 
     Attributes:
         resident: its pages in memory (RSS).
@@ -43,7 +44,7 @@ class ProcessMemory:
 
 
 def process_memory(root: Path = ROOT) -> ProcessMemory:
-    """What /proc/self/status says."""
+    """Read what /proc/self/status says of this process."""
     status = fields(read_text(root / "proc/self/status"))
     resident, anonymous = _kib(status, "VmRSS"), _kib(status, "RssAnon")
     return ProcessMemory(
@@ -56,31 +57,33 @@ def process_memory(root: Path = ROOT) -> ProcessMemory:
 
 
 def total_bytes(root: Path = ROOT) -> int | None:
-    """Fitted memory, less what the kernel keeps for itself."""
+    """Fitted memory in bytes, without what the kernel keeps for itself."""
     return _kib(fields(read_text(root / "proc/meminfo")), "MemTotal")
 
 
 def cgroup_limit_bytes(root: Path = ROOT) -> int | None:
-    """The smallest limit of the control groups this process is in; None: none is set, or known."""
+    """The smallest limit of the control groups this process is in, in bytes; None: none is set, or known."""
     return min((limit for limit, _ in _cgroup_limits(root)), default=None)
 
 
 def attainable_bytes(root: Path = ROOT) -> int | None:
-    """What this process may take altogether: the smallest of what is available and every limit on it."""
+    """What this process may take altogether, in bytes: the smallest of what is available and every limit on
+    it.
+    """
     process = process_memory(root)
     bounds = [_available(root, process), *_within_cgroups(root, process), *_within_limits(root, process)]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
 class PeakMemory:
-    """The most memory that this process takes between `reset` and `read`."""
+    """Measures the most memory that this process takes between `reset` and `read`."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
         self._before: int | None = None
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Begin an interval."""
         self._before = None
         permitted = _write(self._root / "proc/self/clear_refs", _RESET_PEAK)
         now = process_memory(self._root)
@@ -90,8 +93,10 @@ class PeakMemory:
             self._before = now.peak
 
     def read(self) -> int | None:
-        """In bytes, without end of the interval. None where the kernel keeps no peak, or cannot forget the
-        one before `reset` and it was not exceeded since.
+        """The peak since `reset`, in bytes; the interval goes on.
+
+        None where the kernel keeps no peak, or cannot forget the one before `reset` and it was not exceeded
+        since.
         """
         peak = process_memory(self._root).peak
         if peak is None or (self._before is not None and peak <= self._before):
@@ -105,7 +110,7 @@ def _available(root: Path, process: ProcessMemory) -> int | None:
 
 
 def _within_limits(root: Path, process: ProcessMemory) -> Iterator[int]:
-    """Under `ulimit -v` and `ulimit -d`, which limit address space: growth there bounds growth in memory."""
+    """What `ulimit -v` and `ulimit -d` leave. They limit address space, which bounds growth in memory."""
     limits = read_text(root / "proc/self/limits") or ""
     for name, taken in (("Max address space", process.address), ("Max data size", process.data)):
         found = re.search(rf"^{name}\s+(\d+)\s", limits, re.MULTILINE)
@@ -120,7 +125,7 @@ def _within_cgroups(root: Path, process: ProcessMemory) -> Iterator[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[int, int | None]]:
-    """Each limit on us, with what counts against it and cannot be dropped (ours included)."""
+    """Each limit of a control group, with what counts against it and cannot be dropped, ours included."""
     for folder, kind in _cgroups(root):
         names, usage_name, prefix = _VERSIONS[kind]
         limits = [read_number(folder / name, 0, _UNLIMITED) for name in names]
@@ -139,7 +144,7 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, int | None]]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str]]:
-    """The folders of the memory groups we are in, innermost first, each with its file system's type."""
+    """The folders of the memory groups we are in, the innermost first, each with its file system's type."""
     joined = _memberships(read_text(root / "proc/self/cgroup"))
     for kind, mount_root, mount_point in _mounts(read_text(root / "proc/self/mountinfo")):
         path = joined.get(kind)
@@ -152,14 +157,14 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _below(path: PurePosixPath, mount_root: PurePosixPath) -> tuple[str, ...]:
-    """The folders from the mount's root down to ours. A container may see its own group as the root."""
+    """The folders from the mount's root down to our group's. A container may see its own group as root."""
     if ".." in path.parts or not path.is_relative_to(mount_root):
         return ()
     return path.relative_to(mount_root).parts
 
 
 def _memberships(text: str | None) -> dict[str, PurePosixPath]:
-    """Where we are, for the file systems of both versions; lines are hierarchy:controllers:path."""
+    """Where we are in the file systems of both versions. The text's lines are hierarchy:controllers:path."""
     found = {}
     for line in (text or "").splitlines():
         parts = line.split(":", 2)
@@ -173,7 +178,7 @@ def _memberships(text: str | None) -> dict[str, PurePosixPath]:
 
 
 def _mounts(text: str | None) -> Iterator[tuple[str, PurePosixPath, PurePosixPath]]:
-    """Type, root and mount point of each memory group file system; see proc(5), /proc/pid/mountinfo."""
+    """Type, root and mount point of each file system of memory groups; see proc(5), /proc/pid/mountinfo."""
     for line in (text or "").splitlines():
         left, separator, right = line.partition(" - ")
         where, what = left.split(), right.split()
@@ -189,7 +194,7 @@ def _unescape(path: str) -> str:
 
 
 def _kib(found: dict[str, str], name: str) -> int | None:
-    """A line like `VmRSS:  123 kB`, in bytes."""
+    """The bytes that a line like `VmRSS:  123 kB` tells of; None: there is no such line."""
     value = number(found.get(name, "").removesuffix("kB"), 0, _MOST / 1024)
     return None if value is None else int(value) * 1024
 

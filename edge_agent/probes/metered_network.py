@@ -1,4 +1,4 @@
-"""Whether traffic costs money, as far as somebody on the board knows."""
+"""Whether traffic over the present network costs money, as far as the system knows."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,9 @@ _ON_METERED = {"yes": True, "no": False}
 
 
 def metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """Of the default route: as NetworkManager says; else True on a modem; else as Android says."""
+    """Whether the default route is metered: as NetworkManager says; else True on a modem; else as Android
+    says.
+    """
     interface = default_interface(root)
     for answer in (_by_bus(run), _by_nmcli(interface, run)):
         if answer is not None:
@@ -23,7 +25,9 @@ def metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
 
 
 def default_interface(root: Path = ROOT) -> str | None:
-    """Where packets for the world leave by IPv4: of all default routes, the one of the least metric."""
+    """The interface by which packets for the world leave (IPv4): of all default routes that of the least
+    metric.
+    """
     routes = []
     for line in (read_text(root / "proc/net/route") or "").splitlines()[1:]:
         words = line.split()
@@ -33,13 +37,13 @@ def default_interface(root: Path = ROOT) -> str | None:
 
 
 def _by_bus(run: Run) -> bool | None:
-    """Its property `Metered`, a number with its type before: `u 4`."""
+    """NetworkManager's property `Metered` on the bus: a number with its type before, `u 4`."""
     words = (run(["busctl", "get-property", _NM, f"/{_NM.replace('.', '/')}", _NM, "Metered"]) or "").split()
     return _METERED.get(words[1]) if len(words) == 2 and words[0] == "u" else None
 
 
 def _by_nmcli(interface: str | None, run: Run) -> bool | None:
-    """`GENERAL.METERED:no (guessed)`."""
+    """What nmcli prints: `GENERAL.METERED:no (guessed)`."""
     if interface is None:
         return None
     told = run(["nmcli", "-t", "-f", "GENERAL.METERED", "device", "show", interface]) or ""
@@ -48,7 +52,7 @@ def _by_nmcli(interface: str | None, run: Run) -> bool | None:
 
 
 def _on_android(run: Run) -> bool | None:
-    """By Termux: on Wi-Fi or on mobile data. A Wi-Fi that charges is not recognised as such."""
+    """What Termux says: on Wi-Fi or on mobile data. A Wi-Fi that charges is not recognised as such."""
     told = json_object(run(["termux-wifi-connectioninfo"]))
     if "supplicant_state" not in told:
         return None

@@ -1,9 +1,10 @@
-"""What the whole board draws just now, by its own sensors: INA3221 or INA238 (Jetson), the PMIC (Pi 5).
+"""What the whole board draws just now, in watts, by its own sensors: INA3221 or INA238 (Jetson), the PMIC (Pi
+5).
 
-Which rails add up to the board is a fact of each model. Jetson Developer Guide, "Power Monitor", and
-github.com/energymon/energymon, jetson/JetsonPowerRails.md: VDD_IN, POM_5V_IN or 5V_IN is the module's input;
-on TX1 and TX2, VDD_MUX is the carrier board beside it; AGX models have no input rail, and AGX Orin's
-VDDQ_VDD2_1V8AO is part of its VIN_SYS_5V0. A set of rails that is not listed here is not guessed at.
+Which rails (supply lines) add up to the board is a fact of each model. Jetson Developer Guide, "Power
+Monitor", and github.com/energymon/energymon, jetson/JetsonPowerRails.md: VDD_IN, POM_5V_IN or 5V_IN is the
+module's input; on TX1 and TX2, VDD_MUX is the carrier board beside it; AGX models have no input rail, and AGX
+Orin's VDDQ_VDD2_1V8AO is part of its VIN_SYS_5V0. A set of rails that is not listed here is not guessed at.
 """
 
 import re
@@ -38,7 +39,7 @@ _PMIC_SLOPE, _PMIC_OFFSET_W = 1.1451, 0.5879
 
 @dataclass(frozen=True)
 class Draw:
-    """What the whole board draws, and which sensor says so (names as in `firmware_profiles`)."""
+    """What the whole board draws, and which sensor says so (named as in `firmware_profiles`)."""
 
     watts: float
     sensor: str
@@ -46,11 +47,11 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sensor:
-    """One that tells the whole board's watts.
+    """A sensor that tells how many watts the whole board draws.
 
     Attributes:
         name: as in `firmware_profiles`.
-        read: watts; None: it is not there, or tells nothing now.
+        read: watts; None: the sensor is not there, or tells nothing now.
         by_command: whether `read` runs an external command.
     """
 
@@ -60,7 +61,7 @@ class Sensor:
 
 
 def watt_sensors(root: Path = ROOT, run: Run = run_command) -> tuple[Sensor, ...]:
-    """All we know of, the best first."""
+    """All sensors we know of, the best first, whether they are there or not."""
     return (
         Sensor("ina3221", lambda: ina3221_watts(root)),
         Sensor("ina238", lambda: ina238_watts(root)),
@@ -71,7 +72,7 @@ def watt_sensors(root: Path = ROOT, run: Run = run_command) -> tuple[Sensor, ...
 
 
 def read_draw(root: Path = ROOT, run: Run = run_command) -> Draw | None:
-    """By the first sensor that tells; None: none does."""
+    """What the first sensor that answers says; None: none does."""
     for sensor in watt_sensors(root, run):
         watts = sensor.read()
         if watts is not None:
@@ -90,7 +91,7 @@ def ina3221_watts(root: Path = ROOT) -> float | None:
 
 
 def ina238_watts(root: Path = ROOT) -> float | None:
-    """Jetson Thor's input, carrier board included."""
+    """The draw at a Jetson Thor's input, carrier board included."""
     for name in matches(root, "sys/class/hwmon/hwmon*/name"):
         if read_text(name) == "ina238":
             microwatts = read_number(name.with_name("power1_input"), 0, MOST_WATTS * 1e6)
@@ -99,7 +100,10 @@ def ina238_watts(root: Path = ROOT) -> float | None:
 
 
 def pmic_watts(run: Run = run_command) -> float | None:
-    """A Raspberry Pi 5 without what hangs on its USB and 5 V pins. A voltage without a current is no rail."""
+    """The draw of a Raspberry Pi 5, without what hangs on its USB and 5 V pins.
+
+    A voltage without a current is no rail.
+    """
     found = {
         (rail, unit): value
         for rail, unit, value in _PMIC_LINE.findall(run(["vcgencmd", "pmic_read_adc"]) or "")
@@ -123,7 +127,9 @@ def _iio_rails(root: Path) -> dict[str, float | None]:
 
 
 def _hwmon_rails(root: Path) -> dict[str, float | None]:
-    """Channels 1 to 3; 4 to 7 are shunt voltages and their sum (kernel: hwmon/ina3221)."""
+    """Watts by rail. Channels 1 to 3 are rails; 4 to 7 are shunt voltages and their sum (kernel:
+    hwmon/ina3221).
+    """
     rails = {}
     for label in matches(root, "sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in[1-3]_label"):
         channel = label.name[2]

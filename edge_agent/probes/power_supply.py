@@ -1,4 +1,4 @@
-"""Where the board's power comes from and how full its battery is: Linux's power_supply, else Termux.
+"""Where the board's power comes from and how full its battery is: by Linux's power_supply, else by Termux.
 
 power_supply counts in uA, uV, uW, uWh, uAh and tenths of a degree (kernel: ABI/testing/sysfs-class-power).
 The battery's own current is the whole board's only while it discharges.
@@ -29,7 +29,7 @@ _CELSIUS = (-40.0, 120.0)
 
 @dataclass(frozen=True)
 class Supply:
-    """None: not known.
+    """The board's power supply and its batteries; None: not known.
 
     Attributes:
         power: see `protocols.conditions.Conditions`.
@@ -49,18 +49,20 @@ class Supply:
 
 
 def plausible_watts(watts: float) -> float | None:
-    """`watts`, unless no board that runs can draw that."""
+    """`watts`, or None if no board that runs can draw that."""
     return watts if 0 < watts <= MOST_WATTS else None
 
 
 def read_supply(root: Path = ROOT, run: Run = run_command) -> Supply:
-    """What the kernel tells; where it tells nothing (Android hides it from programs), what Termux does."""
+    """Read what the kernel tells or, where it tells nothing (Android hides it from programs), what Termux
+    does.
+    """
     found = kernel_supply(root)
     return found if found.power is not None else termux_supply(run)
 
 
 def kernel_supply(root: Path = ROOT) -> Supply:
-    """All power supplies of the board, batteries together; those of mice and the like left out."""
+    """Read all power supplies of the board, batteries together, without those of mice and the like."""
     folders = [
         folder
         for folder in matches(root, "sys/class/power_supply/*")
@@ -86,7 +88,7 @@ def kernel_supply(root: Path = ROOT) -> Supply:
 
 
 def _power(states: Sequence[str | None], online: Sequence[float | None]) -> Power | None:
-    """A full battery that is not discharged is no different from none."""
+    """Where the power comes from. A full battery that is not discharged is no different from none."""
     if "Discharging" in states:
         return "battery"
     if "Charging" in states:
@@ -109,7 +111,7 @@ def _charge(batteries: list[Path]) -> float | None:
 
 
 def _capacity_wh(batteries: list[Path]) -> float | None:
-    """By energy, or by charge at the present voltage."""
+    """What the batteries hold when full, by energy, or by charge at the present voltage."""
     full = []
     for folder in batteries:
         energy = read_number(folder / "energy_full", 1, _MOST)
@@ -121,14 +123,14 @@ def _capacity_wh(batteries: list[Path]) -> float | None:
 
 
 def _drawn(batteries: list[Path]) -> float | None:
-    """Watts of all batteries that discharge; None unless each tells."""
+    """The watts of all batteries that discharge together; None unless each tells."""
     each = [_watts(folder) for folder in batteries if read_text(folder / "status") == "Discharging"]
     known = [watts for watts in each if watts is not None]
     return sum(known) if known and len(known) == len(each) else None
 
 
 def _watts(battery: Path) -> float | None:
-    """Drivers disagree about the sign of what is drawn."""
+    """What a battery gives, in watts. Drivers disagree about the sign of what is drawn."""
     power = read_number(battery / "power_now", -_MOST, _MOST)
     if power is None:
         amperes = read_number(battery / "current_now", -_MOST, _MOST)
@@ -143,7 +145,10 @@ def _warmest(batteries: list[Path]) -> float | None:
 
 
 def termux_supply(run: Run = run_command) -> Supply:
-    """`termux-battery-status`: mA are announced as uA by some phones, and the sign of the current varies."""
+    """Read `termux-battery-status`.
+
+    Some phones announce mA as uA, and the sign of the current varies.
+    """
     told = json_object(run(["termux-battery-status"]))
     status, plugged = str(told.get("status")), str(told.get("plugged"))
     online = [1.0] if plugged.startswith("PLUGGED_") else []

@@ -1,4 +1,6 @@
-"""A firmware profile of the board at hand: what was measured here, else what the profile that fits says."""
+"""A firmware profile of the board at hand, as a file: measured figures, and where there are none, those of
+the profile that fits.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,13 +27,21 @@ _BUSY = ("train_w", "transmit_w", "receive_w")
 
 
 def check_target(path: Path) -> None:
-    """Raises SettingError: `--board` would not take a file of this name."""
+    """Check that `--board` would take a file of this name.
+
+    Raises:
+        SettingError: it would not.
+    """
     if path.suffix != ".toml" or path.stem == firmware_profiles.UNKNOWN:
         raise SettingError(f"--save {path}: give it a name of your own that ends in .toml")
 
 
 def save(found: BoardMeasurement, path: Path) -> None:
-    """Raises SettingError: the file cannot be written, or a measured figure is out of any board's range."""
+    """Write what was measured as a profile that `--board` takes.
+
+    Raises:
+        SettingError: the file cannot be written, or a measured figure is out of any board's range.
+    """
     try:
         firmware_profiles.save(path, as_profile(found))
     except ProfileError as problem:
@@ -58,7 +68,7 @@ def as_profile(found: BoardMeasurement) -> Profile:
 
 
 def _measured(found: BoardMeasurement) -> Iterator[tuple[str, Figure[Any]]]:
-    """What is known of this very board, by key of `Figures`."""
+    """Each figure that is known of this very board, with its key in `Figures`."""
     for key, (name, scale) in _KEYS.items():
         figure = found.figures.get(name)
         if figure is not None and isinstance(figure.value, int | float) and figure.note != PROCESSOR_ALONE:

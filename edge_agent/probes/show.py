@@ -1,4 +1,4 @@
-"""A board as it is found, for people (a table) and for scripts (JSON)."""
+"""A measured board, for people (a table) and for scripts (JSON)."""
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -33,12 +33,12 @@ _NAMES = {
 
 
 def as_json(found: BoardMeasurement) -> bytes:
-    """One object: what is unknown is null, with the reason in its note."""
+    """One JSON object; what is unknown is null, with the reason in its note."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2)
 
 
 def as_table(found: BoardMeasurement) -> Group:
-    """Figures, then training speed by ratio."""
+    """A table of the figures, then one of the training speed by ratio."""
     figures = _table("", "", "", numbers=())
     for name, label in _NAMES.items():
         if name in found.figures:
@@ -57,7 +57,7 @@ def as_table(found: BoardMeasurement) -> Group:
 
 
 def readable(name: str, figure: Figure) -> str:
-    """1.1 GB, 11.3 Mbit/s, 45 ms, 62 %, yes."""
+    """A figure as people write it: 1.1 GB, 11.3 Mbit/s, 45 ms, 62 %, yes."""
     match figure.value, figure.unit:
         case None, _:
             return "none" if name == "cgroup_limit_bytes" else UNKNOWN

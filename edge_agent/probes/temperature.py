@@ -22,7 +22,7 @@ _CPU_COOLING = ("cpufreq", "thermal-cpufreq", "Processor")
 
 
 def celsius(root: Path = ROOT) -> float | None:
-    """Of the hottest thermal zone.
+    """The temperature of the hottest thermal zone, in degrees Celsius; None: no zone can be read.
 
     A zone that says less than 1 degree either way is left out: some Android kernels count in whole degrees
     where thousandths are due.
@@ -37,14 +37,14 @@ def celsius(root: Path = ROOT) -> float | None:
 
 
 def throttled(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """Whether the processor is held back now: by Raspberry Pi's firmware, or by the kernel's cooling."""
+    """Whether the processor is held back now, by a Raspberry Pi's firmware or by the kernel's cooling."""
     told = [_by_firmware(root, run), _by_cooling(root)]
     known = [one for one in told if one is not None]
     return any(known) if known else None
 
 
 def throttle_count(root: Path = ROOT) -> int | None:
-    """How often x86 processors have throttled themselves since boot: a rise means that they did meanwhile."""
+    """How often x86 processors have throttled themselves since boot; it rises while they do."""
     counts = [
         read_number(path, 0, 2.0**53)
         for path in matches(root, "sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
@@ -54,7 +54,9 @@ def throttle_count(root: Path = ROOT) -> int | None:
 
 
 def _by_firmware(root: Path, run: Run) -> bool | None:
-    """`get_throttled`, a file on most kernels, else a command that prints `throttled=0x50005`."""
+    """What the firmware says: `get_throttled`, a file on most kernels, else a command that prints
+    `throttled=0x50005`.
+    """
     for path in matches(root, "sys/devices/platform/soc*/soc*firmware/get_throttled"):
         bits = _hexadecimal(read_text(path))
         if bits is not None:

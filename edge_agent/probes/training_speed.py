@@ -1,4 +1,4 @@
-"""How fast this board trains a model and what memory that takes, by a few real steps of the real loop."""
+"""How fast this board trains a model, and in how much memory, by a few real steps of the training loop."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ def measure_training(
     stop: Callable[[], str | None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[TrainingSpeed, ...]:
-    """Train for a while at each ratio; nothing of it is kept.
+    """Train for a while at each ratio and measure it; the trained weights are thrown away.
 
     Args:
         backend: of the fleet's model; its vectors are scratch space.
@@ -89,7 +89,7 @@ def _train(
     watch: "_Watch",
     stop: Callable[[], str | None],
 ) -> None:
-    """Until the watch has seen enough, or `stop` gives a reason."""
+    """Train until the watch has seen enough, or `stop` gives a reason."""
 
     def over() -> str | None:
         return "measured" if watch.enough else stop()
@@ -109,12 +109,12 @@ def _batch_sizes(data: DeviceData, settings: TrainingSection) -> list[int]:
 
 @dataclass
 class _Watch:
-    """Counts samples between steps.
+    """Counts samples from step to step.
 
     Attributes:
         batches: the sizes of an epoch's batches.
-        seconds: when it is enough.
-        clock: seconds.
+        seconds: how long to count.
+        clock: seconds that never jump.
     """
 
     batches: list[int]
@@ -135,7 +135,7 @@ class _Watch:
         return self._samples / max(self._now - self._began, 1e-9)
 
     def tick(self, _: float) -> None:
-        """A step is done."""
+        """Count a step that is done."""
         self._now = self.clock()
         if self._steps < _WARM_UP_STEPS:
             self._began = self._now

@@ -1,4 +1,4 @@
-"""What to train for a measurement: the model of the last run that was joined, or one by name."""
+"""What is trained for a measurement: the model of the run that was joined last, or one by name."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ _NUM_CLASSES = 10
 
 @dataclass(frozen=True)
 class Workload:
-    """A model ready to be trained.
+    """A model that is ready to be trained.
 
     Attributes:
         backend: of the model.
@@ -36,7 +36,7 @@ class Workload:
         settings: how a run trains it.
         data: made up, in the model's shape.
         flops_per_sample: floating-point operations of one training step, per sample.
-        where_from: for people.
+        where_from: which model it is, and with which trainer, for people.
     """
 
     backend: Backend
@@ -48,7 +48,7 @@ class Workload:
 
 
 def chosen(name: str | None, store: AgentStore | None, threads: int, trainer: str = AUTO) -> Workload:
-    """The model called `name`; without one that of the latest run in `store`; without any, LeNet-5.
+    """The model called `name`; without a name that of the latest run in `store`; without either, LeNet-5.
 
     Args:
         name: see `by_name`.
@@ -65,7 +65,7 @@ def chosen(name: str | None, store: AgentStore | None, threads: int, trainer: st
 
 
 def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload | None:
-    """The model of the latest run whose enrolment is kept; None: there is none that can be read and built."""
+    """The model of the latest run whose enrolment is kept; None: none can be read and built."""
     for run in store.runs():
         try:
             enrolment = read_enrolment(store.enrolment(run).read() or b"")
@@ -91,7 +91,9 @@ def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload
 
 
 def by_name(name: str, threads: int = 1, trainers: Trainers | None = None) -> Workload:
-    """A built-in model or the user's own: colour images of 32 x 32 unless it takes none, batches of 16.
+    """A built-in model or the user's own, with batches of 16.
+
+    Its samples are colour images of 32 x 32, unless it is a built-in model that takes no images.
 
     Raises:
         ModelError: there is no such model, it does not take such samples, or what trains here has no bundle
@@ -135,7 +137,7 @@ def _by_torch(name: str, shape: tuple[int, ...], threads: int) -> tuple[Backend,
 
 
 def made_up_data(spec: ModelSpec, num_samples: int = NUM_SAMPLES) -> DeviceData:
-    """Training samples in the model's shape, of zeros and ones, which an embedding can look up too."""
+    """Samples to train on, in the model's shape, of zeros and ones, which an embedding can look up too."""
     draw = Key.of("fleetune", "made-up data").generator()
     x = draw.integers(0, 2, (num_samples, *spec.input_shape)).astype(np.float32)
     y = draw.integers(0, spec.num_classes, num_samples)
@@ -143,8 +145,10 @@ def made_up_data(spec: ModelSpec, num_samples: int = NUM_SAMPLES) -> DeviceData:
 
 
 def _spec_of(name: str, module: Any, shape: tuple[int, ...]) -> ModelSpec:
-    """As the coordinator describes a module, but for how neurons are coupled: here the outputs of each layer
-    but the last are a group of their own, so that a ratio freezes that share of its rows.
+    """Describe a module as the coordinator does, but for how neurons are coupled.
+
+    Here the outputs of each layer but the last are a group of their own, so that a ratio freezes that share
+    of its rows.
     """
     parameters = {path: one for path, one in module.named_parameters() if one.requires_grad}
     statistics = {path: one for path, one in module.named_buffers() if _leaf(path) in RUNNING_STATISTICS}

@@ -1,1 +1,3 @@
-"""The agent under systemd: unit, settings, and what installs them."""
+"""The agent as a service of systemd: its unit and settings, what installs them, and what the agent tells
+systemd.
+"""

@@ -1,4 +1,4 @@
-"""edge-agent service: the agent under systemd."""
+"""edge-agent service: install, change, check and remove the agent as a systemd service."""
 
 import os
 import re
@@ -125,7 +125,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="for scripts")] 
 
 
 def _as_service_user() -> dict[str, Any]:
-    """For `subprocess.run`: the user and all its groups. Raises StoreError: there is none."""
+    """For `subprocess.run`: the service's user and all its groups.
+
+    Raises:
+        StoreError: there is no such user.
+    """
     import grp
     import pwd
 
@@ -138,7 +142,11 @@ def _as_service_user() -> dict[str, Any]:
 
 
 def _check(fleet: str | None, device: str | None, broker: str | None, data: str | None) -> None:
-    """Before anything is written. Raises SettingError."""
+    """Check the options, before anything is written.
+
+    Raises:
+        SettingError: one is wrong.
+    """
     from fleetune.protocols.wire import topics
     from fleetune.protocols.wire.transport.mqtt import parse_broker
 
@@ -155,7 +163,11 @@ def _check(fleet: str | None, device: str | None, broker: str | None, data: str 
 
 
 def _check_place(into: Path) -> None:
-    """Raises SettingError, StoreError."""
+    """Check that the service can be installed here.
+
+    Raises:
+        SettingError, StoreError: it cannot.
+    """
     if not into.is_dir():
         raise SettingError(f"--into {into}: no such folder")
     if into != Path("/"):
@@ -180,5 +192,5 @@ def _do(commands: "list[Command]", *, dry_run: bool = False) -> None:
 
 
 def _without_secrets(content: str) -> str:
-    """The broker's password is for agent.env alone."""
+    """A file's content to be shown: the broker's password is for agent.env alone."""
     return re.sub(r"(://[^/\s:@]*):[^@\s]*@", r"\1:***@", content)

@@ -11,7 +11,7 @@ _FORBIDDEN = "'\\\n\r"  # systemd and shells differ about these
 
 
 def read(text: str) -> dict[str, str]:
-    """Its variables by name.
+    """Read the variables of an environment file, by name.
 
     Raises:
         SettingError: a line is not `NAME=value`.
@@ -32,7 +32,7 @@ def read(text: str) -> dict[str, str]:
 
 
 def changed(text: str, values: dict[str, str]) -> str:
-    """`text` with these variables set; all else stays as its owner wrote it.
+    """`text` with these variables set; everything else stays as its owner wrote it.
 
     Raises:
         SettingError: a value cannot be written, or `text` cannot be read.

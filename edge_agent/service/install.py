@@ -29,14 +29,14 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class File:
-    """One that the service consists of; `path` is below the root of a file system."""
+    """One of the files that the service consists of; `path` is below the root of a file system."""
 
     path: Path
     content: str
     mode: int
 
     def is_there(self, into: Path) -> bool:
-        """With this content and mode."""
+        """Whether it lies there, with this content and mode."""
         try:
             there = into / self.path
             return there.read_text(encoding="utf-8") == self.content and (
@@ -77,7 +77,11 @@ def files(
 
 
 def write(into: Path, wanted: list[File]) -> Iterator[tuple[File, bool]]:
-    """Each file, and whether it had to be changed. Raises StoreError."""
+    """Write what is not as it should be; tell of each file whether it had to be changed.
+
+    Raises:
+        StoreError: one cannot be written.
+    """
     for file in wanted:
         changes = not file.is_there(into)
         if changes:
@@ -86,7 +90,10 @@ def write(into: Path, wanted: list[File]) -> Iterator[tuple[File, bool]]:
 
 
 def activation(into: Path, *, changed: bool) -> list[Command]:
-    """After the files were written. `restart` does not wait: an agent may be long in finding its broker."""
+    """The commands to run after the files were written.
+
+    `restart` does not wait: an agent may be long in finding its broker.
+    """
     if into != Path("/"):
         return [("systemctl", f"--root={into}", "enable", UNIT)]  # the user is made when that system boots
     commands: list[Command] = [
@@ -98,14 +105,18 @@ def activation(into: Path, *, changed: bool) -> list[Command]:
 
 
 def removal(into: Path) -> list[Command]:
-    """Before the files are removed."""
+    """The commands to run before the files are removed."""
     if into != Path("/"):
         return [("systemctl", f"--root={into}", "disable", UNIT)]
     return [("systemctl", "disable", "--now", UNIT)]
 
 
 def remove(into: Path, paths: list[Path]) -> Iterator[Path]:
-    """Each of these files that was there. Raises StoreError."""
+    """Remove these files, and tell of each that was there.
+
+    Raises:
+        StoreError: one cannot be removed.
+    """
     for path in paths:
         if (into / path).exists():
             remove_file(into / path)
@@ -113,7 +124,11 @@ def remove(into: Path, paths: list[Path]) -> Iterator[Path]:
 
 
 def settings(into: Path) -> dict[str, str]:
-    """What agent.env says. Raises StoreError, SettingError."""
+    """What agent.env says.
+
+    Raises:
+        StoreError: it cannot be read; SettingError: it is wrong.
+    """
     text = _present(into)
     if not text:
         raise StoreError(f"there is no {into / SETTINGS_FILE}; see edge-agent service install --help")
@@ -121,7 +136,7 @@ def settings(into: Path) -> dict[str, str]:
 
 
 def program(executable: Path = Path(sys.executable)) -> Path:
-    """edge-agent beside the Python that runs us. That one may be a link into somebody's home (pyenv, uv).
+    """The edge-agent beside the Python that runs us, which may be a link into somebody's home (pyenv, uv).
 
     Raises:
         SettingError: there is none, or the service's user could not start it.
@@ -140,7 +155,7 @@ def program(executable: Path = Path(sys.executable)) -> Path:
 
 
 def systemd_version() -> int | None:
-    """Of the systemd installed here; None: it does not say."""
+    """The version of the systemd installed here; None: it does not say."""
     try:
         words = run(("systemctl", "--version")).split()
     except StoreError:
@@ -149,7 +164,11 @@ def systemd_version() -> int | None:
 
 
 def run(command: Command) -> str:
-    """What it printed. Raises StoreError: it fails."""
+    """Run a command and return what it printed.
+
+    Raises:
+        StoreError: it fails.
+    """
     try:
         done = subprocess.run(command, capture_output=True, check=False, text=True)  # noqa: S603
     except OSError as problem:
@@ -174,7 +193,7 @@ def _template(name: str) -> str:
 
 
 def _replace(path: Path, content: str, mode: int) -> None:
-    """Never, not for a moment, readable for more than `mode` says."""
+    """Write a file that is never, not for a moment, readable for more than `mode` says."""
     try:
         write_atomically(path, content.encode(), mode=mode)
     except StoreError as problem:

@@ -35,30 +35,30 @@ class Notifier:
 
     @property
     def listens(self) -> bool:
-        """Whether anybody does."""
+        """Whether there is a service manager that listens."""
         return bool(self._address)
 
     def ready(self) -> None:
-        """Once: the service does what it is for."""
+        """Say, once, that the service does what it is for."""
         if not self._is_ready:
             self._is_ready = True
             self._send("READY=1")
 
     def beat(self, now: float) -> None:
-        """Say that the main loop still turns, if it is time to: twice in the watchdog's patience."""
+        """Say that the main loop still turns, if it is time to: twice within what the watchdog waits."""
         if self._every_s is not None and self.wake_at is not None and now >= self.wake_at:
             self.wake_at = now + self._every_s
             self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
-        """One line for people."""
+        """Say in one line, for people, what the service is at."""
         self._send(f"STATUS={text.partition(chr(10))[0][:_LONGEST]}")
 
     def stopping(self) -> None:
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:
-        """A manager that does not take it has lost a message; our work goes on."""
+        """Send a message. A manager that does not take it has lost it; our work goes on."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
@@ -69,7 +69,10 @@ class Notifier:
 
 @functools.cache
 def service_manager() -> Notifier:
-    """Of this process. What names it leaves the environment: programs that we run shall not speak for us."""
+    """The service manager of this process.
+
+    What names it leaves the environment: programs that we run shall not speak for us.
+    """
     found = Notifier(os.environ)
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         os.environ.pop(name, None)
@@ -77,7 +80,7 @@ def service_manager() -> Notifier:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """None: no watchdog, or one that watches another process."""
+    """How long the watchdog waits, in seconds; None: there is none, or it watches another process."""
     microseconds, whose = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not microseconds.isdecimal() or int(microseconds) == 0 or whose not in ("", str(os.getpid())):
         return None

@@ -33,7 +33,7 @@ _TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
 
 @dataclass(frozen=True)
 class FileMemory:
-    """One value in one file, replaced whole.
+    """One value in one file, which is replaced as a whole.
 
     Attributes:
         path: of the file.
@@ -46,7 +46,11 @@ class FileMemory:
     durable: bool = True
 
     def read(self) -> bytes | None:
-        """None when nothing was written yet. Raises StoreError, StoreVersion."""
+        """Read the value; None: nothing was written yet.
+
+        Raises:
+            StoreError: it cannot be read; StoreVersion: a newer agent wrote it.
+        """
         try:
             with self.path.open("rb") as file:
                 return self.layout.read(file)
@@ -56,7 +60,11 @@ class FileMemory:
             raise StoreError(f"cannot read {self.path}: {problem.strerror}") from None
 
     def write(self, data: bytes) -> None:
-        """Raises StoreError."""
+        """Replace the value.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
         write_atomically(self.path, data, head=self.layout.head, durable=self.durable)
 
 
@@ -79,11 +87,19 @@ class AgentStore:
         return state_folder.claim(self.folder)
 
     def enrolment(self, run: str) -> FileMemory:
-        """Raises PacketForeign when `run` is no name of a run (it becomes a folder)."""
+        """What the device started this run from.
+
+        Raises:
+            PacketForeign: `run` is no name of a run (it becomes a folder).
+        """
         return FileMemory(self._run(run) / "enrolment", state_versions.ENROLMENT)
 
     def session(self, run: str) -> FileMemory:
-        """Raises PacketForeign, as above."""
+        """The personal model, the method's state and the last reply in this run.
+
+        Raises:
+            PacketForeign: `run` is no name of a run.
+        """
         return FileMemory(self._run(run) / "session", state_versions.SESSION)
 
     @property
@@ -92,14 +108,20 @@ class AgentStore:
         return FileMemory(self.folder / "served", state_versions.SERVED)
 
     def keep_bundle(self, run: str, payload: bytes) -> None:
-        """Store a run's bundle under its digest. Raises PacketForeign, as above, and StoreError."""
+        """Store a run's bundle under its digest.
+
+        Raises:
+            PacketForeign: `run` is no name of a run; StoreError: it cannot be written.
+        """
         digest = digest_of(payload)
         FileMemory(self.folder / "bundles" / digest, state_versions.BUNDLE).write(payload)
         FileMemory(self._run(run) / "bundle").write(digest.encode())
 
     def adopt_bundle(self, run: str, digest: str) -> bool:
         """Whether a bundle of this digest is here, whole, from an earlier run; then it is this run's too.
-        Raises PacketForeign, as above, and StoreError.
+
+        Raises:
+            PacketForeign: `run` is no name of a run; StoreError: it cannot be read or written.
         """
         payload = self._bundle(digest)
         if payload is not None:
@@ -107,7 +129,11 @@ class AgentStore:
         return payload is not None
 
     def bundle(self, run: str) -> bytes | None:
-        """A run's bundle; None: it is not here, or damaged. Raises PacketForeign, as above; StoreError."""
+        """Read a run's bundle; None: it is not here, or damaged.
+
+        Raises:
+            PacketForeign: `run` is no name of a run; StoreError: it cannot be read.
+        """
         digest = FileMemory(self._run(run) / "bundle").read()
         return None if digest is None else self._bundle(digest.decode("ascii", "replace"))
 
@@ -118,17 +144,29 @@ class AgentStore:
         return payload if payload is not None and digest_of(payload) == digest else None
 
     def ratio_controller(self, run: str) -> FileMemory:
-        """Raises PacketForeign, as above."""
+        """What the device can afford in this run, see `edge_agent.budget.ratio_controller`.
+
+        Raises:
+            PacketForeign: `run` is no name of a run.
+        """
         return FileMemory(self._run(run) / "allowance", state_versions.RATIO_CONTROLLER)
 
     def task(self, run: str, transfer: str) -> FileMemory:
-        """Raises PacketForeign, as above, also for a `transfer` that is no transfer id."""
+        """The task that came by this transfer.
+
+        Raises:
+            PacketForeign: `run` is no name of a run, or `transfer` is no transfer id.
+        """
         if not _TRANSFER.fullmatch(transfer):
             raise PacketForeign(f"{transfer!r} is no transfer id")
         return FileMemory(self._run(run) / f"task-{transfer}", state_versions.TASK)
 
     def keep_task(self, run: str, transfer: str, payload: bytes) -> None:
-        """Store the task at hand in place of the one before. Raises StoreError."""
+        """Store the task at hand in place of the one before.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
         kept = self.task(run, transfer)
         kept.write(payload)
         self.forget_tasks(run, but=kept.path)
@@ -137,13 +175,17 @@ class AgentStore:
         return any(self._run(run).glob("task-*"))
 
     def forget_tasks(self, run: str, but: Path | None = None) -> None:
-        """Remove the tasks of a run, all `but` one. Raises StoreError."""
+        """Remove the tasks of a run, all `but` one.
+
+        Raises:
+            StoreError: one cannot be removed.
+        """
         for path in self._run(run).glob("task-*"):
             if path != but:
                 remove(path)
 
     def runs(self) -> list[str]:
-        """Runs with something stored, latest first."""
+        """Names of the runs with something stored, the latest first."""
         found = [path for path in (self.folder / "runs").glob("*") if path.is_dir()]
         return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
 

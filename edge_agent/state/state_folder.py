@@ -44,8 +44,8 @@ class AgentFiles:
 
     Attributes:
         folder: of the device.
-        files: ours, all there are.
-        runs: in which it took part.
+        files: all that an agent has put there.
+        runs: names of the runs it took part in.
         num_bytes: of the files.
         foreign: what else lies there.
     """
@@ -58,8 +58,9 @@ class AgentFiles:
 
 
 def claim(folder: Path) -> IO[bytes]:
-    """Make the folder, or take over what is there, and hold it until the returned file is closed, or this
-    process ends in whatever way.
+    """Make the folder, or take over what is there, and hold it.
+
+    It is held until the returned file is closed, or this process ends in whatever way.
 
     Raises:
         StoreVersion: a newer agent made it.
@@ -76,7 +77,11 @@ def claim(folder: Path) -> IO[bytes]:
 
 
 def lock(folder: Path) -> IO[bytes]:
-    """Hold a folder that is there, and write nothing else. Raises StoreError."""
+    """Hold a folder that is there, without writing anything else.
+
+    Raises:
+        StoreError: another agent holds it, or it cannot be written.
+    """
     while True:
         held = _locked(folder)
         with suppress(FileNotFoundError):
@@ -102,7 +107,11 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def is_marked(folder: Path) -> bool:
-    """Whether an agent made this folder, in a layout known here. Raises StoreVersion, StoreError."""
+    """Whether an agent made this folder, in a layout known here.
+
+    Raises:
+        StoreVersion: a newer agent made it; StoreError: its marker cannot be read, or is damaged.
+    """
     path = folder / MARKER
     try:
         version = msgspec.json.decode(path.read_bytes(), type=_Marker).version
@@ -118,7 +127,7 @@ def is_marked(folder: Path) -> bool:
 
 
 def agent_files(state: Path) -> list[AgentFiles]:
-    """What agents keep in a folder as `--state` names it, device by device; nothing is ever guessed at.
+    """Find what agents keep in a folder as `--state` names it, device by device; nothing is ever guessed at.
 
     Raises:
         StoreVersion, StoreError: see `is_marked`.
@@ -132,7 +141,7 @@ def agent_files(state: Path) -> list[AgentFiles]:
 
 
 def wipe(state: Path, found: list[AgentFiles]) -> None:
-    """Remove what is ours there, once no agent uses any of it, and folders that are empty then.
+    """Remove what agents keep there, once no agent uses any of it, and folders that are empty then.
 
     Args:
         state: as in `agent_files`.
@@ -153,7 +162,7 @@ def wipe(state: Path, found: list[AgentFiles]) -> None:
 
 
 def _remove(one: AgentFiles) -> None:
-    """The marker and the lock go last: a wipe that was cut short can be done again."""
+    """Remove the files; marker and lock go last, so that a wipe that was cut short can be done again."""
     for path in sorted(one.files, key=lambda path: path.name in (MARKER, LOCK)):
         remove(path)
     for pattern in _FOLDERS:
@@ -169,7 +178,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_of_old(folder: Path) -> bool:
-    """Whether an agent up to 0.1.0 made it."""
+    """Whether an agent up to 0.1.0 made the folder."""
     held = folder / LOCK
     if not (held.is_file() and held.stat().st_size == 0):
         return False
@@ -195,7 +204,7 @@ def _agent_files(folder: Path) -> AgentFiles:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below it, and links as such."""
+    """All files below the folder, and links as such."""
     for where, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(where) / name).is_symlink()]
         yield from (Path(where) / name for name in sorted([*files, *links]))

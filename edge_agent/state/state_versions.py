@@ -1,7 +1,7 @@
 """Versions of what an agent stores: an older one is read, a newer one is left alone.
 
-Every file begins with a magic, the version of its layout (2 bytes, little endian) and 2 zero bytes. A file
-without them is of version 0: so they were written up to 0.1.0. To change what is stored, append to its
+Every file begins with a magic number, the version of its layout (2 bytes, little endian) and 2 zero bytes. A
+file without them is of version 0: they were written so up to 0.1.0. To change what is stored, append to its
 layout the function that makes the new content of the old one.
 """
 
@@ -22,7 +22,7 @@ Migration = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class Layout:
-    """Of one kind of file.
+    """The layouts that one kind of file has had.
 
     Attributes:
         migrations: the n-th turns content of version n into content of version n + 1.
@@ -32,19 +32,19 @@ class Layout:
 
     @property
     def version(self) -> int:
-        """That is written."""
+        """The version that is written."""
         return len(self.migrations)
 
     @property
     def head(self) -> bytes:
-        """What a file of it begins with."""
+        """What a file of this version begins with."""
         return _HEAD.pack(_MAGIC, self.version)
 
     def read(self, file: IO[bytes]) -> bytes:
-        """The content of an open file, as this version has it.
+        """Read an open file, and return its content as the present version has it.
 
         Raises:
-            OSError, StoreVersion: a newer program wrote it.
+            OSError: it cannot be read; StoreVersion: a newer program wrote it.
         """
         version = _version(file.read(_HEAD.size))
         if version > self.version:
@@ -65,12 +65,14 @@ def _version(head: bytes) -> int:
 
 
 def _as_it_is(content: bytes) -> bytes:
-    """Version 1 differs from 0 in its head alone."""
+    """Content of version 1 is that of version 0; its head alone is new."""
     return content
 
 
 def _fits_said_apart(content: bytes) -> bytes:
-    """A ratio controller of version 0 said by ratio 0 that nothing fits, which a report may not hold."""
+    """Bring a ratio controller to version 1: in version 0 it said by ratio 0, which no report may hold, that
+    nothing fits.
+    """
     try:
         ratio_controller = msgspec.msgpack.decode(content)
         if ratio_controller["report"]["ratio"] == 0:

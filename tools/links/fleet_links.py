@@ -1,4 +1,4 @@
-"""Which device of [fleet] is on which link."""
+"""Which link each device of [fleet] is on."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,8 @@ from fleetune.tools.links.trace_csv import read_trace
 
 
 def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
-    """The link of each device, in the order of the devices; None: the one it has without `links`.
+    """The link of each device, in the order of the devices; None: the link that it has where `links` says
+    nothing.
 
     Args:
         fleet: [fleet].
@@ -38,11 +39,12 @@ def links_of(fleet: FleetSection, seed: int) -> list[Link | None]:
 def links_named(
     name: str, keys: Sequence[Key], *, delay_s: float = 0.0, loss: float = 0.0
 ) -> list[Constant | Trace]:
-    """One link a key: of the preset of that name, each drawn from its key, or of the .csv file for all.
+    """One link for each key: of the preset of that name, each drawn from its key, or that of the .csv file
+    for all.
 
     Args:
         name: of a preset, or the path of a trace file.
-        keys: one a link.
+        keys: one for each link.
         delay_s: of a trace file's link; a preset has its own.
         loss: likewise.
 

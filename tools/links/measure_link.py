@@ -37,7 +37,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Measured:
-    """One agent's link.
+    """What was measured of one agent's link.
 
     Attributes:
         up, down: payload that arrived.
@@ -63,7 +63,11 @@ def serve(host: str) -> socket.socket:
 
 
 def measure(host: str, port: int, seconds: float) -> Measured:
-    """Measure the link to a `serve`, up and down for `seconds` each. Raises OSError: it is not reached."""
+    """Measure the link to a `serve`, up and down for `seconds` each.
+
+    Raises:
+        OSError: it is not reached.
+    """
     round_trips = ping(host, port)
     with socket.create_connection((host, port), timeout=seconds + 60) as up:
         up.sendall(b"u")
@@ -83,7 +87,7 @@ def measure(host: str, port: int, seconds: float) -> Measured:
 
 
 def ping(host: str, port: int) -> list[float]:
-    """Round trips of the datagrams that came back, seconds."""
+    """Send datagrams, and return the round trips in seconds of those that came back."""
     round_trips: list[float] = []
     sent_at: list[float] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wire:
@@ -135,7 +139,7 @@ def _send(wire: socket.socket, seconds: float) -> None:
 
 
 def _receive(wire: socket.socket) -> Flow:
-    """All that comes until the other side is done."""
+    """Receive everything until the other side is done."""
     arrivals = [(time.monotonic(), 0)]
     while data := wire.recv(1 << 18):
         arrivals.append((time.monotonic(), arrivals[-1][1] + len(data)))

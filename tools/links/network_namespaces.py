@@ -1,8 +1,8 @@
-"""Links of our own: a hub's network namespace, and one for each agent, joined to the hub by its link.
+"""Emulated links: a network namespace for the hub and one for each agent, joined to the hub by its link.
 
-Everything that belongs to a network of a name is found by that name: namespaces NAME-hub and NAME-0, -1,
-..., and the folder /run/fleetune-link.NAME, which is there before anything else is made and gone after
-everything else. So `down` cleans up after whatever became of `up`. The host's own network is left alone.
+Everything that belongs to a network of a name is found by that name: namespaces NAME-hub and NAME-0, -1, ...,
+and the folder /run/fleetune-link.NAME, which is there before anything else is made and gone after everything
+else. So `down` cleans up after whatever became of `up`. The host's own network is left alone.
 
     with Network([Constant(2e6, 10e6, 0.04)] * 6) as network:
         subprocess.run(network.command(network.agents[0], "ping", HUB_ADDRESS))
@@ -45,7 +45,7 @@ class Plan(Struct, frozen=True):
     """What `up` is about to make, or has made.
 
     Attributes:
-        links: one an agent.
+        links: one for each agent.
         kinds: what each is made of.
         started_s: on the monotonic clock, where traces begin.
     """
@@ -69,10 +69,10 @@ def obstacle() -> str | None:
 
 
 class Network:
-    """A hub and agents behind links; `up` and `down` it, or use it as a context.
+    """A hub and agents behind links; call `up` and `down`, or use it as a context.
 
     Args:
-        links: one an agent.
+        links: one for each agent.
         name: of the network; None: one that nobody has.
 
     Attributes:
@@ -157,7 +157,11 @@ class Network:
 def set_rates(
     name: str, index: int, link: Constant | Trace, kind: Kind, rates_bps: tuple[float, float]
 ) -> None:
-    """Make an agent's link carry so much up and down from now on. Raises SettingError."""
+    """Make an agent's link carry so many bits a second up and down from now on.
+
+    Raises:
+        SettingError: the kernel refuses.
+    """
     for end, rate_bps in zip(reversed(ends(name, index)), rates_bps, strict=True):
         shaping.limit(kind, end, rate_bps, link.delay_s, link.loss)
 
@@ -202,7 +206,11 @@ def folder_of(name: str) -> Path:
 
 
 def plan_of(name: str) -> Plan:
-    """What was made under that name. Raises SettingError when it was not finished, or never begun."""
+    """Read what was made under that name.
+
+    Raises:
+        SettingError: it was not finished, or never begun.
+    """
     if not folder_of(check_name(name)).exists():
         raise SettingError(f"no network {name!r} is up; there are: {', '.join(networks()) or 'none'}")
     try:
@@ -223,12 +231,16 @@ def ends(name: str, index: int) -> list[tuple[str, str]]:
 
 
 def agent_address(index: int) -> str:
-    """An agent's address."""
+    """The address of an agent."""
     return f"10.213.{(index + 2) // 256}.{(index + 2) % 256}"
 
 
 def check_name(name: str) -> str:
-    """`name` if it can be a network's. Raises SettingError."""
+    """`name`, if it can be a network's.
+
+    Raises:
+        SettingError: it cannot.
+    """
     if not _NAME.fullmatch(name):
         raise SettingError(f"{name!r} cannot be a network's name: use letters, digits, - and _, at most 32")
     return name

@@ -74,7 +74,7 @@ class Preset:
         )
 
     def _fading(self, key: Key) -> list[float]:
-        """Log-normal factors of mean 1, one a step, each correlated with the one before it."""
+        """Log-normal factors of mean 1, one for each step, each correlated with the one before it."""
         draws = key.generator().standard_normal(math.ceil(self.period_s / self.step_s))
         variance = math.log1p(self.spread.value**2)
         level, factors = 0.0, []
@@ -170,7 +170,11 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name. Raises SettingError, naming those there are."""
+    """The preset of that name.
+
+    Raises:
+        SettingError: there is none; it names those there are.
+    """
     if name not in PRESETS:
         raise SettingError(f"no link preset {name!r}; there are {', '.join(PRESETS)}, or name a .csv file")
     return PRESETS[name]

@@ -44,7 +44,7 @@ async def run_proxies(
 
 
 class _Proxy:
-    """One agent's link; all its connections share it."""
+    """One agent's link, which all its connections share."""
 
     def __init__(self, link: Link, broker: tuple[str, int]) -> None:
         self._link = link
@@ -82,7 +82,7 @@ class _Proxy:
             delivery.cancel()
 
     def _book(self, num_bytes: int, direction: Direction) -> float:
-        """When the link is done with the next `num_bytes` in that direction, seconds since it began."""
+        """When the link is done with the next `num_bytes` in that direction, in seconds since it began."""
         start_s = max(self._clock() - self._began_at, self._busy_until_s[direction])
         leaves_s = self._link.finish_s(start_s, num_bytes, direction) - self._link.delay_s
         self._busy_until_s[direction] = leaves_s

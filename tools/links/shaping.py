@@ -22,7 +22,11 @@ _NETEM_PACKETS = 100_000  # on their way at most: TBF's queue is the one that fi
 
 
 def run(*words: str) -> str:
-    """Run a command and return what it prints. Raises SettingError with the command and its complaint."""
+    """Run a command and return what it prints.
+
+    Raises:
+        SettingError: it fails; with the command and its complaint.
+    """
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         complaint = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -31,7 +35,7 @@ def run(*words: str) -> str:
 
 
 def kernel_has_netem() -> bool:
-    """Tried out in a namespace that is gone when `tc` is."""
+    """Whether the kernel has netem: tried out in a namespace that is gone when `tc` is."""
     try:
         run("unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
     except SettingError:
@@ -119,7 +123,9 @@ def limit(kind: Kind, end: tuple[str, str], rate_bps: float, delay_s: float, los
 
 
 def _tbf(kind: Kind, rate_bps: float, delay_s: float) -> str:
-    """A queue of half a round trip and 50 ms more: enough for CUBIC to keep the link busy."""
+    """Arguments of TBF. Its queue holds half a round trip and 50 ms more: enough for CUBIC to keep the link
+    busy.
+    """
     wire_bps = rate_bps * _FRAME_BYTES[kind] / SEGMENT_BYTES
     burst = max(round(wire_bps / 8 * _BURST_S), _BURST_BYTES)
     return f"tbf rate {round(wire_bps)}bit burst {burst}b latency {round((_QUEUE_S + delay_s) * 1e3)}ms"

@@ -1,4 +1,4 @@
-"""What edge-sim link prints."""
+"""What edge-sim link prints: links and networks in words and tables."""
 
 import shlex
 import sys
@@ -75,7 +75,7 @@ def commands(network: Network, devices: list[str]) -> str:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    """Asked and measured, one row an agent."""
+    """A table of what was asked and measured, with a row for each agent."""
     table = Table("link", "carried, Mbit/s", "of expected", "round trip", "lost", "verdict")
     for verdict in verdicts:
         found, expected = verdict.measured, verdict.expected_bps
@@ -130,7 +130,11 @@ def _value(figure: Figure, scale: float = 1) -> str:
 
 
 def preset_csv(name: str, seed: int) -> str:
-    """A device's trace of a preset, as the text of a trace file. Raises SettingError."""
+    """A device's trace of a preset, as the text of a trace file; a constant link is a trace of one row.
+
+    Raises:
+        SettingError: there is no preset of that name.
+    """
     link = preset(name).link(Key.of("link", seed, 0))
     if isinstance(link, Constant):
         link = Trace((0.0,), (link.uplink_bps,), (link.downlink_bps,), 60.0, link.delay_s, link.loss)

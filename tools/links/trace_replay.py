@@ -17,7 +17,7 @@ from fleetune.tools.links.network_namespaces import REPLAY, Plan, folder_of, pla
 
 
 def changes(trace: Trace, index: int) -> Iterator[tuple[float, int, tuple[float, float]]]:
-    """When the rates of an agent's link change, seconds after its start, whose, and to what; for ever."""
+    """The changes of an agent's rates, for ever: when, in seconds after the start, whose, and to what."""
     begins_s = 0.0
     while True:
         for time_s, up, down in zip(trace.times_s, trace.uplink_bps, trace.downlink_bps, strict=True):

@@ -30,7 +30,7 @@ Queue = deque[tuple[float, bytes]]
 
 
 def open_tun(name: str) -> int:
-    """A TUN device of that name, as a file descriptor; it is gone when that is closed."""
+    """Make a TUN device of that name. It is gone when the returned file descriptor is closed."""
     end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
     return end
@@ -56,7 +56,7 @@ def relay(ends: tuple[int, int], delay_s: float, loss: float, file: Path) -> Non
 
 
 def _take_in(source: int, queue: Queue, delay_s: float, loss: float, draw: Callable[[], float]) -> bool:
-    """Read what came out of one end; False: the device is gone."""
+    """Read what came out of one end. False: the device is gone."""
     due = time.monotonic() + delay_s
     try:
         for _ in range(_BATCH):

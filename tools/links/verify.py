@@ -1,4 +1,4 @@
-"""Does a network carry what was asked of it? A real transfer each way over every link."""
+"""Whether a network carries what was asked of it, by a real transfer each way over every link."""
 
 import json
 import subprocess
