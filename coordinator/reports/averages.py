@@ -16,6 +16,21 @@ def total(values: Iterable[float | None]) -> float | None:
     return sum(there) if there else None
 
 
+def summed(values: Iterable[float | None]) -> float:
+    """What is counted anyway: the sum of those that are there, 0 of none."""
+    return sum(_there(values))
+
+
+def greatest(values: Iterable[float | None]) -> float | None:
+    """Of those that are there; None when none is."""
+    return max(_there(values), default=None)
+
+
+def last(values: Iterable[float | None]) -> float | None:
+    """Of those that are there, the last; None when none is."""
+    return next(reversed(_there(values)), None)
+
+
 def middle(values: Iterable[float | None]) -> float | None:
     """The median of those that are there; None when none is."""
     there = _there(values)

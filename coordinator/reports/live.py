@@ -10,7 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot, point_of
+from fleetune.coordinator.reports.metric import Metric, Place
+from fleetune.coordinator.reports.metrics import (
+    AFTER,
+    BEFORE,
+    BYTES_DOWN,
+    BYTES_UP,
+    DURATION,
+    EXPECTED,
+    shown_at,
+)
+from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
 
@@ -30,6 +40,10 @@ _STYLES: dict[Doing, str] = {
 _ORDER = {doing: place for place, doing in enumerate(_STYLES)}
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 30
+_LINE: Place = "round line"
+_VIEW: Place = "live view"
+_IN_LINE = {one.name for one in (BEFORE, AFTER, BYTES_UP, BYTES_DOWN, DURATION)}
+_IN_VIEW = {*_IN_LINE, EXPECTED.name}
 _ROOM_FOR_TIMES, _ROOM_FOR_REASONS = 100, 150  # columns of the terminal
 
 
@@ -62,19 +76,21 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     what = "final evaluation" if record.final_evaluation else f"round {record.number}/{settings.run.rounds}"
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
-    replies = record.devices.values()
-    point = point_of(record)
-    up, down = sum(reply.bytes_up for reply in replies), sum(reply.bytes_down for reply in replies)
     return "  ".join(
         [
             what,
-            f"{len(replies)}/{len(record.participants)} replied",
-            f"accuracy {_plain(point.before)} -> {_plain(point.after)}",
-            f"up {readable.size(up)}",
-            f"down {readable.size(down)}",
-            readable.duration(record.closed_s - record.opened_s),
+            f"{len(record.devices)}/{len(record.participants)} replied",
+            f"{AFTER.head(_LINE)} {_plain(BEFORE.of_round(record))} -> {_plain(AFTER.of_round(record))}",
+            *(_named(metric, record) for metric in (BYTES_UP, BYTES_DOWN)),
+            DURATION.unit.text(DURATION.of_round(record)),
+            *(_named(metric, record) for metric in shown_at(_LINE, _IN_LINE)),
         ]
     )
+
+
+def _named(metric: Metric, record: RoundRecord) -> str:
+    value = metric.unit.text(metric.of_round(record)).replace(readable.UNKNOWN, "-")
+    return f"{metric.head(_LINE)} {value}"
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -177,7 +193,9 @@ def _devices(devices: Sequence[DeviceLine], room: int, width: int) -> list[Rende
 def _table(lines: Sequence[DeviceLine], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     times, reasons = width >= _ROOM_FOR_TIMES, width >= _ROOM_FOR_REASONS
-    columns = ["device", "board", "p", "doing", "accuracy", "up", "down"]
+    metrics = shown_at(_VIEW, _IN_VIEW)
+    shared = [metric.head(_VIEW) for metric in (AFTER, BYTES_UP, BYTES_DOWN)]
+    columns = ["device", "board", "p", "doing", *shared, *(metric.head(_VIEW) for metric in metrics)]
     for name in [*columns, *["took / expected"] * times, *["why this p"] * reasons]:
         named = name in ("device", "board", "doing", "why this p")  # these give way on a narrow screen
         table.add_column(name, justify="left" if named else "right", no_wrap=not named, max_width=64)
@@ -188,8 +206,9 @@ def _table(lines: Sequence[DeviceLine], width: int) -> Table:
             readable.ratio(line.ratio),
             _doing(line),
             readable.change(line.before, line.after),
-            readable.size(line.bytes_up),
-            readable.size(line.bytes_down),
+            BYTES_UP.unit.text(line.bytes_up),
+            BYTES_DOWN.unit.text(line.bytes_down),
+            *(metric.unit.text(line.metrics.get(metric.name)) for metric in metrics),
             *([readable.against(line.actual_s, line.predicted_s)] * times),
             *([_line((line.why, "dim"))] * reasons),
         )

@@ -1,11 +1,14 @@
 """What tables, plots and the page read off a summary beyond what stands in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.averages import mean, weighted_mean
+from fleetune.coordinator.reports.metric import Metric, Place, Value
+from fleetune.coordinator.reports.metrics import shown_at, title_in_predictions
 from fleetune.coordinator.reports.summary import DeviceSummary, Errors, PredictionErrors, Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols import errors
@@ -14,16 +17,6 @@ from fleetune.protocols.wire.payloads import Measures
 
 LOCAL = "local-only"
 
-_QUANTITIES = {
-    "seconds": "seconds of a round",
-    "download_s": "of the download",
-    "train_s": "of training",
-    "upload_s": "of the upload",
-    "bytes_down": "bytes down",
-    "bytes_up": "bytes up",
-    "memory_bytes": "peak memory",
-    "joules": "energy",
-}
 _REFUSED = {
     "late": "update for a round that was closed already",
     "stale": "update for an attempt that was abandoned",
@@ -36,6 +29,62 @@ _REFUSED = {
     "refused": "device that would not join the run",
     "gone": "time a device went away",
 }
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: a metric, or several that share it.
+
+    Attributes:
+        head: over the column.
+        metrics: what stands in it.
+        join: their values as a text; None: each as its unit says, one below the other.
+    """
+
+    head: str
+    metrics: tuple[Metric, ...]
+    join: Callable[..., str] | None = None
+
+    def of_run(self, summary: Summary) -> str:
+        """The run's cell."""
+        return self._text([metric.of_run(summary) for metric in self.metrics])
+
+    def of_device(self, row: DeviceSummary) -> str:
+        """A device's cell."""
+        return self._text([metric.of_device(row) for metric in self.metrics])
+
+    def _text(self, values: Sequence[Value]) -> str:
+        if self.join:
+            return self.join(*values)
+        pairs = zip(self.metrics, values, strict=True)
+        return "\n".join(metric.unit.text(value) for metric, value in pairs)
+
+
+def other_run_columns(place: Place, by_hand: Sequence[Column], summaries: Iterable[Summary]) -> list[Column]:
+    """Of the metrics that are shown there beside those by hand, and known of any of these runs."""
+    runs = list(summaries)
+    others = (one for one in _others(place, by_hand) if any(one.of_run(run) is not None for run in runs))
+    return [column(one, place) for one in others]
+
+
+def other_device_columns(
+    place: Place, by_hand: Sequence[Column], rows: Iterable[DeviceSummary]
+) -> list[Column]:
+    """Of the metrics that are shown there beside those by hand, and known of any of these devices."""
+    devices = list(rows)
+    others = (
+        one for one in _others(place, by_hand) if any(one.of_device(row) is not None for row in devices)
+    )
+    return [column(one, place) for one in others]
+
+
+def column(metric: Metric, place: Place) -> Column:
+    """A metric's own column."""
+    return Column(metric.head(place), (metric,))
+
+
+def _others(place: Place, by_hand: Sequence[Column]) -> list[Metric]:
+    return shown_at(place, {metric.name for one in by_hand for metric in one.metrics})
 
 
 def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> Summary:
@@ -99,13 +148,13 @@ def ratio_range(summary: Summary, device: DeviceId) -> tuple[float, float] | Non
 
 
 def prediction_rows(summary: Summary) -> list[list[str]]:
-    """Of each quantity its name, replies, median error and worst decile; the latter two after five rounds."""
+    """Of each metric its name, replies, median error and worst decile; the latter two after five rounds."""
     rows = []
-    for quantity, found in (summary.predicted_vs_actual or {}).items():
+    for name, found in (summary.predicted_vs_actual or {}).items():
         known = found or PredictionErrors()
         overall, learned = known.overall or Errors(), known.after_five_rounds or Errors()
         found_errors = overall.median, overall.worst_decile, learned.median, learned.worst_decile
-        rows.append([_QUANTITIES[quantity], f"{overall.pairs:,}", *map(readable.error, found_errors)])
+        rows.append([title_in_predictions(name), f"{overall.pairs:,}", *map(readable.error, found_errors)])
     return rows
 
 

@@ -6,8 +6,33 @@ from xml.etree.ElementTree import Element
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
+from fleetune.coordinator.reports.metric import Metric, Place
+from fleetune.coordinator.reports.metrics import (
+    AFTER,
+    AFTER_MEAN,
+    BEFORE,
+    BEFORE_MEAN,
+    BYTES_DOWN,
+    BYTES_UP,
+    DURATION,
+    ENERGY,
+    EXPECTED,
+    PERSONAL,
+    PERSONAL_MEAN,
+    PERSONAL_WEIGHTED,
+    PERSONAL_WORST,
+    SAMPLES,
+    SERVED,
+    SHARE_DOWN,
+    SHARE_UP,
+    UPDATES,
+)
 from fleetune.coordinator.reports.outcome import (
+    Column,
+    column,
     gains,
+    other_device_columns,
+    other_run_columns,
     personal,
     prediction_rows,
     ratio_of,
@@ -18,7 +43,26 @@ from fleetune.coordinator.reports.outcome import (
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.protocols.skeletons.method import DeviceId
 
-_ONE_MORE = "one more round, before → after"
+_CARDS: Place = "page cards"
+_METHODS: Place = "page methods"
+_DEVICES: Place = "page devices"
+_ONE_MORE = Column("one more round, before → after", (BEFORE_MEAN, AFTER_MEAN), readable.change)
+_IN_CARDS = (
+    *(column(one, _CARDS) for one in (PERSONAL_MEAN, PERSONAL_WEIGHTED, SERVED, BYTES_UP, SHARE_UP)),
+    *(column(one, _CARDS) for one in (BYTES_DOWN, SHARE_DOWN, DURATION, ENERGY)),
+    _ONE_MORE,
+)
+_IN_METHODS = (
+    *(column(one, _METHODS) for one in (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
+    _ONE_MORE,
+    *(column(one, _METHODS) for one in (BYTES_UP, SHARE_UP, BYTES_DOWN, SHARE_DOWN, DURATION)),
+)
+_SAMPLES, _PERSONAL = column(SAMPLES, _DEVICES), column(PERSONAL, _DEVICES)
+_BEHIND = (
+    Column(_ONE_MORE.head, (BEFORE, AFTER), readable.change),
+    *(column(one, _DEVICES) for one in (SERVED, BYTES_UP, BYTES_DOWN, UPDATES)),
+    Column("a round took / expected", (DURATION, EXPECTED), readable.against),
+)
 _ABOUT_ACCURACY = (
     "Personal accuracy: each device's own model on its own test samples after the last round it took part "
     "in, mean over devices. One more round: the final evaluation, before and after local training."
@@ -100,41 +144,38 @@ def _what_ran(summary: Summary) -> str:
 
 
 def _headline(page: Page) -> Element:
-    summary, accuracy = page.summary, page.summary.accuracy
+    summary = page.summary
     own = personal(summary)
     worst = min(own, key=lambda device: own[device], default=None)
-    weighted = f"mean; by samples {readable.percent(accuracy.personal_weighted)}"
+    weighted = f"mean; by samples {_run_text(PERSONAL_WEIGHTED, summary)}"
     cards = [
-        card("Personal accuracy", readable.percent(accuracy.personal_mean), weighted, *_over_rivals(page)),
-        card("Worst device", readable.percent(own[worst]), worst) if worst else None,
-        card(
-            "One more round",
-            readable.change(accuracy.before_mean, accuracy.after_mean),
-            "before → after",
-        )
-        if accuracy.after_mean is not None
+        _card(PERSONAL_MEAN, summary, weighted, *_over_rivals(page)),
+        card("Worst device", PERSONAL.unit.text(own[worst]), worst) if worst else None,
+        card("One more round", _ONE_MORE.of_run(summary), "before → after")
+        if AFTER_MEAN.of_run(summary) is not None
         else None,
-        card("Served", readable.percent(kept), "the best or newest of the run, as devices keep it")
-        if (kept := accuracy.kept_mean) is not None
+        _card(SERVED, summary, "the best or newest of the run, as devices keep it")
+        if SERVED.of_run(summary) is not None
         else None,
+        _card(BYTES_UP, summary, f"{_run_text(SHARE_UP, summary)} of whole models"),
+        _card(BYTES_DOWN, summary, f"{_run_text(SHARE_DOWN, summary)} of whole models"),
         card(
-            "Sent up",
-            readable.size(summary.bytes.up),
-            f"{readable.percent(summary.bytes.share_up)} of whole models",
-        ),
-        card(
-            "Sent down",
-            readable.size(summary.bytes.down),
-            f"{readable.percent(summary.bytes.share_down)} of whole models",
-        ),
-        card(
-            "Time" + (", simulated" if summary.simulated else ""),
-            _time(summary),
+            DURATION.head(_CARDS) + (", simulated" if summary.simulated else ""),
+            _run_text(DURATION, summary),
             "until the last round closed",
         ),
         _energy(summary),
+        *(card(one.head, one.of_run(summary)) for one in other_run_columns(_CARDS, _IN_CARDS, [summary])),
     ]
     return element("dl", *cards, class_="cards")
+
+
+def _card(metric: Metric, summary: Summary, *notes: str) -> Element:
+    return card(metric.head(_CARDS), _run_text(metric, summary), *notes)
+
+
+def _run_text(metric: Metric, summary: Summary) -> str:
+    return metric.unit.text(metric.of_run(summary))
 
 
 def _over_rivals(page: Page) -> list[str]:
@@ -148,40 +189,21 @@ def _over_rivals(page: Page) -> list[str]:
 
 
 def _energy(summary: Summary) -> Element | None:
-    if summary.joules is None:
+    if ENERGY.of_run(summary) is None:
         return None
     rows = summary.by_device.values()
-    told = sum(row.joules is not None for row in rows)
-    return card("Energy", readable.energy(summary.joules), f"measured by {told} of {len(rows)} devices")
-
-
-def _time(summary: Summary) -> str:
-    return readable.duration(summary.seconds.rounds)
+    told = sum(ENERGY.of_device(row) is not None for row in rows)
+    return _card(ENERGY, summary, f"measured by {told} of {len(rows)} devices")
 
 
 def _methods(page: Page) -> Element:
-    rows = [_method_row(name, rival) for name, rival in page.rivals.items()]
-    rows.append(_method_row(page.summary.method, page.summary, class_="ours"))
-    columns = ["method", "personal accuracy", "weighted by samples", "worst device", _ONE_MORE]
-    return table([*columns, "sent up", "of whole models", "sent down", "of whole models", "time"], rows)
-
-
-def _method_row(name: str, summary: Summary, class_: str = "") -> Element:
-    accuracy = summary.accuracy
-    sent = summary.bytes
-    cells = [
-        name,
-        readable.percent(accuracy.personal_mean),
-        readable.percent(accuracy.personal_weighted),
-        readable.percent(min(personal(summary).values(), default=None)),
-        readable.change(accuracy.before_mean, accuracy.after_mean),
-        readable.size(sent.up),
-        readable.percent(sent.share_up),
-        readable.size(sent.down),
-        readable.percent(sent.share_down),
-        _time(summary),
+    runs = [*page.rivals.items(), (page.summary.method, page.summary)]
+    columns = [*_IN_METHODS, *other_run_columns(_METHODS, _IN_METHODS, [summary for _, summary in runs])]
+    rows = [
+        row([name, *(one.of_run(summary) for one in columns)], "ours" if summary is page.summary else "")
+        for name, summary in runs
     ]
-    return row(cells, class_)
+    return table(["method", *(one.head for one in columns)], rows)
 
 
 def _plots(page: Page) -> Element:
@@ -204,9 +226,10 @@ def _devices(page: Page) -> Element:
     rival = yardstick(page.rivals)
     theirs = personal(page.rivals[rival]) if rival else {}
     gained = gains(page.summary, page.rivals[rival]) if rival else {}
-    columns = ["device", "board", "p", "training samples", *([rival] if rival else []), "personal accuracy"]
-    columns += [*(["gain, points"] if rival else []), _ONE_MORE, "served", "up", "down", "updates"]
-    columns += ["a round took / expected", "why this p"]
+    by_hand = [_SAMPLES, _PERSONAL, *_BEHIND]
+    behind = [*_BEHIND, *other_device_columns(_DEVICES, by_hand, page.summary.by_device.values())]
+    heads = ["device", "board", "p", _SAMPLES.head, *([rival] if rival else []), _PERSONAL.head]
+    heads += [*(["gain, points"] if rival else []), *(one.head for one in behind), "why this p"]
     rows = []
     for device, told in page.summary.by_device.items():
         gain = gained.get(device)
@@ -214,20 +237,15 @@ def _devices(page: Page) -> Element:
             device,
             element("td", page.boards.get(device, readable.UNKNOWN), class_="text"),
             _ratio(page.summary, device),
-            readable.UNKNOWN if told.num_samples is None else f"{told.num_samples:,}",
+            _SAMPLES.of_device(told),
             *([readable.percent(theirs.get(device))] if rival else []),
-            readable.percent(told.personal),
+            _PERSONAL.of_device(told),
             *([element("td", readable.points(gain), class_=_verdict(gain))] if rival else []),
-            readable.change(told.before, told.after),
-            readable.percent(told.kept),
-            readable.size(told.up),
-            readable.size(told.down),
-            str(told.updates),
-            readable.against(told.actual_s, told.predicted_s),
+            *(one.of_device(told) for one in behind),
             element("td", told.reason or readable.UNKNOWN, class_="text"),
         ]
         rows.append(row(cells))
-    return table(columns, rows, left=["board", "why this p"])
+    return table(heads, rows, left=["board", "why this p"])
 
 
 def _ratio(summary: Summary, device: DeviceId) -> str:

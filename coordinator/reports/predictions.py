@@ -5,26 +5,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metrics import shown_at
 from fleetune.coordinator.reports.summary import Errors, PredictionErrors
-from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
 
 LEARNING_ROUNDS = 5  # of each device, its first ones
-QUANTITIES = (
-    "seconds",
-    "download_s",
-    "train_s",
-    "upload_s",
-    "bytes_down",
-    "bytes_up",
-    "memory_bytes",
-    "joules",
-)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One quantity of one reply, both sides known.
+    """One metric of one reply, both sides known.
 
     Attributes:
         device, round: whose, and which.
@@ -44,45 +36,37 @@ class Pair:
         return abs(self.predicted - self.actual) / self.actual
 
 
-def pairs_of(records: Sequence[RoundRecord], quantity: str) -> list[Pair]:
+def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
     """Of all replies to training rounds; what took nothing has no relative error and is left out.
 
     Args:
         records: of closed rounds, ascending.
-        quantity: one of `QUANTITIES`. Bytes are as the coordinator counted them.
+        metric: one that devices predict.
     """
     found, replies = [], dict[DeviceId, int]()
     for record in records:
         for device, reply in record.devices.items() if not record.final_evaluation else ():
             replies[device] = replies.get(device, 0) + 1
-            predicted, actual = both(reply, quantity)
+            predicted, actual = metric.expected_of(reply), metric.of_reply(reply)
             if predicted is not None and actual:
                 learned = replies[device] > LEARNING_ROUNDS
                 found.append(Pair(device, record.number, predicted, actual, learned))
     return found
 
 
-def both(reply: DeviceRound, quantity: str) -> tuple[float | None, float | None]:
-    """One of `QUANTITIES` as predicted and as it was; None: not known."""
-    if quantity == "seconds":
-        return reply.predicted.round_s, reply.actual.round_s
-    counted = reply if quantity in ("bytes_down", "bytes_up") else reply.actual
-    return getattr(reply.predicted, quantity), getattr(counted, quantity)
-
-
 def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionErrors | None] | None:
-    """By quantity the errors of all pairs, and of those after the first five rounds of each device.
+    """By metric the errors of all pairs, and of those after the first five rounds of each device.
 
-    See `errors_of`. A quantity that nobody predicted or measured is None; so is all, where that is each.
+    See `errors_of`. A metric that nobody predicted or measured is None; so is all, where that is each.
     """
-    by_quantity = {quantity: pairs_of(records, quantity) for quantity in QUANTITIES}
-    if not any(by_quantity.values()):
+    by_metric = {metric.name: pairs_of(records, metric) for metric in shown_at("predictions")}
+    if not any(by_metric.values()):
         return None
     return {
-        quantity: PredictionErrors(errors_of(pairs), errors_of(one for one in pairs if one.learned))
+        name: PredictionErrors(errors_of(pairs), errors_of(one for one in pairs if one.learned))
         if pairs
         else None
-        for quantity, pairs in by_quantity.items()
+        for name, pairs in by_metric.items()
     }
 
 

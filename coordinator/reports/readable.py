@@ -56,6 +56,11 @@ def against(actual_s: float | None, predicted_s: float | None) -> str:
     return f"{' / '.join(sides)} {unit}"
 
 
+def count(number: float | None) -> str:
+    """12,345."""
+    return UNKNOWN if number is None else f"{number:,}"
+
+
 def percent(fraction: float | None) -> str:
     """0.9134 as 91.3 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
@@ -92,6 +97,18 @@ def spread(value: float, deviation: float | None, digits: int = 0, unit: str = "
     within = "" if deviation is None else f" ±{deviation:.{digits}f}"
     shows = digits or within != " ±0"
     return f"{value:.{digits}f}{within if shows else ''}{' ' if unit else ''}{unit}"
+
+
+def percent_spread(fraction: float, deviation: float | None) -> str:
+    """91.3 ±0.4 %."""
+    return spread(100 * fraction, None if deviation is None else 100 * deviation, 1, "%")
+
+
+def energy_spread(joules: float, deviation: float | None) -> str:
+    """412 ±60 kJ."""
+    if joules < 9.95:
+        return spread(joules, deviation, 2, "J")
+    return size_spread(joules, deviation).replace("B", "J")
 
 
 def size_spread(num_bytes: float, deviation: float | None) -> str:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from fleetune.coordinator.reports.predictions import both
+from fleetune.coordinator.reports.metrics import AFTER, BEFORE, DURATION, EXPECTED, shown_at
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
 from fleetune.coordinator.rounds.engine_state import EngineState
@@ -123,7 +123,6 @@ class Watch:
         last, traffic = self._last.get(view.device), ledger.traffic.get(view.device)
         report = view.report
         hoped_s = report.round_s if report else None
-        predicted_s, actual_s = both(last, "seconds") if last else (hoped_s, None)
         return DeviceLine(
             device=view.device,
             doing=doing,
@@ -131,13 +130,14 @@ class Watch:
             ratio=report.ratio if report else None,
             fraction=activity.fraction if activity and activity.doing == doing else None,
             reason=view.refusal or view.declined_reason,
-            before=last.measures.before if last else None,
-            after=last.measures.after if last else None,
+            before=BEFORE.of_reply(last) if last else None,
+            after=AFTER.of_reply(last) if last else None,
             bytes_up=traffic.up if traffic else 0,
             bytes_down=traffic.down if traffic else 0,
             why=report.reason if report else "",
-            actual_s=actual_s,
-            predicted_s=predicted_s,
+            actual_s=DURATION.of_reply(last) if last else None,
+            predicted_s=EXPECTED.of_reply(last) if last else hoped_s,
+            metrics={one.name: one.of_reply(last) for one in shown_at("live view")} if last else {},
         )
 
 

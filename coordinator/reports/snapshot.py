@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.reports.metrics import AFTER, BEFORE
 from fleetune.coordinator.rounds.engine_state import Stage
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
@@ -38,6 +38,7 @@ class DeviceLine:
         actual_s, predicted_s: what its last reply's round took, and what it had expected; before any reply,
             what it expects of one.
         bytes_up, bytes_down: payload so far.
+        metrics: of its last reply, by name, those that the live view shows.
     """
 
     device: DeviceId
@@ -53,6 +54,7 @@ class DeviceLine:
     why: str = ""
     actual_s: float | None = None
     predicted_s: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,5 +116,4 @@ class Snapshot:
 
 def point_of(record: RoundRecord) -> RoundPoint:
     """The mean accuracies of a closed round."""
-    measures = [reply.measures for reply in record.devices.values()]
-    return RoundPoint(record.number, mean(m.before for m in measures), mean(m.after for m in measures))
+    return RoundPoint(record.number, BEFORE.of_round(record), AFTER.of_round(record))

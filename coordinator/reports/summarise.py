@@ -3,10 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.reports.averages import mean, middle, total, weighted_mean
-from fleetune.coordinator.reports.predictions import both, predicted_vs_actual
+from fleetune.coordinator.reports.averages import mean, total, weighted_mean
+from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metrics import (
+    AFTER,
+    BEFORE,
+    DURATION,
+    ENERGY,
+    EXPECTED,
+    PERSONAL,
+    SERVED,
+    shown_at,
+)
+from fleetune.coordinator.reports.predictions import predicted_vs_actual
 from fleetune.coordinator.reports.summary import (
     Accuracies,
     BestRound,
@@ -21,7 +32,6 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
-from fleetune.protocols.wire.payloads import Measures
 
 T = TypeVar("T")
 
@@ -65,6 +75,7 @@ def summarise(
     """
     training = [record for record in records if not record.final_evaluation]
     final_evaluation = next((record for record in records if record.final_evaluation), None)
+    rows = _devices(training, final_evaluation, ledger, reports or {})
     return Summary(
         method=settings.method["name"],
         model=spec.name,
@@ -77,38 +88,31 @@ def summarise(
         bytes=_bytes(spec, ledger),
         seconds=_seconds(training, ledger),
         ratios=_by_device(training, lambda reply: reply.ratio),
-        joules=total(reply.actual.joules for reply in _replies(training)),
+        joules=total(ENERGY.of_reply(reply) for reply in _replies(training)),
         predicted_vs_actual=predicted_vs_actual(training),
         refused={**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
         turned_away={
             device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.refusals_by_device.items())
         },
-        by_device=_devices(training, final_evaluation, ledger, reports or {}),
+        by_device=rows,
+        metrics=_over_devices(list(rows.values())),
     )
 
 
 def _accuracies(training: Sequence[RoundRecord], final_evaluation: RoundRecord | None) -> Accuracies:
-    final: list[Measures] = (
-        [reply.measures for reply in final_evaluation.devices.values()] if final_evaluation else []
-    )
-    rounds = [(mean(r.measures.after for r in record.devices.values()), record) for record in training]
-    scored = [(value, record.number) for value, record in rounds if value is not None]
+    final = list(final_evaluation.devices.values()) if final_evaluation else []
+
+    def both(metric: Metric) -> tuple[float | None, float | None]:
+        """Mean, and weighted by training samples."""
+        pairs = [(metric.of_reply(reply), reply.measures.num_samples) for reply in final]
+        return mean(value for value, _ in pairs), weighted_mean(pairs)
+
+    scored = [(value, one.number) for one in training if (value := AFTER.of_round(one)) is not None]
     best = max(scored, default=None, key=lambda pair: (pair[0], -pair[1]))
+    (personal, before, after, kept) = (both(metric) for metric in (PERSONAL, BEFORE, AFTER, SERVED))
     return Accuracies(
-        personal_mean=mean(m.personal for m in final),
-        personal_weighted=weighted_mean((m.personal, m.num_samples) for m in final),
-        before_mean=mean(m.before for m in final),
-        before_weighted=weighted_mean((m.before, m.num_samples) for m in final),
-        after_mean=mean(m.after for m in final),
-        after_weighted=weighted_mean((m.after, m.num_samples) for m in final),
-        kept_mean=mean(_kept(m) for m in final),
-        kept_weighted=weighted_mean((_kept(m), m.num_samples) for m in final),
-        best_round=BestRound(best[1], best[0]) if best else None,
+        *personal, *before, *after, *kept, best_round=BestRound(best[1], best[0]) if best else None
     )
-
-
-def _kept(measures: Measures) -> float | None:
-    return None if measures.kept is UNSET else measures.kept
 
 
 def _bytes(spec: ModelSpec, ledger: Ledger) -> PayloadBytes:
@@ -165,19 +169,25 @@ def _devices(
 def _device(
     traffic: Traffic, closing: DeviceRound | None, report: DeviceReport | None, replies: Sequence[DeviceRound]
 ) -> DeviceSummary:
-    seconds = [both(one, "seconds") for one in replies]
     return DeviceSummary(
         ratio=closing.ratio if closing else None,
         num_samples=closing.measures.num_samples if closing else None,
         personal=closing.measures.personal if closing else None,
         before=closing.measures.before if closing else None,
         after=closing.measures.after if closing else None,
-        kept=_kept(closing.measures) if closing else None,
+        kept=SERVED.of_reply(closing) if closing else None,
         up=traffic.up,
         down=traffic.down,
         updates=traffic.updates,
         reason=report.reason if report else None,
-        predicted_s=middle(predicted for predicted, _ in seconds),
-        actual_s=middle(actual for _, actual in seconds),
-        joules=total(one.actual.joules for one in replies),
+        predicted_s=EXPECTED.of_replies(replies),
+        actual_s=DURATION.of_replies(replies),
+        joules=ENERGY.of_replies(replies),
+        metrics={one.name: one.of_replies(replies) for one in shown_at("summary")} or UNSET,
     )
+
+
+def _over_devices(rows: Sequence[DeviceSummary]) -> dict[str, float | None] | UnsetType:
+    """What has no key of its own; not there when there is nothing of the kind."""
+    found = {one.name: one.over_devices(map(one.of_device, rows)) for one in shown_at("summary")}
+    return found or UNSET

@@ -5,7 +5,7 @@ Keys stay as they are, new ones come after them. What an older file does not hav
 
 from pathlib import Path
 
-from msgspec import MsgspecError, Struct, field, json
+from msgspec import UNSET, MsgspecError, Struct, UnsetType, field, json
 
 from fleetune.protocols.errors import StoreError
 
@@ -117,6 +117,7 @@ class DeviceSummary(Struct, frozen=True):
         reason: why it took its latest ratio.
         predicted_s, actual_s: of a round, medians over its training rounds.
         joules: of its training rounds.
+        metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
     """
 
     ratio: float | None = None
@@ -132,6 +133,7 @@ class DeviceSummary(Struct, frozen=True):
     predicted_s: float | None = None
     actual_s: float | None = None
     joules: float | None = None
+    metrics: dict[str, float | None] | UnsetType = UNSET
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -150,6 +152,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         refused: how often what was refused, by kind.
         turned_away: by device, how many of its replies were refused, by kind.
         by_device: see `DeviceSummary`.
+        metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
     """
 
     method: str
@@ -168,6 +171,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     refused: dict[str, int] = field(default_factory=dict)
     turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
     by_device: dict[str, DeviceSummary] = field(default_factory=dict)
+    metrics: dict[str, float | None] | UnsetType = UNSET
+
+    @property
+    def ranked(self) -> list[float]:
+        """The personal accuracies of all devices that have one, the worst first."""
+        return sorted(row.personal for row in self.by_device.values() if row.personal is not None)
 
 
 def read_summary(folder: Path) -> Summary:

@@ -8,8 +8,29 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metrics import (
+    AFTER,
+    AFTER_MEAN,
+    BEFORE,
+    BEFORE_MEAN,
+    BYTES_DOWN,
+    BYTES_UP,
+    DURATION,
+    PERSONAL,
+    PERSONAL_MEAN,
+    PERSONAL_WEIGHTED,
+    PERSONAL_WORST,
+    SAMPLES,
+    SERVED,
+    SHARE_DOWN,
+    SHARE_UP,
+)
 from fleetune.coordinator.reports.outcome import (
+    Column,
+    column,
     gains,
+    other_device_columns,
+    other_run_columns,
     personal,
     prediction_rows,
     ratio_of,
@@ -22,6 +43,20 @@ from fleetune.protocols.skeletons.method import DeviceId
 
 _SHORT = 16  # letters of a name that stays in one line
 _NARROW = 9
+_RUN = (
+    column(PERSONAL_MEAN, "run table"),
+    column(PERSONAL_WEIGHTED, "run table"),
+    column(PERSONAL_WORST, "run table"),
+    Column("one more\nround", (BEFORE_MEAN, AFTER_MEAN), readable.change),
+    Column("up\nof dense", (BYTES_UP, SHARE_UP)),
+    Column("down\nof dense", (BYTES_DOWN, SHARE_DOWN)),
+    column(DURATION, "run table"),
+)
+_SAMPLES = column(SAMPLES, "device table")
+_PERSONAL = column(PERSONAL, "device table")
+_ONE_MORE = Column("one more\nround", (BEFORE, AFTER), readable.change)
+_SERVED = column(SERVED, "device table")
+_SENT = (column(BYTES_UP, "device table"), column(BYTES_DOWN, "device table"))
 
 
 def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> Table:
@@ -30,12 +65,12 @@ def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> 
     Accuracies are those of the devices' personal models; "one more round" is what the final evaluation did to
     them: before and after local training.
     """
-    columns = "personal\nmean", "personal\nweighted", "worst\ndevice", "one more\nround", "up\nof dense"
-    table = _table("method", *columns, "down\nof dense", "time")
+    columns = [*_RUN, *other_run_columns("run table", _RUN, [*(rivals or {}).values(), summary])]
+    table = _table("method", *(one.head for one in columns))
     for name, rival in (rivals or {}).items():
-        table.add_row(*_run_row(name, rival))
-    table.add_row(*_run_row(summary.method, summary), style="bold")
-    table.columns[-1].no_wrap = False  # "1 min 10 s" goes into two lines before a name does
+        table.add_row(name, *(one.of_run(rival) for one in columns))
+    table.add_row(summary.method, *(one.of_run(summary) for one in columns), style="bold")
+    table.columns[len(_RUN)].no_wrap = False  # "1 min 10 s" goes into two lines before a name does
     table.columns[0].no_wrap = max(map(len, [summary.method, *(rivals or {})])) <= _SHORT
     return table
 
@@ -61,33 +96,23 @@ def device_table(
     theirs = personal(rivals[rival]) if rival else {}
     gained = gains(summary, rivals[rival]) if rival else {}
     serves_others = any(row.kept not in (None, row.personal) for row in summary.by_device.values())
-    accuracies = (
-        [_in_two(rival), _in_two(summary.method), "gain"]
-        if rival
-        else ["accuracy", "one more\nround", *["served"] * serves_others]
-    )
-    table = _table("device", "board", "p", "samples", *accuracies, "up", "down", left=2)
+    alone = [_PERSONAL, _ONE_MORE, *[_SERVED] * serves_others]
+    heads = [_in_two(rival), _in_two(summary.method), "gain"] if rival else [one.head for one in alone]
+    by_hand = [*_SENT, _SAMPLES, _PERSONAL, _ONE_MORE, _SERVED]
+    last = [*_SENT, *other_device_columns("device table", by_hand, summary.by_device.values())]
+    table = _table("device", "board", "p", _SAMPLES.head, *heads, *(one.head for one in last), left=2)
     shown = _worst_first(summary)[:limit] if len(summary.by_device) > limit else summary.by_device
     for device in shown:
         row = summary.by_device[device]
-        ours = readable.percent(row.personal)
+        rivals_own = PERSONAL.unit.text(theirs.get(device))
+        beside = [rivals_own, _PERSONAL.of_device(row), _coloured(gained.get(device))]
         table.add_row(
             readable.printable(device),
             readable.short_board(boards.get(device, readable.UNKNOWN)),
             readable.ratio(ratio_of(summary, device)),
-            readable.UNKNOWN if row.num_samples is None else str(row.num_samples),
-            *(
-                [readable.percent(theirs.get(device)), ours]
-                if rival
-                else [
-                    ours,
-                    readable.change(row.before, row.after),
-                    *[readable.percent(row.kept)] * serves_others,
-                ]
-            ),
-            *([_coloured(gained.get(device))] if rival else []),
-            readable.size(row.up),
-            readable.size(row.down),
+            _SAMPLES.of_device(row),
+            *(beside if rival else [one.of_device(row) for one in alone]),
+            *(one.of_device(row) for one in last),
         )
     if len(summary.by_device) > limit:
         table.caption = f"the {limit} of {len(summary.by_device)} devices that do worst; report.html has all"
@@ -110,9 +135,9 @@ def prediction_table(summary: Summary) -> Table | None:
 def fleet_table(state: EngineState) -> Table:
     """A row a device: what it said of itself, and what became of it in the run."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in "device", "board", "p", "samples", "a round\ntakes", "conditions", "why this p", "stands":
-        right = column in ("p", "samples", "a round\ntakes")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for head in "device", "board", "p", "samples", "a round\ntakes", "conditions", "why this p", "stands":
+        right = head in ("p", "samples", "a round\ntakes")
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
     for view in view_devices(state):
         said = view.report
         cells = [
@@ -139,13 +164,13 @@ def _stands(view: DeviceView, state: EngineState) -> str:
     return f"{stands}; {declined}" if member.declined_round else stands
 
 
-def _table(*columns: str, left: int = 1) -> Table:
+def _table(*heads: str, left: int = 1) -> Table:
     table = Table(
         box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, caption_justify="left"
     )
-    for index, column in enumerate(columns):
+    for index, head in enumerate(heads):
         table.add_column(
-            column, justify="left" if index < left else "right", overflow="fold", no_wrap=index >= left
+            head, justify="left" if index < left else "right", overflow="fold", no_wrap=index >= left
         )
     return table
 
@@ -153,20 +178,6 @@ def _table(*columns: str, left: int = 1) -> Table:
 def _in_two(name: str) -> str:
     """A method's name as the head of a narrow column."""
     return "\n".join(wrap(readable.clip(name, 2 * _NARROW - 2), _NARROW))
-
-
-def _run_row(name: str, summary: Summary) -> list[str]:
-    accuracy, sent = summary.accuracy, summary.bytes
-    return [
-        name,
-        readable.percent(accuracy.personal_mean),
-        readable.percent(accuracy.personal_weighted),
-        readable.percent(min(personal(summary).values(), default=None)),
-        readable.change(accuracy.before_mean, accuracy.after_mean),
-        f"{readable.size(sent.up)}\n{readable.percent(sent.share_up)}",
-        f"{readable.size(sent.down)}\n{readable.percent(sent.share_down)}",
-        readable.duration(summary.seconds.rounds),
-    ]
 
 
 def _worst_first(summary: Summary) -> list[DeviceId]:

@@ -12,7 +12,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metrics import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
 from fleetune.coordinator.reports.outcome import gains, personal, yardstick
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
@@ -22,7 +23,6 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
 
 MAX_NAMED = 30
-ACCURACY = "accuracy on own test samples, %"
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def draw(story: Story, theme: Theme) -> dict[str, Figure]:
 
 def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:
     """Mean over each round's participants, before and after local training; rivals as levels."""
-    before, after = _curve(story, "before"), _curve(story, "after")
+    before, after = _curve(story, BEFORE), _curve(story, AFTER)
     if not after:
         return None
-    figure, axes = blank("Accuracy by round", "round", ACCURACY)
+    figure, axes = blank("Accuracy by round", "round", AFTER.axis)
     labels = []
     for curve, colour, text in (before, theme.start, "before"), (after, theme.ours, "after"):
         if curve:
@@ -85,10 +85,10 @@ def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:
 
 def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
     """Mean accuracy after local training against all bytes sent up so far; whole runs as dots."""
-    curve, sent = [], 0
+    curve, sent = [], 0.0
     for record in story.training:
-        sent += sum(reply.bytes_up for reply in record.devices.values())
-        accuracy = mean(reply.measures.after for reply in record.devices.values())
+        sent += BYTES_UP.of_round(record) or 0
+        accuracy = AFTER.of_round(record)
         if accuracy is not None:
             curve.append((sent, 100 * accuracy))
     ends = [
@@ -101,7 +101,7 @@ def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
     farthest = max([x for x, _ in curve] + [x for x, _, _, _ in ends])
     scale = readable.byte_scale(farthest)
     figure, axes = blank(
-        "Accuracy by bytes sent", f"sent up by all devices, {readable.byte_unit(scale)}", ACCURACY
+        "Accuracy by bytes sent", f"sent up by all devices, {readable.byte_unit(scale)}", AFTER.axis
     )
     axes.plot(*zip(*((x / 1000**scale, y) for x, y in curve), strict=True), color=theme.ours, alpha=0.55)
     axes.set_xlim(-0.03 * farthest / 1000**scale, 1.06 * farthest / 1000**scale)
@@ -122,8 +122,7 @@ def bytes_by_round(story: Story, theme: Theme) -> Figure | None:
     if not training:
         return None
     dense = [4 * parameters * len(record.devices) for record in training]
-    up = [sum(reply.bytes_up for reply in record.devices.values()) for record in training]
-    down = [sum(reply.bytes_down for reply in record.devices.values()) for record in training]
+    up, down = ([one.of_round(record) or 0 for record in training] for one in (BYTES_UP, BYTES_DOWN))
     scale = readable.byte_scale(max(*dense, *up, *down))
     figure, axes = blank("Bytes by round", "round", f"payload, {readable.byte_unit(scale)} a round")
     rounds = [record.number for record in training]
@@ -152,7 +151,7 @@ def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
     if len(ours) > MAX_NAMED:
         return _sorted_accuracies(story, theme, ours, rival, theirs)
     devices = sorted(ours, key=lambda device: (ours[device], device))
-    figure, axes = _by_name("Accuracy by device", devices, ACCURACY, room_in=0.35 if rival else 0.0)
+    figure, axes = _by_name("Accuracy by device", devices, PERSONAL.axis, room_in=0.35 if rival else 0.0)
     for height, device in enumerate(devices):
         if device in theirs:
             span = [100 * theirs[device], 100 * ours[device]]
@@ -210,15 +209,12 @@ _PLOTS: dict[str, Callable[[Story, Theme], Figure | None]] = {
     "gain-by-device": gain_by_device,
     "accuracy-by-device": accuracy_by_device,
     "bytes-by-round": bytes_by_round,
-    "predicted-by-actual": lambda story, theme: seconds_scatter(pairs_of(story.records, "seconds"), theme),
+    "predicted-by-actual": lambda story, theme: seconds_scatter(pairs_of(story.records, DURATION), theme),
 }
 
 
-def _curve(story: Story, which: str) -> list[tuple[int, float]]:
-    means = [
-        (record.number, mean(getattr(reply.measures, which) for reply in record.devices.values()))
-        for record in story.training
-    ]
+def _curve(story: Story, metric: Metric) -> list[tuple[int, float]]:
+    means = [(record.number, metric.of_round(record)) for record in story.training]
     return [(number, 100 * value) for number, value in means if value is not None]
 
 
@@ -267,7 +263,7 @@ def _by_name(
 def _sorted_accuracies(
     story: Story, theme: Theme, ours: dict[DeviceId, float], rival: str | None, theirs: dict[DeviceId, float]
 ) -> Figure:
-    figure, axes = blank("Accuracy by device", "devices, the worst first", ACCURACY)
+    figure, axes = blank("Accuracy by device", "devices, the worst first", PERSONAL.axis)
     curves = [(story.summary.method, ours, theme.ours), (rival or "", theirs, theme.rival)]
     labels = []
     for name, values, colour in curves:

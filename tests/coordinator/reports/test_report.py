@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.conftest import tiny_spec
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metrics import DURATION, METRICS
 from fleetune.coordinator.reports.outcome import gains, personal, refused, with_personal
 from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.pictures.plots import MAX_NAMED, Story, draw
@@ -37,6 +38,7 @@ from fleetune.protocols.wire.messages import read_from_device
 from fleetune.protocols.wire.payloads import Measures
 
 HOSTILE = '<script>alert("$\\x$")</script>&amp;'
+TRAINING = next(metric for metric in METRICS if metric.name == "train_s")
 PICTURES = {"accuracy-by-round", "accuracy-by-uplink", "bytes-by-round", "accuracy-by-device"}
 
 
@@ -415,14 +417,14 @@ def test_a_device_that_misses_rounds_has_still_to_learn():
         msgspec.structs.replace(one, devices={n: r for n, r in one.devices.items() if n != "device-001"})
         for one in records[:3]
     ] + records[3:]
-    learned = {(pair.device, pair.round) for pair in pairs_of(late, "seconds") if pair.learned}
+    learned = {(pair.device, pair.round) for pair in pairs_of(late, DURATION) if pair.learned}
     assert learned == {("device-000", 6), ("device-000", 7), ("device-000", 8)}
 
 
 def test_a_final_evaluation_is_no_round_to_predict():
     records = foretold(rounds=1)
     assert records[-1].final_evaluation
-    assert {pair.round for pair in pairs_of(records, "seconds")} == {1}
+    assert {pair.round for pair in pairs_of(records, DURATION)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -436,7 +438,7 @@ def test_a_final_evaluation_is_no_round_to_predict():
 def test_what_is_not_known_or_took_nothing_is_no_pair(predicted, actual):
     answer = msgspec.structs.replace(reply(0.1, 0.2), predicted=predicted, actual=actual)
     record = msgspec.structs.replace(records_of(1, 1)[0], devices={"device-000": answer})
-    assert pairs_of([record], "train_s") == []
+    assert pairs_of([record], TRAINING) == []
     assert predicted_vs_actual([record]) is None
 
 
