@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import figures
 from fleetune.coordinator.reports.summary import read_summary
@@ -28,7 +28,7 @@ from fleetune.coordinator.store.run_folder import clear
 from fleetune.protocols.errors import FleetuneError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.compare.comparison import Played
+from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.worker import WORKER_DIED
 
 SETTINGS = "run.json"
@@ -166,7 +166,7 @@ def _play_here(
 
 
 def _round_done(cell: Cell, record: RoundRecord) -> RoundDone:
-    return RoundDone(cell, record.number, mean(reply.measures.after for reply in record.devices.values()))
+    return RoundDone(cell, record.number, AFTER.of_round(record))
 
 
 def _pass_on(news: "Queue[RoundDone]", on_round: Callable[[RoundDone], None]) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from fleetune.coordinator.reports.markup import Plot
+from fleetune.coordinator.reports.metrics import DURATION, PERSONAL_MEAN
 from fleetune.coordinator.reports.readable import duration, percent
 from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
 from fleetune.protocols.errors import FleetuneError, SettingError
@@ -19,8 +20,9 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
-from fleetune.tools.compare.comparison import Comparison, Contender, Played, target_of
+from fleetune.tools.compare.comparison import Comparison, Contender, target_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
+from fleetune.tools.compare.played import Played
 from fleetune.tools.compare.tables import methods_csv, rounds_csv, runs_csv, tables
 from fleetune.tools.simulator.show import progress_bar
 
@@ -254,7 +256,7 @@ class _Watch:
             self.failed.append(f"{cell.title}: {problem}")
             self._console.print(f"[red]{cell.title}: {problem}[/red]")
         elif run := finished(cell):
-            accuracy, time_s = run.summary.accuracy.personal_mean, run.summary.seconds.rounds
+            accuracy, time_s = PERSONAL_MEAN.of_run(run.summary), DURATION.of_run(run.summary)
             rounds = run.summary.rounds
             self._console.print(
                 f"{cell.title}: {percent(accuracy)} after {rounds} rounds, {duration(time_s)} simulated"

@@ -6,13 +6,18 @@ from xml.etree.ElementTree import Element
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
+from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metrics import BEFORE_MEAN, PERSONAL_MEAN, PERSONAL_WORST_DECILE
 from fleetune.tools.compare.comparison import Comparison
-from fleetune.tools.compare.tables import (
+from fleetune.tools.compare.figures import (
     ACCURACIES,
-    COSTS,
-    NOT_ALL,
+    BYTES_UP_TO_TARGET,
+    SECONDS_TO_TARGET,
     TO_TARGET,
-    Column,
+    costs,
+)
+from fleetune.tools.compare.tables import (
+    NOT_ALL,
     about_seeds,
     alike,
     best,
@@ -85,7 +90,7 @@ def write_comparison(page: ComparisonPage) -> bytes:
         _figures(comparison, ACCURACIES),
         element("p", _ABOUT_ACCURACY, class_="faint"),
         element("h2", "Cost of the whole run"),
-        _figures(comparison, COSTS),
+        _figures(comparison, costs()),
         element("p", _ABOUT_COST, class_="faint"),
         *([element("p", NOT_ALL, class_="bad")] if unequal(comparison) else []),
         *(element("p", line, class_="bad") for line in alike(comparison)),
@@ -114,28 +119,27 @@ def _what_ran(comparison: Comparison) -> str:
 def _headline(comparison: Comparison) -> Element:
     """Who is best at what."""
     cards = []
-    for column, name in (
-        (ACCURACIES[0], "Best mean, last round"),
-        (ACCURACIES[2], "Best worst decile"),
-        (ACCURACIES[4], "Best before training"),
-        (TO_TARGET[1], "Fewest bytes to target"),
-        (TO_TARGET[3], "Soonest at target"),
+    for metric, name in (
+        (PERSONAL_MEAN, "Best mean, last round"),
+        (PERSONAL_WORST_DECILE, "Best worst decile"),
+        (BEFORE_MEAN, "Best before training"),
+        (BYTES_UP_TO_TARGET, "Fewest bytes to target"),
+        (SECONDS_TO_TARGET, "Soonest at target"),
     ):
-        winners = [c.label for c in comparison.shown if c.label in best(comparison, column)]
-        found = comparison.spread(winners[0], column.figure) if winners else None
+        winners = [c.label for c in comparison.shown if c.label in best(comparison, metric)]
+        found = comparison.spread(winners[0], metric) if winners else None
         if found:
-            unit = " %" if column in ACCURACIES else ""
-            cards.append(card(name, ", ".join(winners), f"{column.show(found)}{unit}"))
+            cards.append(card(name, ", ".join(winners), metric.unit.spread(found.mean, found.deviation)))
     return element("dl", *cards, class_="cards")
 
 
-def _figures(comparison: Comparison, columns: Sequence[Column]) -> Element:
+def _figures(comparison: Comparison, metrics: Sequence[Metric]) -> Element:
     rows = []
     for one in comparison.shown:
-        shown = cells(comparison, one, columns)
+        shown = cells(comparison, one, metrics)
         told = [element("td", cell.text, class_="best" if cell.best else "") for cell in shown]
         rows.append(row([title_of(comparison, one), *told]))
-    return table(["method", *(column.head for column in columns)], rows)
+    return table(["method", *(metric.head("comparison") for metric in metrics)], rows)
 
 
 def _target(comparison: Comparison) -> list[Element]:

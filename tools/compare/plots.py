@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metrics import AFTER, AFTER_MEAN, BEFORE_MEAN
 from fleetune.coordinator.reports.outcome import LOCAL, personal
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
-from fleetune.tools.compare.comparison import Comparison, Played, Point, Side, spread
+from fleetune.tools.compare.comparison import Comparison, spread
+from fleetune.tools.compare.played import Played, Point, Side
 
-ACCURACY = "accuracy on own test samples, %"
 FEDAVG = "fedavg"
 SENDS_NO_MODEL = 0.01  # of whole models' bytes
 LOG_FROM = 12  # times as far
@@ -99,7 +100,7 @@ def before_and_after(comparison: Comparison, looks: Looks, theme: Theme) -> Figu
     figure, axes = _rows("One more round: before ○ and after ● local training", labels, looks)
     ends = []
     for height, label in enumerate(labels):
-        before, after = (comparison.spread(label, figure) for figure in ("before_mean", "after_mean"))
+        before, after = (comparison.spread(label, metric) for metric in (BEFORE_MEAN, AFTER_MEAN))
         colour = looks[label].colour
         if before and after:
             axes.plot([100 * before.mean, 100 * after.mean], [height - 0.11, height + 0.11], color=theme.grid)
@@ -203,7 +204,7 @@ def _lines(
     """A curve each with its band and its end labelled; `levels` are drawn as levels where they end."""
     if not curves:
         return None
-    figure, axes = blank(title, x_label, ACCURACY, height_in=max(3.6, 1.2 + 0.24 * len(curves)))
+    figure, axes = blank(title, x_label, AFTER.axis, height_in=max(3.6, 1.2 + 0.24 * len(curves)))
     for label, curve in curves.items():
         look, x = looks[label], [value / unit for value in curve.x]
         if label in levels:
@@ -243,7 +244,7 @@ def _x_scale(axes: Axes, x: Sequence[list[float]], unit: float) -> None:
 
 def _rows(title: str, labels: Sequence[str], looks: Looks) -> tuple[Figure, Axes]:
     """A row each, the first on top."""
-    figure, axes = blank(title, ACCURACY, "", height_in=1.3 + ROW_IN * len(labels))
+    figure, axes = blank(title, AFTER.axis, "", height_in=1.3 + ROW_IN * len(labels))
     axes.set_yticks(range(len(labels)), [readable.clip(label, NAME_LETTERS) for label in labels])
     for tick, label in zip(axes.get_yticklabels(), labels, strict=True):
         tick.set_color(looks[label].colour)

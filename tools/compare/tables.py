@@ -2,8 +2,8 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -11,27 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metrics import BEFORE_MEAN, PERSONAL_MEAN, TOOK_PART
 from fleetune.coordinator.reports.summary import Summary
-from fleetune.tools.compare.comparison import Comparison, Contender, Figures, Spread
+from fleetune.tools.compare.comparison import Comparison, Contender, Spread
+from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, costs, metrics
 
 NOT_REACHED = "not reached"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A figure of the contenders, as a column.
-
-    Attributes:
-        figure: a field of `Figures`.
-        head: over the column.
-        show: a figure's spread over seeds as text.
-        good: 1: more is better, -1: less is, 0: neither.
-    """
-
-    figure: str
-    head: str
-    show: Callable[[Spread], str]
-    good: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,51 +28,12 @@ class Cell:
     best: bool = False
 
 
-def _percent(found: Spread) -> str:
-    return readable.spread(100 * found.mean, None if found.deviation is None else 100 * found.deviation, 1)
-
-
-def _count(found: Spread) -> str:
-    return readable.spread(found.mean, found.deviation)
-
-
-def _size(found: Spread) -> str:
-    return readable.size_spread(found.mean, found.deviation)
-
-
-def _duration(found: Spread) -> str:
-    return readable.duration_spread(found.mean, found.deviation)
-
-
-ACCURACIES = (
-    Column("personal_mean", "mean", _percent, 1),
-    Column("personal_weighted", "weighted", _percent, 1),
-    Column("personal_worst_decile", "worst decile", _percent, 1),
-    Column("best_after", "best round", _percent, 1),
-    Column("before_mean", "before", _percent, 1),
-    Column("after_mean", "after", _percent, 1),
-)
-COSTS = (
-    Column("rounds", "rounds", _count),
-    Column("devices", "devices", _count, 1),
-    Column("bytes_up", "sent up", _size),
-    Column("bytes_down", "sent down", _size),
-    Column("seconds", "time", _duration),
-)
-TO_TARGET = (
-    Column("rounds_to_target", "rounds", _count, -1),
-    Column("bytes_up_to_target", "sent up", _size, -1),
-    Column("bytes_down_to_target", "sent down", _size, -1),
-    Column("seconds_to_target", "time", _duration, -1),
-)
-
-
 NOT_ALL = "accuracies are of the devices that took part: not of the same devices for all"
 
 
 def unequal(comparison: Comparison) -> bool:
     """Whether some contender left out devices that another one served."""
-    counts = [comparison.spread(contender.label, "devices") for contender in comparison.shown]
+    counts = [comparison.spread(contender.label, TOOK_PART) for contender in comparison.shown]
     return len({found.mean for found in counts if found}) > 1
 
 
@@ -95,7 +42,7 @@ def alike(comparison: Comparison) -> list[str]:
     groups: dict[tuple[object, ...], list[str]] = {}
     for one in comparison.shown:
         found = [run for run in comparison.figures if run.contender == one.label]
-        course = tuple((run.seed, run.personal_mean, run.before_mean, run.best_after) for run in found)
+        course = tuple((run.seed, *map(run.of, (PERSONAL_MEAN, BEFORE_MEAN, BEST_AFTER))) for run in found)
         groups.setdefault(course, []).append(one.label)
     return [_same(comparison, labels) for labels in groups.values() if len(labels) > 1]
 
@@ -124,7 +71,7 @@ def tables(comparison: Comparison) -> Group:
         _note("mean, weighted by samples, what 9 in 10 devices reach: personal models after the last round"),
         _note("best round: of the whole fleet; before, after: local training in one more round"),
         Text(),
-        _table("cost", comparison, COSTS),
+        _table("cost", comparison, costs()),
         *([_note(NOT_ALL)] if unequal(comparison) else []),
         *(_note(line) for line in alike(comparison)),
     ]
@@ -153,29 +100,33 @@ def about_seeds(comparison: Comparison) -> str:
     return f"mean ± standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
 
 
-def best(comparison: Comparison, column: Column) -> set[str]:
-    """The contenders whose mean is the best of the column, of those where every run has the figure (who
+def best(comparison: Comparison, metric: Metric) -> set[str]:
+    """The contenders whose mean is the best of the metric, of those where every run has the figure (who
     reached the target with one seed of three is no example). None where there is no rivalry.
     """
     means = {
-        contender.label: column.good * found.mean
+        contender.label: found.mean
         for contender in comparison.shown
-        if (found := comparison.spread(contender.label, column.figure))
+        if (found := comparison.spread(contender.label, metric))
         and found.count == len(comparison.of(contender.label))
     }
-    if not column.good or len(comparison.shown) < 2:
+    if not metric.better or len(comparison.shown) < 2:
         return set()
-    return {label for label, value in means.items() if value == max(means.values())}
+    first = (max if metric.better == "higher" else min)(means.values(), default=None)
+    return {label for label, value in means.items() if value == first}
 
 
 def runs_csv(comparison: Comparison) -> bytes:
     """All figures, one row a run; accuracies as fractions, bytes, seconds. Empty: it has none."""
-    return _csv([field.name for field in fields(Figures)], (asdict(one) for one in comparison.figures))
+    rows: Iterable[dict[str, object]] = (
+        {"contender": one.contender, "method": one.method, "seed": one.seed, **one.values}
+        for one in comparison.figures
+    )
+    return _csv(["contender", "method", "seed", *(metric.name for metric in metrics())], rows)
 
 
 def methods_csv(comparison: Comparison) -> bytes:
     """One row a contender: of each figure the mean over seeds, the deviation, and how many runs have it."""
-    names = [field.name for field in fields(Figures) if field.name not in ("contender", "method", "seed")]
     parts = ("mean", "deviation", "count")
     columns = ["contender", "method", "options", "seeds", "target", "target_reason"]
     rows = []
@@ -188,13 +139,16 @@ def methods_csv(comparison: Comparison) -> bytes:
         }
         if comparison.target:
             row.update(target=comparison.target.accuracy, target_reason=comparison.target.reason)
-        for name in names:
-            found = comparison.spread(contender.label, name)
+        for metric in metrics():
+            found = comparison.spread(contender.label, metric)
             row.update(
-                {f"{name}_{part}": getattr(found, part, 0 if part == "count" else None) for part in parts}
+                {
+                    f"{metric.name}_{part}": getattr(found, part, 0 if part == "count" else None)
+                    for part in parts
+                }
             )
         rows.append(row)
-    return _csv([*columns, *(f"{name}_{part}" for name in names for part in parts)], rows)
+    return _csv([*columns, *(f"{metric.name}_{part}" for metric in metrics() for part in parts)], rows)
 
 
 def rounds_csv(comparison: Comparison) -> bytes:
@@ -208,32 +162,37 @@ def rounds_csv(comparison: Comparison) -> bytes:
     return _csv(columns, rows)
 
 
-def cells(comparison: Comparison, contender: Contender, columns: Sequence[Column]) -> list[Cell]:
+def cells(comparison: Comparison, contender: Contender, columns: Sequence[Metric]) -> list[Cell]:
     """The contender's row: each figure over its seeds, and whether it is the best of the column."""
-    found = [comparison.spread(contender.label, column.figure) for column in columns]
+    found = [comparison.spread(contender.label, metric) for metric in columns]
     if columns is TO_TARGET and not found[0]:
         return [Cell(NOT_REACHED), *(Cell(readable.UNKNOWN) for _ in columns[1:])]
     there = len(comparison.of(contender.label))
     return [
-        Cell(
-            (column.show(one) + (f" ({one.count} of {there})" if one.count < there else ""))
-            if one
-            else readable.UNKNOWN,
-            contender.label in best(comparison, column),
-        )
-        for column, one in zip(columns, found, strict=True)
+        Cell(_text(metric, one, there, columns), contender.label in best(comparison, metric))
+        for metric, one in zip(columns, found, strict=True)
     ]
+
+
+def _text(metric: Metric, found: Spread | None, there: int, columns: Sequence[Metric]) -> str:
+    """Mean and deviation, and of how many runs if not all have it; a table of accuracies says %."""
+    if not found:
+        return readable.UNKNOWN
+    text = metric.unit.spread(found.mean, found.deviation)
+    text = text.removesuffix(f" {metric.unit.sign}") if columns is ACCURACIES else text
+    return text + (f" ({found.count} of {there})" if found.count < there else "")
 
 
 def _note(text: str) -> Text:
     return Text(text, "dim italic")
 
 
-def _table(first: str, comparison: Comparison, columns: Sequence[Column]) -> Table:
+def _table(first: str, comparison: Comparison, columns: Sequence[Metric]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     table.add_column(first, overflow="fold", min_width=16)
-    for column in columns:
-        table.add_column(column.head.replace(" ", "\n"), justify="right", no_wrap=True, min_width=9)
+    for metric in columns:
+        head = metric.head("comparison").replace(" ", "\n")
+        table.add_column(head, justify="right", no_wrap=True, min_width=9)
     for contender in comparison.shown:
         row = cells(comparison, contender, columns)
         table.add_row(

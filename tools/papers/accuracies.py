@@ -11,11 +11,20 @@ from typing import Any
 import msgspec
 
 from fleetune.coordinator.reports.averages import mean, weighted_mean
-from fleetune.coordinator.reports.summary import Accuracies
+from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metrics import (
+    BEFORE_MEAN,
+    BYTES_DOWN,
+    BYTES_UP,
+    PERSONAL_MEAN,
+    PERSONAL_WEIGHTED,
+    ROUNDS,
+)
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import PaperSection
 from fleetune.protocols.wire.payloads import Measures
-from fleetune.tools.compare.comparison import Played, Spread, spread
+from fleetune.tools.compare.comparison import Spread, spread
+from fleetune.tools.compare.played import Played
 
 Average = Callable[[Collection[Measures]], float | None]
 
@@ -60,9 +69,9 @@ def best_of_participants(average: Average) -> Callable[[Played], float | None]:
     )
 
 
-def at_the_end(figure: Callable[[Accuracies], float | None]) -> Callable[[Played], float | None]:
-    """A figure of summary.json: of all devices, after the last round."""
-    return lambda played: figure(played.summary.accuracy)
+def at_the_end(metric: Metric) -> Callable[[Played], float | None]:
+    """As summary.json has it: of all devices, after the last round."""
+    return lambda played: metric.of_run(played.summary)
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -75,14 +84,10 @@ MEASURES: Mapping[str, Measure] = {
         "best round, its participants weighted by samples", best_of_participants(after_weighted)
     ),
     "best-before-mean": Measure("best round, mean, before local training", best_of_fleet(before_mean)),
-    "final-mean": Measure(
-        "after the last round, mean over all devices", at_the_end(lambda of: of.personal_mean)
-    ),
-    "final-weighted": Measure(
-        "after the last round, weighted by samples", at_the_end(lambda of: of.personal_weighted)
-    ),
+    "final-mean": Measure("after the last round, mean over all devices", at_the_end(PERSONAL_MEAN)),
+    "final-weighted": Measure("after the last round, weighted by samples", at_the_end(PERSONAL_WEIGHTED)),
     "final-before-mean": Measure(
-        "after the last round, mean, before one more round's training", at_the_end(lambda of: of.before_mean)
+        "after the last round, mean, before one more round's training", at_the_end(BEFORE_MEAN)
     ),
 }
 
@@ -218,10 +223,9 @@ class Outcome:
             "runs": [
                 {
                     "seed": run.seed,
-                    "rounds": run.summary.rounds,
+                    ROUNDS.name: ROUNDS.of_run(run.summary),
                     **{name: measure.of(run) for name, measure in MEASURES.items()},
-                    "bytes_up": run.summary.bytes.up,
-                    "bytes_down": run.summary.bytes.down,
+                    **{one.name: one.of_run(run.summary) for one in (BYTES_UP, BYTES_DOWN)},
                 }
                 for run in self.runs
             ],

@@ -13,9 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
-from fleetune.coordinator.reports.readable import percent
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
@@ -37,8 +36,8 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
             if record.final_evaluation:
                 bar.update(task, description=f"{method}, final evaluation")
                 return
-            accuracy = mean(reply.measures.after for reply in record.devices.values())
-            bar.update(task, completed=record.number, accuracy=f"accuracy {percent(accuracy)}")
+            accuracy = AFTER.unit.text(AFTER.of_round(record))
+            bar.update(task, completed=record.number, accuracy=f"accuracy {accuracy}")
 
         run, summary = simulate(settings, folder, workers=workers, fresh=fresh, on_closed=on_closed, say=_say)
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}

@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fleetune.tools.compare.compare
+from fleetune.coordinator.reports.metrics import PERSONAL_MEAN, PERSONAL_WORST_DECILE
 from fleetune.coordinator.reports.outcome import personal
 from fleetune.coordinator.reports.summary import Accuracies, DeviceSummary, PayloadBytes, Seconds, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
@@ -24,9 +25,11 @@ from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
 from fleetune.tools.compare.cells import finished, play_all
 from fleetune.tools.compare.compare import cells_of, compare, contenders_of, labels_of
-from fleetune.tools.compare.comparison import Comparison, Contender, Played, figures_of, spread, target_of
+from fleetune.tools.compare.comparison import Comparison, Contender, spread, target_of
+from fleetune.tools.compare.figures import ROUNDS_TO_TARGET, figures_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
-from fleetune.tools.compare.tables import NOT_ALL, NOT_REACHED, TO_TARGET, best, tables
+from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.tables import NOT_ALL, NOT_REACHED, best, tables
 
 SECTIONS = {
     "run": {"name": "duel", "seed": 3, "rounds": 3},
@@ -144,7 +147,7 @@ def test_rows_of_the_csv_say_what_the_summaries_say(duel):
 
 def test_the_terminal_shows_means_and_deviations_in_a_hundred_columns(duel):
     _, comparison, said = duel
-    mean = comparison.spread("fedspu", "personal_mean")
+    mean = comparison.spread("fedspu", PERSONAL_MEAN)
     assert f"{100 * mean.mean:.1f} ±{100 * mean.deviation:.1f}" in said
     assert "mean ± standard deviation over 2 seeds (3 to 4)" in said
     assert "95 % of what the best method ended with" in said
@@ -359,13 +362,13 @@ def test_a_device_counts_with_its_latest_reply():
 def test_the_first_lucky_few_neither_reach_the_target_nor_make_the_best_round():
     few = (1.0, *[None] * 5)
     run = hand_made(afters=(few, (0.1,) * 6, (0.5,) * 6, (0.4,) * 6))
-    figures = figures_of(run, target_of([run], 0.45))
-    assert figures.best_after == pytest.approx(0.5)
-    assert figures.best_after_round == figures.rounds_to_target == 3
-    assert figures.bytes_up_to_target == 1300
-    assert figures.bytes_down_to_target == 650
-    assert figures.seconds_to_target == 30.0
-    assert figures.last_after == pytest.approx(0.4)
+    figures = figures_of(run, target_of([run], 0.45)).values
+    assert figures["best_after"] == pytest.approx(0.5)
+    assert figures["best_after_round"] == figures["rounds_to_target"] == 3
+    assert figures["bytes_up_to_target"] == 1300
+    assert figures["bytes_down_to_target"] == 650
+    assert figures["seconds_to_target"] == 30.0
+    assert figures["last_after"] == pytest.approx(0.4)
 
 
 def test_a_comparison_over_different_devices_says_so():
@@ -396,7 +399,7 @@ def test_contenders_that_trained_alike_are_named_with_the_reason(tmp_path):
 def test_nine_in_ten_devices_reach_the_worst_decile():
     for num_devices, worst in ((3, 0), (10, 0), (11, 1), (20, 1), (21, 2)):
         own = tuple(index / 100 for index in range(num_devices))
-        assert figures_of(hand_made(afters=(own,)), None).personal_worst_decile == worst / 100
+        assert figures_of(hand_made(afters=(own,)), None).of(PERSONAL_WORST_DECILE) == worst / 100
 
 
 def test_what_did_not_reach_the_target_is_said():
@@ -416,8 +419,7 @@ def test_what_did_not_reach_the_target_is_said():
 def test_who_reached_the_target_with_every_seed_is_the_example():
     quick, lost = hand_made("now-and-then", afters=((0.8,),)), hand_made("now-and-then", 1, afters=((0.1,),))
     comparison = side_by_side(quick, lost, hand_made("always"), hand_made("always", 1), target=0.7)
-    (rounds,) = (column for column in TO_TARGET if column.figure == "rounds_to_target")
-    assert best(comparison, rounds) == {"always"}
+    assert best(comparison, ROUNDS_TO_TARGET) == {"always"}
 
 
 def test_spread_is_the_sample_deviation_of_what_is_there():

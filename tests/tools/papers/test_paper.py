@@ -21,7 +21,7 @@ from fleetune.protocols.settings.simulation import Partition
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
 from fleetune.tools.compare.cells import play_all
-from fleetune.tools.compare.comparison import Played
+from fleetune.tools.compare.played import Played
 from fleetune.tools.papers.accuracies import MEASURES, Outcome, label_of, points
 from fleetune.tools.papers.cells import CELLS, cell_names, play_cell, read_cell, table_of
 from fleetune.tools.simulator.partition import partition

@@ -1,0 +1,181 @@
+"""The table of metrics: a new one is one entry, and every view says of it what the table says."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import msgspec
+import pytest
+from rich.console import Console
+from tests.coordinator.reports.test_live import SETTINGS, ledger, training_state
+from tests.coordinator.reports.test_report import Outline, fleet, foretold, settings_of, shown, summary_of
+
+from fleetune.coordinator.reports import live, metrics, page, tables
+from fleetune.coordinator.reports.averages import greatest
+from fleetune.coordinator.reports.live import LiveView, plain_line
+from fleetune.coordinator.reports.metric import BYTES, Metric
+from fleetune.coordinator.reports.metrics import EVERYWHERE, METRICS, shown_at
+from fleetune.coordinator.reports.report import write_report
+from fleetune.coordinator.reports.run_watch import Watch
+from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.tools.compare.comparison import Comparison, Contender
+from fleetune.tools.compare.figures import FIGURES, costs, figures_of
+from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.tables import methods_csv, runs_csv
+from fleetune.tools.compare.tables import tables as comparison_tables
+
+SWAP = Metric(
+    "swap_bytes",
+    "swapped",
+    "What a board swapped during a round.",
+    BYTES,
+    reply=lambda reply: 3 * reply.bytes_up * 10**6,  # 300 MB
+    predicted=lambda reply: 3 * 10**8,
+    over_rounds=greatest,
+    over_devices=greatest,
+    shown=EVERYWHERE,
+)
+
+
+@pytest.fixture
+def swap(monkeypatch):
+    """One entry more; nothing else is changed anywhere."""
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, SWAP))
+
+
+def test_a_new_metric_is_one_entry_and_stands_in_the_summary(swap):
+    records, _, _ = fleet()
+    told = json.loads(msgspec.json.encode(summary_of(records)))
+    assert told["metrics"] == {"swap_bytes": 3e8}
+    assert list(told)[-1] == list(told["by_device"]["device-000"])[-1] == "metrics"
+    assert {row["metrics"]["swap_bytes"] for row in told["by_device"].values()} == {3e8}
+    assert told["predicted_vs_actual"]["swap_bytes"]["overall"]["median"] == 0
+    read = msgspec.json.decode(msgspec.json.encode(told), type=Summary)
+    assert SWAP.of_run(read) == SWAP.of_device(read.by_device["device-000"]) == 3e8
+
+
+def test_a_new_metric_stands_in_every_table_and_on_the_page(swap, tmp_path):
+    records = foretold()
+    summary = summary_of(records)
+    for table in run_table(summary), device_table(summary):
+        text = shown(table, width=160)
+        assert "swapped" in text
+        assert "300 MB" in text
+    assert re.search(r"swapped +14 +0\.0 %", shown(prediction_table(summary)))
+    write_report(tmp_path, settings_of(), summary, records, rivals={"fedavg": summary}, durable=False)
+    text = " ".join(Outline((tmp_path / "report.html").read_bytes()).texts)
+    assert text.count("swapped") == 4  # a card, and a column of methods, devices and predictions
+    assert text.count("300 MB") == 1 + 2 + 2
+
+
+def test_a_new_metric_stands_in_the_live_view_and_in_a_rounds_line(swap):
+    records, _, _ = fleet()
+    assert plain_line(records[0], SETTINGS).endswith("10 s  swapped 300 MB")
+    watch = Watch(SETTINGS, 1000)
+    watch.note(msgspec.structs.replace(records[0], devices={"busy": records[0].devices["device-000"]}))
+    screen = LiveView(watch.snapshot(training_state(), ledger(), 130.0)).render(width=120)
+    text = shown(screen, width=120)
+    assert "swapped" in text
+    assert text.count("300 MB") == 1
+
+
+def compared(records, summary):
+    runs = tuple(Played("ours", seed, summary, records[:-1]) for seed in (1, 2))
+    return Comparison("duel", (Contender("ours", {"name": "ours"}),), (1, 2), runs, None)
+
+
+def test_a_new_metric_stands_in_a_comparison_and_its_csv(swap):
+    records, _, _ = fleet()
+    comparison = compared(records, summary_of(records))
+    (row, _) = csv.DictReader(io.StringIO(runs_csv(comparison).decode()))
+    assert list(row)[-1] == "swap_bytes"
+    assert float(row["swap_bytes"]) == 3e8
+    (row,) = csv.DictReader(io.StringIO(methods_csv(comparison).decode()))
+    assert [float(row[f"swap_bytes_{part}"]) for part in ("mean", "deviation", "count")] == [3e8, 0, 2]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_tables(comparison))
+    assert "swapped" in console.file.getvalue()
+    assert "300 MB" in console.file.getvalue()
+
+
+def test_without_it_nothing_says_anything_of_it(tmp_path):
+    records = foretold()
+    summary = summary_of(records)
+    assert b'"metrics"' not in msgspec.json.encode(summary)
+    write_report(tmp_path, settings_of(), summary, records, durable=False)
+    assert b"swapped" not in (tmp_path / "report.html").read_bytes()
+    assert "swap_bytes" not in runs_csv(compared(records, summary)).decode()
+
+
+def test_a_metric_that_no_device_told_takes_no_column(monkeypatch):
+    silent = replace(SWAP, reply=lambda reply: None)
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, silent))
+    summary = summary_of(fleet()[0])
+    assert summary.metrics == {"swap_bytes": None}
+    assert "swapped" not in shown(run_table(summary), 160) + shown(device_table(summary), 160)
+
+
+def test_names_are_stable_and_each_stands_once():
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
+    assert all(metric.title and metric.about.endswith(".") for metric in METRICS)
+
+
+def test_what_is_predicted_is_in_the_order_of_summary_json_and_covers_the_costs_of_a_round():
+    predicted = [metric for metric in METRICS if metric.predicted]
+    assert predicted == shown_at("predictions")
+    names = [
+        "seconds",
+        "download_s",
+        "train_s",
+        "upload_s",
+        "bytes_down",
+        "bytes_up",
+        "memory_bytes",
+        "joules",
+    ]
+    assert [metric.name for metric in predicted] == names
+    assert set(RoundCost.__struct_fields__) <= {metric.name for metric in predicted}
+
+
+def by_hand(columns):
+    return {metric.name for column in columns for metric in column.metrics}
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("round line", live._IN_LINE),
+        ("live view", live._IN_VIEW),
+        ("run table", by_hand(tables._RUN)),
+        (
+            "device table",
+            by_hand([tables._SAMPLES, tables._PERSONAL, tables._ONE_MORE, tables._SERVED, *tables._SENT]),
+        ),
+        ("page cards", by_hand(page._IN_CARDS)),
+        ("page methods", by_hand(page._IN_METHODS)),
+        ("page devices", by_hand([page._SAMPLES, page._PERSONAL, *page._BEHIND])),
+        ("comparison", {figure.metric.name for figure in FIGURES if figure.metric in METRICS}),
+    ],
+)
+def test_what_a_view_composes_by_hand_the_table_says_is_shown_there(place, names):
+    assert names == {metric.name for metric in shown_at(place)}
+
+
+def test_each_metric_that_is_shown_of_a_run_or_a_device_can_be_read_of_it():
+    of_run = {"run table", "page cards", "page methods", "comparison"}
+    of_device = {"device table", "page devices"}
+    for metric in METRICS:
+        assert metric.run or not of_run & metric.shown.keys()
+        assert metric.device or not of_device & metric.shown.keys()
+        assert metric.reply or metric.round or not {"round line", "live view"} & metric.shown.keys()
+
+
+def test_a_table_of_costs_has_what_a_comparison_adds_and_no_accuracy():
+    assert [metric.name for metric in costs()] == ["rounds", "devices", "bytes_up", "bytes_down", "seconds"]
+    assert figures_of(Played("x", 0, Summary(method="x"), []), None).values["personal_mean"] is None

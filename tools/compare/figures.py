@@ -1,0 +1,167 @@
+"""What runs.csv and tables say of a finished run: its own metrics, and what only a comparison asks.
+
+Those of the first kind are entries of `coordinator.reports.metrics`; the others stand here, as entries alike.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, SECONDS, Metric, Value
+from fleetune.coordinator.reports.metrics import (
+    AFTER,
+    AFTER_MEAN,
+    AFTER_WEIGHTED,
+    BEFORE,
+    BEFORE_MEAN,
+    BEFORE_WEIGHTED,
+    BYTES_DOWN,
+    BYTES_DOWN_DENSE,
+    BYTES_UP,
+    BYTES_UP_DENSE,
+    DURATION,
+    PERSONAL_MEAN,
+    PERSONAL_WEIGHTED,
+    PERSONAL_WORST,
+    PERSONAL_WORST_DECILE,
+    ROUNDS,
+    TOOK_PART,
+    shown_at,
+)
+from fleetune.tools.compare.played import Played, Point, Side
+
+
+@dataclass(frozen=True)
+class Target:
+    """The personal accuracy whose cost is asked for, a fraction, and why that one."""
+
+    accuracy: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric that is read from a finished run; `of` is given the target, too."""
+
+    metric: Metric
+    of: Callable[[Played, Target | None], Value]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run in figures; a line of runs.csv. Accuracies are fractions on the devices' own test samples.
+
+    Attributes:
+        contender, method, seed: which run.
+        values: by metric, in the order of the columns.
+    """
+
+    contender: str
+    method: str
+    seed: int
+    values: Mapping[str, Value]
+
+    def of(self, metric: Metric) -> Value:
+        """Its value; None: not measured, or not reached."""
+        return self.values[metric.name]
+
+
+BEST_AFTER = Metric(
+    "best_after",
+    "best round",
+    "The highest accuracy after local training that the fleet stood at.",
+    FRACTION,
+    "higher",
+)
+ROUNDS_TO_TARGET = Metric(
+    "rounds_to_target", "rounds", "Rounds until the target was reached.", COUNT, "lower"
+)
+BYTES_UP_TO_TARGET = Metric(
+    "bytes_up_to_target", "sent up", "Payload up until the target was reached.", BYTES, "lower"
+)
+BYTES_DOWN_TO_TARGET = Metric(
+    "bytes_down_to_target", "sent down", "Payload down until the target was reached.", BYTES, "lower"
+)
+SECONDS_TO_TARGET = Metric(
+    "seconds_to_target", "time", "Time until the target was reached.", SECONDS, "lower"
+)
+_BEST_BEFORE = Metric(
+    "best_before", "best before", "The highest accuracy before local training.", FRACTION, "higher"
+)
+_BEST_BEFORE_ROUND = Metric("best_before_round", "its round", "In which round that was.", COUNT)
+_BEST_AFTER_ROUND = Metric("best_after_round", "its round", "In which round that was.", COUNT)
+_LAST_BEFORE = Metric(
+    "last_before", "last before", "Before local training, the last round's participants.", FRACTION, "higher"
+)
+_LAST_AFTER = Metric(
+    "last_after", "last after", "After local training, the last round's participants.", FRACTION, "higher"
+)
+
+ACCURACIES = (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST_DECILE, BEST_AFTER, BEFORE_MEAN, AFTER_MEAN)
+TO_TARGET = (ROUNDS_TO_TARGET, BYTES_UP_TO_TARGET, BYTES_DOWN_TO_TARGET, SECONDS_TO_TARGET)
+_COSTS = (ROUNDS, TOOK_PART, BYTES_UP, BYTES_DOWN, DURATION)
+
+
+def _of_run(metric: Metric) -> Figure:
+    """As it stands in summary.json."""
+    return Figure(metric, lambda run, _: metric.of_run(run.summary))
+
+
+def _of_best(side: Side, part: int) -> Callable[[Played, Target | None], Value]:
+    return lambda run, _: best_point(run.settled, side)[part]
+
+
+def _of_last(metric: Metric) -> Callable[[Played, Target | None], Value]:
+    return lambda run, _: metric.of_round(run.records[-1]) if run.records else None
+
+
+def _at_target(read: Callable[[Point], float]) -> Callable[[Played, Target | None], Value]:
+    def of(run: Played, target: Target | None) -> Value:
+        reached = (point for point in run.settled if target and (point.after or 0) >= target.accuracy)
+        return next((read(point) for point in reached), None)
+
+    return of
+
+
+FIGURES = (
+    *map(_of_run, (ROUNDS, TOOK_PART, PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST_DECILE)),
+    *map(_of_run, (PERSONAL_WORST, BEFORE_MEAN, BEFORE_WEIGHTED, AFTER_MEAN, AFTER_WEIGHTED)),
+    Figure(_BEST_BEFORE, _of_best("before", 0)),
+    Figure(_BEST_BEFORE_ROUND, _of_best("before", 1)),
+    Figure(BEST_AFTER, _of_best("after", 0)),
+    Figure(_BEST_AFTER_ROUND, _of_best("after", 1)),
+    Figure(_LAST_BEFORE, _of_last(BEFORE)),
+    Figure(_LAST_AFTER, _of_last(AFTER)),
+    *map(_of_run, (BYTES_UP, BYTES_DOWN, BYTES_UP_DENSE, BYTES_DOWN_DENSE, DURATION)),
+    Figure(ROUNDS_TO_TARGET, _at_target(lambda point: point.number)),
+    Figure(BYTES_UP_TO_TARGET, _at_target(lambda point: point.up)),
+    Figure(BYTES_DOWN_TO_TARGET, _at_target(lambda point: point.down)),
+    Figure(SECONDS_TO_TARGET, _at_target(lambda point: point.closed_s)),
+)
+
+
+def _others() -> list[Metric]:
+    """What else the table of metrics shows in a comparison: behind the columns that have their place."""
+    return shown_at("comparison", {figure.metric.name for figure in FIGURES})
+
+
+def metrics() -> list[Metric]:
+    """The columns of runs.csv behind contender, method and seed."""
+    return [*(figure.metric for figure in FIGURES), *_others()]
+
+
+def costs() -> tuple[Metric, ...]:
+    """What the table of costs shows."""
+    return (*_COSTS, *_others())
+
+
+def figures_of(run: Played, target: Target | None) -> Figures:
+    """All figures of a run."""
+    figures = (*FIGURES, *map(_of_run, _others()))
+    values = {figure.metric.name: figure.of(run, target) for figure in figures}
+    return Figures(run.label, run.summary.method, run.seed, values)
+
+
+def best_point(points: Iterable[Point], side: Side) -> tuple[float | None, int | None]:
+    """The highest accuracy and its round; of equal ones the earliest."""
+    scored = [(value, point.number) for point in points if (value := getattr(point, side)) is not None]
+    return max(scored, key=lambda pair: (pair[0], -pair[1]), default=(None, None))
