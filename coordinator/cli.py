@@ -79,7 +79,7 @@ def serve(
         with closing(Lookout(fleet, settings.run.name)) as lookout:
             if given is not None:
                 lookout.ask(partial(_lookout_transport, given, lookout))
-            from fleetune.coordinator.run.opening import open_run  # takes its time, and the answer too
+            from fleetune.coordinator.run.open_or_resume import open_run  # takes its time, and the answer too
 
             lookout.wait()
             run = open_run(settings, folder, fresh=fresh)

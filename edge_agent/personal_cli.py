@@ -11,7 +11,7 @@ from fleetune.edge_agent.run_options import HOST, STATE, DeviceName, StateFolder
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
-    from fleetune.edge_agent.personal.adoption import Standing
+    from fleetune.edge_agent.personal.served_model import Standing
 
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
 Run = Annotated[

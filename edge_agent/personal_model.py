@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetune.edge_agent.personal.adoption import Served, Standing, read_served
+from fleetune.edge_agent.personal.served_model import Served, Standing, read_served
 from fleetune.edge_agent.run.joining import check_trust
 from fleetune.edge_agent.run.session import recall
 from fleetune.edge_agent.state.agent_store import AgentStore

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetune.coordinator.export.trace import Open, Shape, Size
+from fleetune.coordinator.export.torch_trace import Open, Shape, Size
 from fleetune.protocols.bundle.graph import BATCH, Attribute, Constant, Graph, Node, Port, Type
 
 DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_}

@@ -7,8 +7,8 @@ from torch import nn
 
 from fleetune.coordinator.export import steps
 from fleetune.coordinator.export.check import check
-from fleetune.coordinator.export.lower import lower
-from fleetune.coordinator.export.trace import trace
+from fleetune.coordinator.export.onnx_lowering import lower
+from fleetune.coordinator.export.torch_trace import trace
 from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.model.spec import FlatArray, ModelSpec

@@ -11,7 +11,7 @@ import msgspec
 from fleetune.coordinator.reports.markup import Plot
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.page import Page, write_page
-from fleetune.coordinator.reports.summary import SUMMARY, Summary
+from fleetune.coordinator.reports.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
 from fleetune.protocols.files import write_atomically
@@ -106,7 +106,7 @@ def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dic
 def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes]:
     """summary.json and rounds.jsonl."""
     return {
-        SUMMARY: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
+        SUMMARY: encoded(summary),
         ROUNDS: lines_of(records),
     }
 

@@ -179,6 +179,11 @@ class Summary(Struct, frozen=True, kw_only=True):
         return sorted(row.personal for row in self.by_device.values() if row.personal is not None)
 
 
+def encoded(summary: Summary) -> bytes:
+    """The content of summary.json."""
+    return json.format(json.encode(summary), indent=2) + b"\n"
+
+
 def read_summary(folder: Path) -> Summary:
     """What the run in `folder` came to.
 

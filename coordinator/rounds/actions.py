@@ -7,7 +7,7 @@ as `coordinator.run.run_events`.
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetune.coordinator.rounds.objections import Objection
+from fleetune.coordinator.rounds.reply_objections import Objection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Round
 

@@ -33,7 +33,7 @@ that closed, but breaks the training of all who are asked next, is taken back (`
 After `rollback.MAX_SPOILT` of either at the same round training ends.
 
 When a round is over is decided in `_close_if_due` alone, how long it may take in
-`coordinator.rounds.deadlines` alone and whether a reply counts in `coordinator.rounds.objections` alone.
+`coordinator.rounds.deadlines` alone, whether a reply counts in `coordinator.rounds.reply_objections` alone.
 `coordinator.rounds.semi_asynchronous` closes in another way, semi-asynchronously.
 """
 
@@ -55,8 +55,8 @@ from fleetune.coordinator.rounds.actions import (
 from fleetune.coordinator.rounds.deadlines import learn, proposed_s
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Event, ReplyArrived, Tick
-from fleetune.coordinator.rounds.objections import objection_to
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
+from fleetune.coordinator.rounds.reply_objections import objection_to
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
     Judge,

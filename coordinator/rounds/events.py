@@ -7,7 +7,7 @@ is asked and answered like any other round.
 
 from dataclasses import dataclass
 
-from fleetune.coordinator.rounds.objections import Objection
+from fleetune.coordinator.rounds.reply_objections import Objection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
 
@@ -31,8 +31,8 @@ class ReplyArrived:
     """A device's whole reply, to a round or to the final evaluation, is verified and on disk.
 
     `objection`: what speaks against counting it, asked once by whoever takes it in (see
-    `coordinator.rounds.objections`); None: it counts. `leaving`: the device has nothing more to gain and
-    leaves the run (early stopping).
+    `coordinator.rounds.reply_objections`); None: it counts. `leaving`: the device has nothing more to gain
+    and leaves the run (early stopping).
     """
 
     device: DeviceId

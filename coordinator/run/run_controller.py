@@ -14,8 +14,8 @@ from typing import Any
 from fleetune.coordinator.rounds.actions import Action
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
-from fleetune.coordinator.rounds.objections import Objection, objection_to
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
+from fleetune.coordinator.rounds.reply_objections import Objection, objection_to
 from fleetune.coordinator.rounds.semi_asynchronous import engine_type
 from fleetune.coordinator.run.replies import ArrivingReply, read_reply
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution

@@ -7,15 +7,15 @@ observers (`coordinator.run.observers`).
 from dataclasses import dataclass
 
 from fleetune.coordinator.rounds.actions import Miss
-from fleetune.coordinator.rounds.objections import Objection
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.rounds.reply_objections import Objection
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.skeletons.method import DeviceId
 
 
 @dataclass(frozen=True)
 class ReplyDropped:
-    """A reply does not count, because of an `objection` (see `coordinator.rounds.objections`).
+    """A reply does not count, because of an `objection` (see `coordinator.rounds.reply_objections`).
 
     Its device is not told, but for an offer that was refused: a whole reply is acknowledged, so that it is
     not offered again.

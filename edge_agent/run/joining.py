@@ -12,7 +12,7 @@ from msgspec import structs
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
-from fleetune.edge_agent.personal.adoption import Adoption, read_served
+from fleetune.edge_agent.personal.served_model import Adoption, read_served
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from fleetune.edge_agent.personal.adoption import Adoption, Standing
+from fleetune.edge_agent.personal.served_model import Adoption, Standing
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite

@@ -104,7 +104,7 @@ class AgentStore:
 
     @property
     def served(self) -> FileMemory:
-        """The model that the device serves, see `edge_agent.personal.adoption`."""
+        """The model that the device serves, see `edge_agent.personal.served_model`."""
         return FileMemory(self.folder / "served", state_versions.SERVED)
 
     def keep_bundle(self, run: str, payload: bytes) -> None:

@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 from tests.helpers.fleet_processes import Fleet, assert_equal, run_toml, simulated, wait_until
 
 from fleetune.coordinator.run.stored_run import look_at
-from fleetune.edge_agent.personal.adoption import read_served
+from fleetune.edge_agent.personal.served_model import read_served
 from fleetune.tools.simulator import starting_models
 
 pytestmark = pytest.mark.fleet

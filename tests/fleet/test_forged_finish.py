@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.serving.event_queue import Stop
 from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent import agent as agent_side

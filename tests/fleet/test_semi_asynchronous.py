@@ -14,7 +14,7 @@ from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError, StoreError

@@ -15,7 +15,7 @@ from tests.helpers.places import OLD_STATES
 from tests.helpers.played_run import PlayedRun
 
 from fleetune.coordinator.rounds.records import RoundRecord, Traffic
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.store import store_versions
 from fleetune.coordinator.store.run_store import RunStore

@@ -24,7 +24,7 @@ from fleetune.coordinator.run.stored_run import method_of, save_shared_model
 from fleetune.coordinator.store.device_rows import read_ledger
 from fleetune.coordinator.store.method_state import read_state
 from fleetune.coordinator.store.run_store import RunStore
-from fleetune.edge_agent.personal.adoption import read_served
+from fleetune.edge_agent.personal.served_model import read_served
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.protocols.randomness import Key

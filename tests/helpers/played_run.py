@@ -13,7 +13,7 @@ from tests.conftest import PullToTarget, tiny_spec
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.run.assignment import OutgoingTask
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.edge_agent.run.session import Session

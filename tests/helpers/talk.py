@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tests.conftest import PullToTarget, tiny_spec
 
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.bundle_desk import BundleDesk
 from fleetune.coordinator.serving.server import Server

@@ -17,7 +17,7 @@ from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import Run, mark_finished, method_of, save_shared_model
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy

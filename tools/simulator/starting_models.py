@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleetune.coordinator.run.starting_weights import run_named
 from fleetune.coordinator.store.run_folder import DEVICES
-from fleetune.edge_agent.personal.adoption import Served, read_served
+from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.model.spec import FlatArray

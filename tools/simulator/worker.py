@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleetune.edge_agent.personal.adoption import Adoption
+from fleetune.edge_agent.personal.served_model import Adoption
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import for_vocabulary

@@ -19,7 +19,7 @@ from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
 from fleetune.coordinator.export.operators.moving import cut, pad
 from fleetune.coordinator.export.operators.products import matrix_product
 from fleetune.coordinator.export.operators.reducing import total
-from fleetune.coordinator.export.trace import Open, Operation, Shape, Size
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
 
 _MIN_CHANNELS = 16  # for patches in a matrix: below, its short runs cost more than the products gain
 _MAX_PIXELS = 36  # of an image whose patches are picked by a product instead of by look-up

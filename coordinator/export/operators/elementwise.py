@@ -7,7 +7,7 @@ from functools import partial, reduce
 from typing import Any
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, broadcast, type_of
-from fleetune.coordinator.export.trace import Open, Operation, Shape
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 from fleetune.protocols.bundle.graph import Attribute, Type
 
 Operand = Value | float | Open

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value
 from fleetune.coordinator.export.operators.elementwise import arithmetic
-from fleetune.coordinator.export.trace import Open, Operation, Shape
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 
 RowMap = Callable[[Tensor, int], Tensor]  # a row, shape (m, 1, size), of the axis with this number
 

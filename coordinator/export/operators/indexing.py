@@ -5,7 +5,7 @@ from typing import Any
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
 from fleetune.coordinator.export.operators.elementwise import apply, arithmetic
-from fleetune.coordinator.export.trace import Operation, Shape
+from fleetune.coordinator.export.torch_trace import Operation, Shape
 
 
 def _embedding(

@@ -10,7 +10,7 @@ from typing import Any
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
 from fleetune.coordinator.export.operators.elementwise import apply, arithmetic
 from fleetune.coordinator.export.operators.moving import concat, cut, pad
-from fleetune.coordinator.export.trace import Open, Operation, Shape
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 
 Sizes = Sequence[int]
 

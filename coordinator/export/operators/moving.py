@@ -9,7 +9,7 @@ import numpy as np
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value
 from fleetune.coordinator.export.operators.elementwise import apply, build_type
-from fleetune.coordinator.export.trace import Open, Operation, Shape, Size
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
 
 _END = 2**63 - 1
 

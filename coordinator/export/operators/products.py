@@ -5,7 +5,7 @@ from typing import Any
 
 from fleetune.coordinator.export.builder import Builder, Value
 from fleetune.coordinator.export.operators.elementwise import arithmetic
-from fleetune.coordinator.export.trace import Operation, Shape
+from fleetune.coordinator.export.torch_trace import Operation, Shape
 
 
 def matrix_product(build: Builder, a: Value, b: Value, shape: Shape, bias: Value | None = None) -> Value:

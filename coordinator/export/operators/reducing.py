@@ -9,7 +9,7 @@ import numpy as np
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
 from fleetune.coordinator.export.operators.elementwise import apply, arithmetic, build_type
-from fleetune.coordinator.export.trace import Open, Operation, Shape
+from fleetune.coordinator.export.torch_trace import Open, Operation, Shape
 
 
 def total(build: Builder, x: Value, axes: Sequence[int], *, keep: bool, mean: bool = False) -> Value:

@@ -18,7 +18,7 @@ from fleetune.coordinator.rounds.actions import (
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
-from fleetune.coordinator.rounds.objections import objection_to
+from fleetune.coordinator.rounds.reply_objections import objection_to
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import Round

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fleetune.coordinator.cli import app
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.models import Model
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.starting_weights import start_of
 from fleetune.coordinator.run.stored_run import look_at, save_shared_model
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError

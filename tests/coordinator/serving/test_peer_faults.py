@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.talk import AgentTalk, Coordinating, answered, run_settings
 
 from fleetune.coordinator.rounds.records import Ledger
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire import messages as wire

@@ -7,7 +7,7 @@ from tests.fleet.test_semi_asynchronous import Desk, settings
 
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.rounds.events import DeviceReady
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.serving.run_clock import RunClock
 from fleetune.protocols.skeletons.choice import DeviceReport
 

@@ -8,7 +8,7 @@ from tests.tools.simulator.test_simulate import settings
 from typer.testing import CliRunner
 
 from fleetune.coordinator.reports.pictures import plots
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.store.run_folder import PICTURES, clear
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError

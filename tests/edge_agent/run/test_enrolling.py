@@ -275,7 +275,7 @@ def test_what_joining_came_to_counts_only_while_it_is_waited_for(device):
 
 @pytest.fixture
 def desk(tmp_path):
-    from fleetune.coordinator.run.opening import open_run
+    from fleetune.coordinator.run.open_or_resume import open_run
 
     content = {
         "run": {"name": "r"},

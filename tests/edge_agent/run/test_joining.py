@@ -10,7 +10,7 @@ import pytest
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.personal.adoption import Served, Standing
+from fleetune.edge_agent.personal.served_model import Served, Standing
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run import joining
 from fleetune.edge_agent.run.device import Device, DeviceSettings

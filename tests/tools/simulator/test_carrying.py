@@ -9,8 +9,8 @@ from tests.tools.simulator.test_simulate import settings
 from typer.testing import CliRunner
 
 from fleetune.coordinator.run.enrolment import prepare
-from fleetune.coordinator.run.opening import open_run
-from fleetune.edge_agent.personal.adoption import Served, read_served
+from fleetune.coordinator.run.open_or_resume import open_run
+from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.update import codec
 from fleetune.tools.cli import app

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from tests.conftest import tiny_spec
 
-from fleetune.edge_agent.personal.adoption import Adoption, Standing, is_better, read_served
+from fleetune.edge_agent.personal.served_model import Adoption, Standing, is_better, read_served
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.methods import create

@@ -9,7 +9,7 @@ from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.changed_settings import CHANGEABLE
-from fleetune.coordinator.run.opening import open_run
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError

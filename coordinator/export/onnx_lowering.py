@@ -17,7 +17,7 @@ from fleetune.coordinator.export.operators import (
     products,
     reducing,
 )
-from fleetune.coordinator.export.trace import Operation, Ref, Trace
+from fleetune.coordinator.export.torch_trace import Operation, Ref, Trace
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.errors import ModelError
 
