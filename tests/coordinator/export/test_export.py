@@ -451,7 +451,7 @@ def test_what_has_no_form_is_named_with_its_module(function, told):
 
 
 def test_a_backward_operator_is_named_with_the_module_of_its_forward(monkeypatch):
-    monkeypatch.delitem(lower.RULES, "threshold_backward")
+    monkeypatch.delitem(onnx_lowering.RULES, "threshold_backward")
     with pytest.raises(ModelError, match=r"block2\.inner uses aten\.threshold_backward"):
         exported_module(within(torch.relu), (6,))
 
