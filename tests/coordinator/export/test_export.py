@@ -14,7 +14,7 @@ import zstandard
 from torch import nn
 from torch.nn import functional
 
-from fleetune.coordinator.export import graphs, steps
+from fleetune.coordinator.export import graphs, onnx_lowering, steps
 from fleetune.coordinator.export.check import check
 from fleetune.coordinator.export.graphs import export, forward_graph
 from fleetune.coordinator.spec.spec_from_torch import describe
