@@ -256,7 +256,7 @@ def port_shape(shape: Shape) -> tuple[Any, ...]:
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """How many entries."""
+    """How many entries an array of this shape has."""
     found: Size = math.prod(size for size in sizes if not isinstance(size, Open))
     for size in sizes:
         if isinstance(size, Open):
@@ -267,7 +267,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def squeezed(shape: Shape) -> Shape:
-    """Without the axes of size 1."""
+    """The shape without its axes of size 1."""
     return tuple(size for size in shape if size != 1)
 
 

@@ -179,7 +179,7 @@ def _forward(
 
 @contextmanager
 def _recurrent_layers_written_out() -> Iterator[None]:
-    """Step by step, instead of one operator of oneDNN's."""
+    """Inside, recurrent layers are traced step by step, instead of as one operator of oneDNN's."""
     enabled = mkldnn.enabled
     mkldnn.enabled = False  # type: ignore[assignment] # its `flags` would warn of GPUs
     try:

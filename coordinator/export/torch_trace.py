@@ -32,7 +32,7 @@ DECOMPOSED = """
 
 @dataclass(frozen=True)
 class Open:
-    """times * n + plus for n samples."""
+    """A size that depends on the batch: times * n + plus for n samples."""
 
     times: int
     plus: int = 0
@@ -71,7 +71,7 @@ class Operation:
 
     @property
     def shape(self) -> Shape:
-        """Of the first result."""
+        """The shape of the operation's first result."""
         return self.shapes[0]
 
 

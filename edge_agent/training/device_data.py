@@ -61,7 +61,7 @@ class DeviceData:
     source: str = "data"
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
-        """Inputs and labels as stored."""
+        """The inputs and labels of one part, as they are stored."""
         return {
             "train": (self.x_train, self.y_train),
             "validation": (self.x_validation, self.y_validation),
@@ -69,12 +69,12 @@ class DeviceData:
         }[part]
 
     def size(self, part: Part) -> int:
-        """Number of samples."""
+        """How many samples a part has."""
         return len(self.part(part)[1])
 
     @property
     def fingerprint(self) -> str:
-        """Of the samples that models are judged on: validation and test, as stored."""
+        """A digest of the samples that models are judged on, validation and test, as they are stored."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.x_validation, self.y_validation, self.x_test, self.y_test):
             digest.update(f"{array.shape}{array.dtype.str}".encode())
@@ -141,7 +141,7 @@ def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -
 
 
 def _side(among: NDArray[np.bool_], numbers: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
-    """Which of the samples `among` have a number below the fraction, see `roles.below`."""
+    """Which of the samples `among` have a number below the fraction, see `sample_roles.below`."""
     picked = np.zeros_like(among)
     picked[among] = below(numbers[among], fraction)
     return picked

@@ -90,7 +90,7 @@ class LocalTrainer:
             return self._descend(plan, answers, key)
 
     def _answers(self, loss_term: LossTerm | None) -> list[NDArray[np.float32]]:
-        """What each model of the loss term answers on all training samples: once, as they are fixed."""
+        """What each model of the loss term answers on all training samples; asked once: they are fixed."""
         answers: list[NDArray[np.float32]] = []
         if loss_term is None or not self.num_samples:
             return answers
@@ -178,14 +178,14 @@ class LocalTrainer:
                 self.progress((done + 1) / num_batches)
 
     def _evaluate(self, weights: FlatArray, part: Part) -> tuple[float, float]:
-        """Mean loss and accuracy."""
+        """The mean loss over a part, and the fraction predicted correctly."""
         self.backend.load(weights)
         results = [self.backend.evaluate(x, y) for x, y in self._parts(part)]
         size = max(1, self.data.size(part))
         return sum(loss for loss, _ in results) / size, sum(correct for _, correct in results) / size
 
     def _parts(self, part: Part, rows: Rows | None = None) -> Iterator[tuple[InputArray, LabelArray]]:
-        """All samples of a part, or those in `rows`, a few at a time."""
+        """Yield the samples of a part, or those in `rows`, a few at a time."""
         chosen = np.arange(self.data.size(part)) if rows is None else rows
         for start in range(0, chosen.size, _EVALUATION_BATCH):
             yield self.data.batch(part, chosen[start : start + _EVALUATION_BATCH])

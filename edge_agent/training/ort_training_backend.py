@@ -29,8 +29,8 @@ Array = NDArray[Any]
 
 
 class OrtTrainingBackend(OnnxBackend):
-    """See `edge_agent.training.backend.Backend`. Guided steps, gradients in evaluation mode and answers come
-    from the bundle's graphs, which the same package runs as onnxruntime would.
+    """See `edge_agent.training.backend.Backend`. Steps with a loss term, gradients in evaluation mode and
+    answers come from the bundle's graphs, which the same package runs as onnxruntime would.
 
     Args:
         bundle: of the model.

@@ -15,7 +15,7 @@ LOOK_EVERY_S = 0.25  # a step is mostly over before the first look
 
 @dataclass
 class _Run:
-    """One run: the options that end it, since when it goes on, and with what it was ended."""
+    """One run of the runtime: the options that end it, since when it goes on, and why it was ended."""
 
     options: Any
     began: float

@@ -212,7 +212,7 @@ class TorchBackend:
 
 
 def _last_layer(spec: ModelSpec) -> str:
-    """The last one with weights."""
+    """The name of the last layer that has weights and is no norm layer."""
     norms = norm_layers(spec)
     return [name for name in spec.layers if name not in norms][-1]
 

@@ -1,4 +1,4 @@
-"""A batch's loss term term in torch."""
+"""What a loss term adds to a batch's loss, in torch."""
 
 import torch
 from torch import Tensor

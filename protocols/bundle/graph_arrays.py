@@ -62,7 +62,7 @@ class Given:
 
     @property
     def count(self) -> int:
-        """Number of results."""
+        """How many results the node has."""
         return len(self._node.outputs)
 
     @property
@@ -101,7 +101,7 @@ class Given:
         return [int(one) for one in value]
 
     def only(self, attributes: str) -> None:
-        """Nothing else is said: an attribute that is not looked at may not be there."""
+        """Raises Unfit: the node has another attribute, which nobody here would look at."""
         unknown = set(self._node.attributes) - set(attributes.split())
         need(not unknown, f"has an attribute {min(unknown, default='')!r:.40}, which is not known here")
 
@@ -115,7 +115,7 @@ def within(axis: int, rank: int) -> int:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Raises Unfit."""
+    """The shape that arrays of these shapes have together, by ONNX's rules. Raises Unfit: there is none."""
     rank = max((len(shape) for shape in shapes), default=0)
     found = []
     for sizes in zip(*[(1,) * (rank - len(shape)) + shape for shape in shapes], strict=True):
@@ -126,7 +126,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def followed(given: Given, array: Array, compute: Callable[..., Any]) -> Array:
-    """With its content, where that of all inputs is known and it is small."""
+    """The array with its content, where that of all inputs is known and it is small."""
     contents = [one.content for one in given.all]
     if array.type == "?" or array.size > KNOWN_ENTRIES or any(one is None for one in contents):
         return array

@@ -14,7 +14,7 @@ _TYPES: Mapping[str, Type] = {"f": "f4", "i": "i8", "b": "?"}
 
 @dataclass(frozen=True)
 class GraphCost:
-    """Of one run.
+    """What one run of a graph takes.
 
     Attributes:
         operations: floating-point ones and the like.

@@ -77,7 +77,7 @@ class CD2pFed(ModelAveraging):
 
     @property
     def extra_epochs(self) -> float:
-        """Both parts, each with the other's answers."""
+        """Each part trains its own epochs, and needs the other's answers on the training samples."""
         return 2 * (self.distillation_epochs + EVALUATION_EPOCHS) if self.strength else 0.0
 
     def private_at(self, number: int) -> float:

@@ -19,7 +19,7 @@ from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 
 @dataclass(frozen=True)
 class ClientState:
-    """State, both of shape (spec.size,).
+    """What a device keeps between its rounds: two models, each of shape (spec.size,).
 
     Attributes:
         weights: v_k.

@@ -59,7 +59,7 @@ def _squared_distance(own: FlatArray, other: FlatArray) -> float:
 
 
 def _cosine(own: FlatArray, other: FlatArray) -> float:
-    """0 where either is all zero."""
+    """The cosine between two vectors; 0 where either is all zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         norm, product = float(np.linalg.norm(own) * np.linalg.norm(other)), float(own @ other)
     if math.isfinite(norm) and math.isfinite(product):
@@ -68,7 +68,7 @@ def _cosine(own: FlatArray, other: FlatArray) -> float:
 
 
 def _wide(weights: FlatArray) -> FlatArray:
-    """In float64, where squares of any float32 numbers are finite."""
+    """The vector in float64, where the squares of all float32 numbers are finite."""
     return weights.astype(np.float64)
 
 
@@ -112,7 +112,7 @@ class FedAMP(PersonalTargets[ServerState]):
         return ServerState(weights)
 
     def targets(self, state: ServerState) -> Callable[[DeviceId], FlatArray]:
-        """u_i."""
+        """Each device's target is u_i, the mixture of the personal models."""
 
         def mixed(device: DeviceId) -> FlatArray:
             own = state.latest.get(device, state.initial)

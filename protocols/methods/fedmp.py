@@ -19,7 +19,7 @@ from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 @dataclass(frozen=True)
 class FedMP(SubModels):
-    """No settings."""
+    """FedMP has no settings."""
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """The l1 norm of a neuron's parameters after an epoch of training."""

@@ -22,14 +22,14 @@ from fleetune.protocols.update.selection import ChosenNeurons
 
 @dataclass(frozen=True)
 class FjORD(SubModels):
-    """No settings."""
+    """FjORD has no settings."""
 
     def known(self, ratio: float) -> ChosenNeurons:
         """The leftmost neurons: both sides know them from the start."""
         return strongest(self._leftmost, ratio)
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
-        """The further left, the more."""
+        """The further left a neuron stands, the more it matters."""
         return self._leftmost
 
     @property

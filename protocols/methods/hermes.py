@@ -16,7 +16,7 @@ from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 
 @dataclass(frozen=True)
 class Hermes(SubModels):
-    """No settings."""
+    """Hermes has no settings."""
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """The l2 norm of a neuron's parameters after an epoch of training."""

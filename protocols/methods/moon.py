@@ -39,7 +39,7 @@ class MOON(ModelAveraging):
 
     @property
     def extra_epochs(self) -> float:
-        """What the shared and the device's last model make of the samples."""
+        """Two passes: what the shared and the device's last model answer on the training samples."""
         return 2 * EVALUATION_EPOCHS
 
     def work(

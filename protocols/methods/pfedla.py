@@ -43,7 +43,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Hypernetwork:
-    """A device's. In each matrix the last column belongs to a constant input of 1.
+    """A device's hypernetwork. In each matrix the last column belongs to a constant input of 1.
 
     Attributes:
         embedding: v_i, shape (embedding,).
@@ -68,13 +68,13 @@ class Hypernetwork:
         return cls(np.sqrt(3) * uniform("embedding", embedding), tuple(matrices), heads)
 
     def knowing(self, devices: int) -> "Hypernetwork":
-        """With as many devices; the new ones score 0."""
+        """The network for so many devices; the new ones score 0."""
         layers, known, inputs = self.heads.shape
         new = np.zeros((layers, devices - known, inputs))
         return replace(self, heads=np.concatenate([self.heads, new], axis=1))
 
     def shares(self) -> Floats:
-        """alpha_i, shape (layers, devices)."""
+        """The shares alpha_i, shape (layers, devices)."""
         return _softmax(self.heads @ _with_one(self._activations()[-1]))
 
     def stepped(self, gradient: Floats, rate: float) -> "Hypernetwork":
@@ -92,7 +92,7 @@ class Hypernetwork:
 
     @property
     def is_finite(self) -> bool:
-        """Whether its numbers are, and what comes of them."""
+        """Whether the numbers in it are finite, and the shares that come of them."""
         held = [*self.hidden, self.heads, self.embedding]
         return all(np.isfinite(one).all() for one in held) and bool(np.isfinite(self.shares()).all())
 
@@ -109,7 +109,7 @@ def _with_one(values: Floats) -> Floats:
 
 
 def _softmax(scores: Floats) -> Floats:
-    """Over the last axis, which may be empty."""
+    """The softmax over the last axis, which may be empty."""
     powers = np.exp(scores - scores.max(axis=-1, initial=-np.inf, keepdims=True))
     softmax: Floats = powers / powers.sum(axis=-1, keepdims=True)
     return softmax
@@ -117,7 +117,7 @@ def _softmax(scores: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Coordinator state.
+    """What the coordinator knows between rounds.
 
     Attributes:
         initial: the weights that all start from, shape (spec.size,).

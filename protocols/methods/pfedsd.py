@@ -49,7 +49,7 @@ class PFedSD(AveragedModel[ClientState]):
 
     @property
     def extra_epochs(self) -> float:
-        """The teacher's answers."""
+        """One pass: what the teacher answers on the training samples."""
         return EVALUATION_EPOCHS
 
     def init_device(self, weights: FlatArray) -> ClientState:

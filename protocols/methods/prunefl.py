@@ -17,7 +17,7 @@ from fleetune.protocols.skeletons.trainer import Trainer
 
 @dataclass(frozen=True)
 class PruneFL(SubModels):
-    """No settings."""
+    """PruneFL has no settings."""
 
     def importance(self, weights: FlatArray, trainer: Trainer, key: Key) -> Sequence[Scores]:
         """The l2 norm of the gradient at a neuron's parameters."""

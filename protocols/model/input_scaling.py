@@ -28,7 +28,7 @@ def as_floats(samples: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def over_channels(values: float | tuple[float, ...], input_shape: Shape) -> NDArray[np.float32]:
-    """As float32, in a shape that goes with samples: (), or (channels, 1, ...)."""
+    """The values as float32 in a shape that broadcasts with samples: (), or (channels, 1, ...)."""
     array = np.asarray(values, np.float32)
     return array.reshape(-1, *[1] * (len(input_shape) - 1)) if array.ndim else array
 

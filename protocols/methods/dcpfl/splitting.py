@@ -30,7 +30,7 @@ Split = tuple[float, list[DeviceId], Labels]  # gamma, and the devices of the tr
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the coordinator knows.
+    """What the coordinator knows between rounds.
 
     Attributes:
         grouping: the groups and their models.

@@ -26,7 +26,7 @@ class Held:
 
 @dataclass(frozen=True)
 class ServerState:
-    """State.
+    """What the coordinator knows between rounds.
 
     Attributes:
         weights: bar, shape (spec.size,); normalisation layers as they were at the start.
@@ -45,7 +45,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class ClientState:
-    """State.
+    """What a device knows between its rounds.
 
     Attributes:
         weights: the whole model after local training, shape (spec.size,).

@@ -14,7 +14,7 @@ from fleetune.protocols.skeletons.method import DeviceId
 
 @dataclass(frozen=True)
 class ServerState:
-    """Coordinator state.
+    """What the coordinator knows between rounds.
 
     Attributes:
         initial: the weights that all devices start from, shape (spec.size,).
@@ -34,15 +34,15 @@ class ServerState:
 
     @classmethod
     def of(cls, initial: FlatArray, num_layers: int) -> Self:
-        """Before anybody is known."""
+        """The state before any device is known."""
         return cls(initial, (), (), np.empty((0, num_layers, 0)), {}, {})
 
     def knowing(self, newcomers: Iterable[DeviceId]) -> Self:
-        """With these devices admitted; the cube waits, so that a thousand admissions do not copy it."""
+        """The state with these devices admitted; the cube waits: a thousand admissions shall not copy it."""
         return replace(self, devices=tuple(sorted({*self.devices, *newcomers})))
 
     def related_to_all(self) -> Self:
-        """With the cube over everybody admitted."""
+        """The state with a cube that covers every device admitted."""
         if self.related == self.devices:
             return self
         at = {device: place for place, device in enumerate(self.devices)}
