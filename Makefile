@@ -1,7 +1,7 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
 # make test    every test
-# make check   style, types, layering
-# make docs    docs/map.md and docs/run-toml.md, from the code
+# make check   style, types, layering, and that the documentation builds
+# make docs    the documentation: pages made from the code in docs/, and all of it as a site in site/
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 export OMP_NUM_THREADS := 1
+# What becomes of mkdocs: docs/decisions.md, "Documentation".
+export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: demo test check docs clean
 
@@ -23,9 +25,12 @@ check: $(VENV)/dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --quiet
 
 docs: $(VENV)/dev
 	$(BIN)/python -m fleetune.tools.docs
+	$(BIN)/mkdocs build --quiet
+	@echo site/index.html
 
 # A stamp says that a step came to its end, and is written last: what was interrupted begins anew.
 $(VENV)/python:
@@ -47,4 +52,4 @@ $(VENV)/dev: $(VENV)/python pyproject.toml
 	touch $@ $(VENV)/demo
 
 clean:
-	rm -rf $(VENV) runs agent-state
+	rm -rf $(VENV) runs agent-state site

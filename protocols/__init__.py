@@ -2,5 +2,5 @@
 
 import os
 
-# ONNX Runtime reports to its makers unless told otherwise before its first import (its docs/Privacy.md).
+# ONNX Runtime reports to its makers unless told otherwise before its first import: see its Privacy.md.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

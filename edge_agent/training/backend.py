@@ -1,7 +1,7 @@
 """The seam between the local training loop and whatever computes gradients.
 
 A backend knows a model's forward and backward pass and nothing else. Frozen entries, the pull, momentum
-and weight decay live above it, once, in `fit.py`, on the flat vector.
+and weight decay live above it, once, in `local_training.py`, on the flat vector.
 """
 
 from collections.abc import Collection

@@ -2,7 +2,7 @@
 
 Round: a device takes over the layers that its group has averaged since it last took part, reports its
 training loss, trains, and uploads the layers that are due; each group averages its own. Device models'
-discrepancy over the first rounds gives a tree of groups (`dcpfl_groups`). When the loss curve stops falling
+discrepancy over the first rounds gives a tree of groups (`groups`). When the loss curve stops falling
 fast (`loss_curve`), the groups of the next lower gamma are tried: devices train their old and their new
 group's model, and the new groups stay if they leave less training loss.
 

@@ -5,7 +5,7 @@ cube R and sends each participant i its own target s_i^l = sum_j r_ij^l w_j^l; t
 w_i on f_i + lambda * ||w - s_i||^2 and sends its layers back. Layers are those with weights (convolutional
 and linear modules with their bias); norm layers are neither related, pulled nor sent. BLS leaves out layers
 in both directions (`KAPCwithBLS`). The cube's steps stand in `relationship_cube.py`, BLS's in `bls.py`,
-the coordinator's state in `kapc_state.py`.
+the coordinator's state in `state.py`.
 
 Who is absent: R is sliced to a round's participants, stepped and normalised among them (centre 1/|C|), and
 written back; targets mix participants only. A device's layers stay as last heard, however long ago; one

@@ -1,0 +1,121 @@
+"""What documents and docstrings name exists: files, modules, their attributes, commands, links, messages."""
+
+import importlib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from tests.helpers.places import ROOT
+
+from fleetune.protocols.methods import REGISTRY
+from fleetune.protocols.wire.messages import (
+    Ack,
+    FromDevice,
+    Offer,
+    ToDevice,
+    TransferKey,
+    encode,
+)
+from fleetune.protocols.wire.transfer import Chunk, digest_of, transfer_id
+
+FLOORS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools")
+FOLDERS = (*FLOORS, "tests", "examples", "docs")
+USERS_OWN = {"mymethods.py", "mymodels.py"}  # made up, as a user's own would be called
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [path for folder in FOLDERS[:-1] for path in sorted((ROOT / folder).rglob("*.py"))]
+
+_FILE = re.compile(rf"(?<![\w./~-])(?:{'|'.join(FOLDERS)})/[\w/.-]*[\w/]")
+_PYTHON = re.compile(r"(?<![\w/*<>-])\w+\.py\b")
+_DOTTED = re.compile(
+    rf"`(?:fleetune\.)?((?:{'|'.join(FLOORS)})(?:\.\w+)+)`|\bfleetune\.((?:{'|'.join(FLOORS)})(?:\.\w+)*)"
+)
+_PLACEHOLDER = re.compile(r"[A-Z]{4,}")  # NAME, COMMIT: for the reader to fill in
+_COMMAND = re.compile(r"python (?:-\w+ )*-m ([\w.]+)")
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def cited(path: Path) -> str:
+    """The text of a document or of a source, docstrings and comments included."""
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def python_names() -> set[str]:
+    return {path.name for path in SOURCES}
+
+
+def exists(name: str) -> bool:
+    """Whether `name` below fleetune is a package, a module, or something in one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        module = ROOT.joinpath(*parts[:count])
+        if module.is_dir() or module.with_suffix(".py").exists():
+            rest = parts[count:]
+            return not rest or holds(".".join(["fleetune", *parts[:count]]), rest)
+    return False
+
+
+def holds(module: str, attributes: list[str]) -> bool:
+    found = importlib.import_module(module)
+    for attribute in attributes:
+        names = getattr(found, "__annotations__", {}), getattr(found, "__struct_fields__", ())
+        if not hasattr(found, attribute) and not any(attribute in known for known in names):
+            return False
+        found = getattr(found, attribute, None)
+    return True
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_named_exists(path):
+    text = cited(path)
+    files = [name for name in _FILE.findall(text) if not _PLACEHOLDER.search(name)]
+    dotted = ["".join(pair) for pair in _DOTTED.findall(text)]
+    gone = [name for name in files if not (ROOT / name).exists()]
+    gone += [name for name in dotted if not name.endswith(".py") and not exists(name)]
+    if "tests" not in path.relative_to(ROOT).parts:  # which write files of their own
+        gone += [name for name in _PYTHON.findall(text) if name not in python_names() | USERS_OWN]
+    assert not gone, f"{path.relative_to(ROOT)} names what is not there (any more)"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_links_lead_somewhere(path):
+    text = cited(path)
+    dead = [link for link in _LINK.findall(_FENCED.sub("", text)) if not (path.parent / link).exists()]
+    assert not dead, "links to nothing"
+    missing = [name for name in _COMMAND.findall(text) if importlib.util.find_spec(name) is None]
+    assert not missing, "no such modules"
+
+
+def test_the_readme_is_short_and_counts_right():
+    text = cited(ROOT / "README.md")
+    assert len(text.splitlines()) <= 200
+    assert f"**{len(REGISTRY)} methods**" in text
+
+
+def test_the_page_on_the_wire_has_every_message():
+    page = cited(ROOT / "docs" / "wire.md")
+    messages = {kind.__name__ for union in (FromDevice, ToDevice) for kind in get_args(union)}
+    assert messages == set(
+        re.findall(r"^\| `([A-Z]\w+)` \| (?:device|coordinator|both) \|", page, re.MULTILINE)
+    )
+
+
+def test_the_page_on_the_wire_shows_the_bytes_that_travel():
+    page, payload = cited(ROOT / "docs" / "wire.md"), b"fleetune"
+    key, digest = TransferKey("task", "fashion-1f2e3d4c", 3, 1), digest_of(payload)
+    name = transfer_id(key, "pi-kitchen", digest)
+    offer, ack = Offer(name, digest, len(payload), key), Ack(name, len(payload))
+    for shown in (encode(offer).decode(), encode(ack).decode(), Chunk(name, 0, payload).encode().hex()):
+        assert f"\n{shown}\n" in page
+
+
+def test_the_model_on_its_page_trains_as_it_is_printed():
+    architectures = pytest.importorskip("fleetune.protocols.model.architectures")
+    (printed,) = re.findall(r"```python\n(.*?)```", cited(ROOT / "docs" / "your-model.md"), re.DOTALL)
+    made: dict = {}
+    exec(printed, made)
+    architectures.try_out("mymodels:net", made["net"]((3, 32, 32), 10), (3, 32, 32), 10)
