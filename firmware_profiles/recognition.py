@@ -1,6 +1,6 @@
 """How a board is recognised: what its file says of it, held against what the machine at hand tells of itself.
 
-Pure: `edge_agent.probes.compute` reads the machine.
+Pure: `edge_agent.probes.board_identity` reads the machine.
 """
 
 from collections.abc import Mapping
