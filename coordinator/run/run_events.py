@@ -1,7 +1,7 @@
 """What became of a run's rounds: events, each a noun with a past participle, told when they are durable.
 
 The run controller hands them to whoever carries payloads (the server, the simulator), which tells them to
-observers (`coordinator.run.observers`).
+observers.
 """
 
 from dataclasses import dataclass
