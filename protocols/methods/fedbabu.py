@@ -9,7 +9,6 @@ there is a personal model at any time. It has no influence on what is shared.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -17,12 +16,11 @@ from msgspec import Meta
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import AveragedModel, Task, Update
+from fleetune.protocols.skeletons.averaging import BodyAveraging, Task, Update
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
-from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.patch import Patch
-from fleetune.protocols.update.selection import Everything, Layers, Selection
+from fleetune.protocols.update.selection import Everything, Selection
 
 
 @dataclass(frozen=True)
@@ -34,29 +32,19 @@ class ClientState:
 
 
 @dataclass(frozen=True)
-class FedBABU(AveragedModel[ClientState]):
-    """Settings.
+class FedBABU(BodyAveraging[ClientState]):
+    """Settings beside `head_layers`, which is that of `BodyAveraging`.
 
     Attributes:
-        head_layers: how many of the last layers are the head; the paper's is the last one.
         fine_tuned: what the personal model changes of the shared one: its head, or all (the paper compares
             both, and the body alone).
         fine_tuning_epochs: of the personal model.
     """
 
-    head_layers: Annotated[int, Meta(ge=1)] = 1
     fine_tuned: Literal["head", "all"] = "head"
     fine_tuning_epochs: Annotated[int, Meta(ge=1, le=1000)] = 5
 
     device_state_type = ClientState
-
-    @cached_property
-    def shared(self) -> Layers:
-        return split_at_head(self.spec, self.head_layers)[0]
-
-    @cached_property
-    def head(self) -> Layers:
-        return split_at_head(self.spec, self.head_layers)[1]
 
     @property
     def relative_work(self) -> float:

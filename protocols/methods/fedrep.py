@@ -6,43 +6,37 @@ authors' code weighs them by samples). Heads never travel.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from fleetune.protocols.model.compute_cost import compute_cost
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, Task, Update
+from fleetune.protocols.skeletons.averaging import (
+    BodyAveraging,
+    PersonalDevice,
+    PersonalModel,
+    SharedModel,
+    Task,
+    Update,
+)
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
-from fleetune.protocols.update.layers import split_at_head
-from fleetune.protocols.update.selection import Layers
 
 
 @dataclass(frozen=True)
-class FedRep(ModelAveraging):
-    """Settings.
+class FedRep(BodyAveraging[PersonalModel], PersonalDevice[SharedModel, Task, Update]):
+    """Settings beside `head_layers`, which is that of `BodyAveraging`.
 
     Attributes:
-        head_layers: how many of the last layers are the head; the paper's is the last one.
         head_epochs: of the head, before the body.
         body_epochs: of the body; None: the run's. The paper: 1 or 5.
     """
 
-    head_layers: Annotated[int, Meta(ge=1)] = 1
     head_epochs: Annotated[int, Meta(ge=1, le=1000)] = 10
     body_epochs: Annotated[int, Meta(ge=1, le=1000)] | None = None
 
     by_samples: ClassVar[bool] = False
-
-    @cached_property
-    def shared(self) -> Layers:
-        return split_at_head(self.spec, self.head_layers)[0]
-
-    @cached_property
-    def head(self) -> Layers:
-        return split_at_head(self.spec, self.head_layers)[1]
 
     @property
     def relative_work(self) -> float:

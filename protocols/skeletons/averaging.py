@@ -9,9 +9,11 @@ and overrides what it shares (`shared`) or what a device does with it (`work`).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from functools import cached_property
+from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
+from msgspec import Meta
 
 from fleetune.protocols.bounds import NumSamples
 from fleetune.protocols.errors import SettingError
@@ -22,8 +24,9 @@ from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.layers import split_at_head
 from fleetune.protocols.update.patch import CoveredMean, Patch
-from fleetune.protocols.update.selection import Everything, Selection
+from fleetune.protocols.update.selection import Everything, Layers, Selection
 
 S = TypeVar("S")  # coordinator state
 D = TypeVar("D")  # device state
@@ -163,6 +166,25 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
     def update(self, weights: FlatArray, trainer: Trainer) -> Update:
         """What a device sends of its model, shape (spec.size,)."""
         return Update(Patch.of(weights, self.shared, self.spec), trainer.num_samples)
+
+
+@dataclass(frozen=True)
+class BodyAveraging(AveragedModel[D]):
+    """The coordinator's half of methods that share a body, under a head that does not travel.
+
+    Attributes:
+        head_layers: how many of the last layers are the head; the paper's is the last one.
+    """
+
+    head_layers: Annotated[int, Meta(ge=1)] = 1
+
+    @cached_property
+    def shared(self) -> Layers:
+        return split_at_head(self.spec, self.head_layers)[0]
+
+    @cached_property
+    def head(self) -> Layers:
+        return split_at_head(self.spec, self.head_layers)[1]
 
 
 @dataclass(frozen=True)
