@@ -277,7 +277,7 @@ class Agent:
             lambda waiting: waiting.run != key.run or waiting.turn < key.turn, self._clock()
         )
         self._pass(overtaken)
-        if key.answer in self._link.outbox.transfer_keys or key == self._working:
+        if key.update in self._link.outbox.keys or key == self._working:
             return
         if self._working is not None:
             self._next = (key, transfer) if key.turn > self._working.turn else self._next
@@ -311,7 +311,7 @@ class Agent:
         reply = event.reply.result()
         log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
         self._tell_measured(key)
-        self._pass(self._link.post(key.answer, reply, now))
+        self._pass(self._link.post(key.update, reply, now))
 
     def _tell_measured(self, key: TransferKey) -> None:
         assert self._joined is not None

@@ -119,9 +119,9 @@ class ClientState:
             transfer_key.final_evaluation,
         )
         payload = self.store.task(transfer_key.run, transfer).read()
-        if update in self.link.outbox.transfer_keys or payload is None:
+        if update in self.link.outbox.keys or payload is None:
             return
-        self._pass(self.link.post(update, self.session.answer(payload, Budget(self.report.ratio)), 0.0))
+        self._pass(self.link.post(update, self.session.reply(payload, Budget(self.report.ratio)), 0.0))
 
 
 class World:

@@ -21,9 +21,9 @@ class Turn(NamedTuple):
     attempt: int
 
     @classmethod
-    def of(cls, transfer_key: TransferKey) -> Self:
+    def of(cls, key: TransferKey) -> Self:
         """What a payload is for."""
-        return cls(transfer_key.round, transfer_key.attempt)
+        return cls(key.round, key.attempt)
 
 
 NEVER = Turn(0, 0)

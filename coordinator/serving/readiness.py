@@ -56,11 +56,11 @@ def check_refusal(number: int, peer: Peer, run: Run) -> None:
         raise PacketForeign("declines a run before it was enrolled")
 
 
-def why_unwanted(run: Run, device: str, transfer_key: TransferKey) -> str | None:
+def why_unwanted(run: Run, device: str, key: TransferKey) -> str | None:
     """Why an offer is refused: asked before any of it is sent."""
-    if transfer_key.kind != "update":
-        return f"a coordinator takes no {transfer_key.kind}"
-    if transfer_key.run != run.enrolment.run:
-        return f"run {transfer_key.run!r} is not the one that runs here"
-    objection = run.controller.objection(device, Turn.of(transfer_key))
-    return None if objection is None else f"{objection}: round {transfer_key.round} does not wait for it"
+    if key.kind != "update":
+        return f"a coordinator takes no {key.kind}"
+    if key.run != run.enrolment.run:
+        return f"run {key.run!r} is not the one that runs here"
+    objection = run.controller.objection(device, Turn.of(key))
+    return None if objection is None else f"{objection}: round {key.round} does not wait for it"

@@ -8,11 +8,11 @@ from fleetune.protocols.wire.messages import Decline, TransferKey, readable
 log = logging.getLogger(__name__)
 
 
-def declined(transfer_key: TransferKey, what: str, problem: BaseException) -> Decline:
+def declined(key: TransferKey, what: str, problem: BaseException) -> Decline:
     """Log `problem`, and put it into words for the coordinator.
 
     Args:
-        transfer_key: the task, or the enrolment of a run.
+        key: the task, or the enrolment of a run.
         what: that is declined, for the log.
         problem: why; one that nobody foresaw is logged with its traceback.
     """
@@ -23,4 +23,4 @@ def declined(transfer_key: TransferKey, what: str, problem: BaseException) -> De
         reason = f"unexpected {type(problem).__name__}; the device's log has more"
         log.error("%s: declined", what, exc_info=problem)
     diverged = isinstance(problem, TrainingDiverged)
-    return Decline(transfer_key.run, transfer_key.round, transfer_key.attempt, reason, diverged)
+    return Decline(key.run, key.round, key.attempt, reason, diverged)

@@ -74,12 +74,12 @@ class JoinedRun:
         self._work = self.membership.begin(key, num_bytes, download_s)
 
     def work(self, payload: bytes) -> bytes:
-        """Reply to the task that was begun; what that took is in `taken`. Raises as `Session.answer` does."""
+        """Reply to the task that was begun; what that took is in `taken`. Raises as `Session.reply` does."""
         assert self._work is not None, "a task is begun before it is worked on"
         self._meter.start()
         began = self._clock()
         try:
-            reply = self.session.answer(payload, Budget(self._work.ratio))
+            reply = self.session.reply(payload, Budget(self._work.ratio))
         except BaseException:
             self._meter.stop()
             raise

@@ -127,8 +127,8 @@ class Session:
         """The device's own model, shape (spec.size,)."""
         return self._method.personal_model(self._kept.state)
 
-    def answer(self, data: bytes, budget: Budget) -> bytes:
-        """Do the work of an encoded `Assignment` within what the device allows; the encoded `Reply`.
+    def reply(self, data: bytes, budget: Budget) -> bytes:
+        """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -158,18 +158,18 @@ class Session:
             measures=measures,
             update=update,
         )
-        data = codec.encode(reply, self.spec)
+        encoded = codec.encode(reply, self.spec)
         self._keep(
             Kept(
                 self._enrolment.run,
                 state,
                 assignment.round,
                 assignment.attempt,
-                data if self._keep_replies else b"",
+                encoded if self._keep_replies else b"",
                 None if self._adoption is None else self._adoption.best,
             )
         )
-        return data
+        return encoded
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         _, _, measures = self._do(assignment, budget)
@@ -178,9 +178,9 @@ class Session:
             best = self._adoption.best
             measures = replace(measures, kept=None if best is None else best.accuracy)
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
-        data = codec.encode(reply, self.spec)
-        self._evaluated = assignment.round, assignment.attempt, data
-        return data
+        encoded = codec.encode(reply, self.spec)
+        self._evaluated = assignment.round, assignment.attempt, encoded
+        return encoded
 
     def _do(self, assignment: Assignment[Any], budget: Budget) -> tuple[Any, Any, Measures]:
         observed = _Observed(self._trainer, self._offer_start(assignment))

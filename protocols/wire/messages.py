@@ -60,7 +60,7 @@ class TransferKey(Struct, frozen=True):
         return self.round, self.attempt
 
     @property
-    def answer(self) -> "TransferKey":
+    def update(self) -> "TransferKey":
         """Of the update that answers this task."""
         return TransferKey("update", self.run, self.round, self.attempt, self.final_evaluation)
 

@@ -48,7 +48,7 @@ class Outbox:
         return self._queue[0].wake_at if self._queue else None
 
     @property
-    def transfer_keys(self) -> list[TransferKey]:
+    def keys(self) -> list[TransferKey]:
         """Of what is still to be delivered; the first is on its way."""
         return [sender.offer.transfer_key for sender in self._queue]
 
@@ -61,12 +61,12 @@ class Outbox:
         return sender.acked_bytes / max(1, sender.offer.num_bytes)
 
     def post(
-        self, transfer_key: TransferKey, payload: Payload, now: float, *, ratio: float | None = None
+        self, key: TransferKey, payload: Payload, now: float, *, ratio: float | None = None
     ) -> list[Outgoing]:
         """Send `payload` after those before it; one that waits already is not sent twice. `ratio`: see
         `Offer`.
         """
-        sender = Sender(self._device, transfer_key, payload, ratio=ratio, window=self._window)
+        sender = Sender(self._device, key, payload, ratio=ratio, window=self._window)
         if any(other.offer.transfer == sender.offer.transfer for other in self._queue):
             return []
         self._queue.append(sender)

@@ -26,7 +26,7 @@ class Sender:
     def __init__(
         self,
         device: str,
-        transfer_key: TransferKey,
+        key: TransferKey,
         payload: Payload,
         *,
         ratio: float | None = None,
@@ -34,9 +34,7 @@ class Sender:
     ) -> None:
         self._payload = memoryview(payload).cast("B")
         digest = digest_of(self._payload)
-        self.offer = Offer(
-            transfer_id(transfer_key, device, digest), digest, len(self._payload), transfer_key, ratio
-        )
+        self.offer = Offer(transfer_id(key, device, digest), digest, len(self._payload), key, ratio)
         self._window = window or Window()
         self.done = False
         self.refused: str | None = None

@@ -73,9 +73,9 @@ def digest_of(payload: Payload) -> str:
     return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def transfer_id(transfer_key: TransferKey, device: str, digest: str) -> str:
+def transfer_id(key: TransferKey, device: str, digest: str) -> str:
     """32 hex digits; `device` is the device's name in either direction."""
-    return digest_of(msgspec.json.encode((transfer_key, device, digest)))
+    return digest_of(msgspec.json.encode((key, device, digest)))
 
 
 def objection(offer: Offer, device: str, max_bytes: int) -> str | None:

@@ -68,10 +68,10 @@ def play(name: str, store: AgentStore, root: Path) -> None:
         if number == 3:
             note(root, name, task=task, model=session.personal_model.tobytes(), last=reply)
             kept = store.session(name).read()
-            note(root, name, reply=session.answer(task, Budget(0.5)))
+            note(root, name, reply=session.reply(task, Budget(0.5)))
             store.session(name).write(kept)
             return
-        reply = session.answer(task, Budget(0.5))
+        reply = session.reply(task, Budget(0.5))
         read = codec.decode(reply, Reply[method.update_type], SPEC)
         state = method.aggregate(state, iter([(DEVICE, read.update)]))
 

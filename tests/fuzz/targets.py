@@ -91,7 +91,7 @@ def _methods() -> Iterator[Target]:
         task = codec.encode(Assignment("a", 1, 1, False, tasks["a"]), SPEC)
         final_evaluation = codec.encode(Assignment("a", 1, 1, True, tasks["a"]), SPEC)
         memory = Memory()
-        reply = _session(enrolment, method, memory).answer(task, Budget(1.0))
+        reply = _session(enrolment, method, memory).reply(task, Budget(1.0))
         assert memory.data is not None
         label = "-".join([name, *settings])
         kind = Kept[method.device_state_type]  # type: ignore[name-defined]
@@ -105,7 +105,7 @@ def _session(enrolment, method, memory):
 
 
 def _answering(enrolment, method):
-    return lambda packet: _session(enrolment, method, Memory()).answer(packet, Budget(1.0))
+    return lambda packet: _session(enrolment, method, Memory()).reply(packet, Budget(1.0))
 
 
 def _aggregating(method, planned):

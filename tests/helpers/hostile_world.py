@@ -161,7 +161,7 @@ class World:
         assignment = codec.decode(payload, Assignment[method.task_type], SPEC, finite=False)
         assert not_finite(assignment, "task") is None
         with np.errstate(over="ignore"):  # of the losses that `PullToTarget` computes
-            data = self.sessions[name].answer(payload, Budget())
+            data = self.sessions[name].reply(payload, Budget())
         if name != "mallory":
             return data
         reply = codec.decode(data, Reply[method.update_type], SPEC)

@@ -107,7 +107,7 @@ class PlayedRun:
             self.take(self.run.controller.handle(Tick(), now))
             return
         turn, task = self.tasks.pop(device)
-        reply = self.sessions[device].answer(task, Budget(DEVICES[device]))
+        reply = self.sessions[device].reply(task, Budget(DEVICES[device]))
         self.sent.append((device, -1, -1, digest(reply)))
         self.take(self.run.controller.receive(device, turn, reply, RoundCost(), now))
 

@@ -158,7 +158,7 @@ class Coordinating:
 
 def answered(session, task, ratio=1.0):
     """The reply of a device to a task."""
-    return session.answer(task, Budget(ratio))
+    return session.reply(task, Budget(ratio))
 
 
 class AgentTalk:

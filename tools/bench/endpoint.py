@@ -74,8 +74,8 @@ class Endpoint:
                 self._tick(time.monotonic())
         return True
 
-    def post(self, transfer_key: TransferKey, payload: bytes) -> None:
-        self._pass(self.link.post(transfer_key, payload, time.monotonic()))
+    def post(self, key: TransferKey, payload: bytes) -> None:
+        self._pass(self.link.post(key, payload, time.monotonic()))
 
     def start_pinging(self) -> None:
         self._ping_at = time.monotonic()

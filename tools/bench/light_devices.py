@@ -123,17 +123,15 @@ class Shared:
             self.spec = codec.decode(payload, Enrolment, None).spec
         return self.spec
 
-    def reply(self, device: str, transfer_key: TransferKey, payload: bytes) -> bytes:
+    def reply(self, device: str, key: TransferKey, payload: bytes) -> bytes:
         """The canned answer to a task."""
         assert self.spec is not None, "a device enrols before it is asked"
         if self.update is None:
             task: Task = codec.decode(payload, Assignment[Task], self.spec).task
             self.update = Update(task.patch, NUM_SAMPLES)
-        update = None if transfer_key.final_evaluation else self.update
+        update = None if key.final_evaluation else self.update
         measures = Measures(NUM_SAMPLES, NUM_SAMPLES, 0.1, 0.5, 0.5)
-        return codec.encode(
-            Reply(device, transfer_key.round, transfer_key.attempt, False, measures, update), self.spec
-        )
+        return codec.encode(Reply(device, key.round, key.attempt, False, measures, update), self.spec)
 
 
 @dataclass
@@ -176,15 +174,15 @@ class LightDevice:
                     self._tell(wire.Left(run))
                     self.finished = True
 
-    def _take(self, transfer_key: TransferKey, payload: bytes, now: float) -> None:
-        if transfer_key.kind == "enrolment":
+    def _take(self, key: TransferKey, payload: bytes, now: float) -> None:
+        if key.kind == "enrolment":
             report = DeviceReport(self.name, num_samples=NUM_SAMPLES, round_s=1.0)
-            self._tell(wire.Ready(transfer_key.run, self.shared.enrolled(payload).hash, report))
-        elif transfer_key.kind == "task":
-            reply = self.shared.reply(self.name, transfer_key, payload)
-            turn = transfer_key.turn
-            self._tell(wire.Measured(transfer_key.run, *turn, RoundCost(train_s=0.0)))
-            self._pass(self.link.post(transfer_key.answer, reply, now), now)
+            self._tell(wire.Ready(key.run, self.shared.enrolled(payload).hash, report))
+        elif key.kind == "task":
+            reply = self.shared.reply(self.name, key, payload)
+            turn = key.turn
+            self._tell(wire.Measured(key.run, *turn, RoundCost(train_s=0.0)))
+            self._pass(self.link.post(key.update, reply, now), now)
 
     def _tell(self, message: wire.Message) -> None:
         self._publish(self.link.packet(message))

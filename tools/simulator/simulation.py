@@ -23,8 +23,8 @@ from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, run_key
+from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
-from fleetune.tools.simulator.worker import answer
 
 MOST_ATTEMPTS = 300  # at one round
 MOST_STRETCHES = 10_000  # between two rounds
@@ -38,7 +38,7 @@ class Simulation:
         enrolment: of the run.
         num_enrolment_bytes: what each device downloads before its first round.
         players: the devices, each with its first ratio chosen.
-        executor: runs `tools.simulator.worker.answer`.
+        executor: runs `tools.simulator.worker.reply`.
         max_in_flight: payloads handed to the executor at a time.
         availability: chance that a device is there, drawn anew for every stretch of `deadline_s`.
         on_closed: told of every closed round.
@@ -90,8 +90,8 @@ class Simulation:
     def _enrol(self) -> None:
         """Everybody enrols before the clock starts; who is away then comes later."""
         for name in self._fleet:
-            transfer_key = TransferKey("enrolment", self._enrolment.run)
-            self._controller.note_delivered(name, transfer_key, self._num_enrolment_bytes)
+            key = TransferKey("enrolment", self._enrolment.run)
+            self._controller.note_delivered(name, key, self._num_enrolment_bytes)
         self._draw_presence(0)
         for player in self._fleet.values():
             if player.there:
@@ -205,7 +205,7 @@ class Simulation:
             player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
         while len(self._in_flight) >= self._max_in_flight:
             self._in_flight.pop(0).exception()
-        reply = self._executor.submit(answer, device.name, device.index, ratio, payload)
+        reply = self._executor.submit(worker.reply, device.name, device.index, ratio, payload)
         player.job = reply
         self._in_flight = [*(one for one in self._in_flight if not one.done()), reply]
         return reply

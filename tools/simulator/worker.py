@@ -34,7 +34,7 @@ class Stage:
     shares: Shares
     folder: Path
 
-    def answer(self, name: str, index: int, ratio: float, payload: bytes) -> bytes:
+    def reply(self, name: str, index: int, ratio: float, payload: bytes) -> bytes:
         """Play device `name` through one assignment; its encoded reply."""
         data = for_vocabulary(self.shares.of(index, self.enrolment.spec), self.backend.vocabulary)
         trainer = LocalTrainer(self.backend, data, self.settings.training)
@@ -55,7 +55,7 @@ class Stage:
             own=partial(starting_models.own_model, self.folder, name),
             keep_replies=False,
         )
-        return session.answer(payload, Budget(ratio))
+        return session.reply(payload, Budget(ratio))
 
 
 _stage: Stage | None = None
@@ -71,7 +71,7 @@ def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
     )
 
 
-def answer(name: str, index: int, ratio: float, payload: bytes) -> bytes:
-    """`Stage.answer` of this process."""
+def reply(name: str, index: int, ratio: float, payload: bytes) -> bytes:
+    """`Stage.reply` of this process."""
     assert _stage is not None, "start() runs first in every worker"
-    return _stage.answer(name, index, ratio, payload)
+    return _stage.reply(name, index, ratio, payload)

@@ -123,7 +123,7 @@ def test_a_round_that_never_aggregates_ends_training_by_name(weights, tmp_path):
 def test_one_device_that_says_so_does_not_undo_a_round(weights, tmp_path):
     world = World(tmp_path, "fedavg", {}, weights, participants=1)
     session = world.sessions["mallory"]
-    session.answer = lambda *_: (_ for _ in ()).throw(_diverged())
+    session.reply = lambda *_: (_ for _ in ()).throw(_diverged())
     world.play()
     assert world.finished == "all rounds are done"
     assert "taken-back" not in world.state.counters

@@ -134,7 +134,7 @@ class SomeSession:
     def __init__(self, problem=None):
         self.problem, self.budgets = problem, []
 
-    def answer(self, data, budget):
+    def reply(self, data, budget):
         self.budgets.append(budget)
         if self.problem:
             raise self.problem

@@ -149,7 +149,7 @@ class ClientState:
         _, tasks = self.method.plan(state, Round(number, ("d",), final_evaluation), run_key(0))
         self.trainer.leads_to = [leads_to]
         data = codec.encode(Assignment("d", number, 1, final_evaluation, tasks["d"]), SPEC)
-        reply = codec.decode(self.session.answer(data, Budget()), Reply[self.method.update_type], SPEC)
+        reply = codec.decode(self.session.reply(data, Budget()), Reply[self.method.update_type], SPEC)
         return reply.measures
 
     @property

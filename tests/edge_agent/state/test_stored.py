@@ -141,10 +141,10 @@ def test_a_session_of_a_release_before_goes_on_bit_for_bit(old, release, name):
     method = from_section(enrolment.method, enrolment.spec)
     session = Session(enrolment, "pi", method, PullToTarget(SPEC, "pi"), store.session(name))
     assert session.personal_model.tobytes() == then["model"]
-    reply = session.answer(then["task"], Budget(0.5))
+    reply = session.reply(then["task"], Budget(0.5))
     assert (reply == then["reply"]) == ((release, name) not in TRAINS_OTHERWISE)
     again = Session(enrolment, "pi", method, None, store.session(name))
-    assert again.answer(then["task"], Budget(0.5)) == reply
+    assert again.reply(then["task"], Budget(0.5)) == reply
     assert again.personal_model.tobytes() == session.personal_model.tobytes()
 
 

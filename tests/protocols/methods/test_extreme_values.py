@@ -109,7 +109,7 @@ def play(name, options, initial, story):
             here = session(name, options, weights, device, trainers[device], memories[device])
             before = memories[device].data
             try:
-                reply = here.answer(assignment, Budget())
+                reply = here.reply(assignment, Budget())
             except ModelError as problem:
                 declined.append(str(problem))
                 assert memories[device].data == before

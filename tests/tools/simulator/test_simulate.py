@@ -117,13 +117,13 @@ def test_devices_that_come_and_go_still_finish_every_round(tmp_path):
 
 
 def test_a_device_that_comes_back_in_mid_task_does_not_train_twice(tmp_path, monkeypatch):
-    trained = []
+    trained, reply = [], worker.reply
 
     def counting(name, index, ratio, payload):
         trained.append((name, payload))
-        return worker.answer(name, index, ratio, payload)
+        return reply(name, index, ratio, payload)
 
-    monkeypatch.setattr("fleetune.tools.simulator.simulation.answer", counting)
+    monkeypatch.setattr(worker, "reply", counting)
     boards = {"n100-gateway": 4}  # the other two are of an unknown speed, so they do not decline
     _, summary, _ = play(
         tmp_path,
