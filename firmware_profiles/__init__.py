@@ -1,7 +1,8 @@
-"""What each board can do and how it is recognised: one TOML file a board, each figure with its source.
+"""What each board can do and how it is recognised: one TOML file for each board, each figure with its source.
 
 `load("raspberry-pi-4b")` gives a `Board`, `names()` all there are, `recognised` the one that a machine is;
-`load_file` reads a file of the user's own and `save` writes one. A new board is a new file; docs/boards.md.
+`load_file` reads a file of the user's own and `save` writes one. A new board is a new file; see
+docs/boards.md. What a board really does is measured in `edge_agent.probes`.
 """
 
 import os
@@ -53,10 +54,10 @@ class Board:
     """One board: the figures of `Figures`, in bytes and bits.
 
     Attributes:
-        name: as its file and as in run.toml.
+        name: as its file is called, and as run.toml says it.
         title: as its maker calls it.
         battery_wh: None: it has no battery.
-        profile: the same as its file says it, each figure with its source.
+        profile: what its file says, each figure with its source.
     """
 
     name: str
@@ -78,13 +79,13 @@ class Board:
 
 
 def names() -> tuple[str, ...]:
-    """All boards with a profile, in alphabetical order."""
+    """The names of all boards with a profile, in alphabetical order."""
     files = (entry.name for entry in _FILES.iterdir())
     return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
 def load(name: str) -> Board:
-    """The profile of a board.
+    """Read the profile of a board that comes with Fleetune.
 
     Raises:
         KeyError: there is none of that name; its argument is a line that names those that are.
@@ -100,13 +101,13 @@ def recognised(machine: Machine) -> str:
 
 
 def recognitions() -> dict[str, Recognition]:
-    """By what each board is recognised, where its file says so."""
+    """The table `[recognise]` of each board whose file has one, by the board's name."""
     found = {name: decode_recognition(*_shipped(name)) for name in names()}
     return {name: one for name, one in found.items() if one is not None}
 
 
 def load_file(path: Path) -> Board:
-    """The profile in a file of the user's own; the board is called as the file.
+    """Read the profile in a file of the user's own; the board is called as the file.
 
     Raises:
         ProfileError: the file cannot be read, or what it says is wrong.

@@ -21,7 +21,7 @@ class Machine:
         model: its maker's name for it, from the device tree, Android's properties or a PC's firmware (DMI).
         processor: its name on x86, the names of its kinds of core on ARM.
         android: whether Android runs on it.
-        memory_bytes: that is fitted, without what the kernel keeps.
+        memory_bytes: memory that is fitted, without what the kernel keeps.
     """
 
     model: str | None

@@ -1,4 +1,4 @@
-"""What the TOML of a board may say, and reading and writing it: every figure with its source."""
+"""What the TOML file of a board may say, and reading and writing it."""
 
 import json
 import re
@@ -30,7 +30,7 @@ class ProfileError(ValueError):
 
 
 class Figure(Struct, Generic[_T], frozen=True, forbid_unknown_fields=True):
-    """One thing said of a board.
+    """One thing that is said of a board.
 
     Attributes:
         value: in the unit that the key names.
@@ -48,13 +48,13 @@ class Figure(Struct, Generic[_T], frozen=True, forbid_unknown_fields=True):
 
 
 class Figures(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that is said of a board; only one without a battery leaves anything out.
+    """All figures of a board. Each must be there, but for the battery of a board that has none.
 
     Attributes:
         cores: processor cores.
-        memory_mib: fitted.
-        training_gflops: effective speed in training with one thread, which is what an agent takes unless
-            told otherwise: 1e9 floating-point operations a second, see docs/boards.md.
+        memory_mib: memory that is fitted.
+        training_gflops: effective speed in training with one thread, which is what an agent takes unless told
+            otherwise: 1e9 floating-point operations a second, see docs/boards.md.
         uplink_mbps, downlink_mbps: a typical link where such boards stand.
         idle_w, train_w, transmit_w, receive_w: drawn by the whole board: doing nothing, with one thread
             training, while a payload goes up, while one comes down.
@@ -128,7 +128,15 @@ def decode(text: str, where: str) -> Profile:
 
 
 def decode_recognition(text: str, where: str) -> Recognition | None:
-    """The table `[recognise]` of a board's TOML, None where there is none; otherwise as `decode`."""
+    """Read the table `[recognise]` of a board's TOML; None: it has none.
+
+    Args:
+        text: the file's.
+        where: the file, for the error's line.
+
+    Raises:
+        ProfileError: as `decode` does.
+    """
     return _read(text, where).recognise
 
 

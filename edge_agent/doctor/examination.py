@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
-from fleetune.edge_agent.doctor import agent_state, host, sensors, training
-from fleetune.edge_agent.doctor import broker as way
+from fleetune.edge_agent.doctor import agent_state, broker, host, sensors, training
 from fleetune.edge_agent.doctor.finding import Finding, fenced, refused
 from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
@@ -113,4 +112,4 @@ def _broker(patient: Patient) -> Iterator[Finding]:
     if patient.broker is None:
         yield Finding("skip", "broker", "no --broker given")
         return
-    yield from way.examine(patient.broker, patient.fleet, patient.device)
+    yield from broker.examine(patient.broker, patient.fleet, patient.device)

@@ -104,12 +104,16 @@ def _context(broker: Broker) -> ssl.SSLContext:
 
 
 def _no_phrase() -> str:
-    """Nobody sits at an agent to be asked for one."""
+    """An empty pass phrase: nobody sits at an agent to be asked for one."""
     return ""
 
 
 def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """Raises OSError, of which SSLError is one."""
+    """Connect and shake hands.
+
+    Raises:
+        OSError: it fails; SSLError is one.
+    """
     line = socket.create_connection((broker.host, broker.port), CONNECT_S)
     try:
         return context.wrap_socket(line, server_hostname=broker.host)
@@ -119,7 +123,7 @@ def _handshake(broker: Broker, context: ssl.SSLContext) -> ssl.SSLSocket:
 
 
 def _objection_after(line: ssl.SSLSocket) -> Finding | None:
-    """A broker says nothing before it is spoken to, unless it objects to who we are."""
+    """What the broker objects to who we are, if it does: otherwise it says nothing before it is spoken to."""
     line.settimeout(_LISTEN_S)
     try:
         line.recv(1)
@@ -158,7 +162,7 @@ def _explained(broker: Broker, problem: ssl.SSLCertVerificationError) -> tuple[s
 
 
 def _names(broker: Broker) -> list[str]:
-    """That stand in a certificate that we trust otherwise."""
+    """The names that stand in a certificate that we trust otherwise."""
     context = _context(broker)
     context.check_hostname = False
     with _handshake(broker, context) as line:
@@ -168,7 +172,7 @@ def _names(broker: Broker) -> list[str]:
 
 
 def _dates_untrusted(broker: Broker) -> tuple[datetime, datetime]:
-    """Of whatever certificate is shown."""
+    """From when until when the certificate that is shown is valid, trusted or not."""
     context = _context(broker)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with _handshake(broker, context) as line:

@@ -28,7 +28,7 @@ from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.doctor import agent_state, host, sensors, training
-from fleetune.edge_agent.doctor import broker as way
+from fleetune.edge_agent.doctor import broker as broker_checks
 from fleetune.edge_agent.doctor.certificate import validity, validity_of_file
 from fleetune.edge_agent.doctor.examination import Patient, examine
 from fleetune.edge_agent.doctor.finding import Finding, fenced
@@ -156,7 +156,7 @@ def test_people_see_a_line_each_and_how_to_mend_it(capsys):
 
 
 def visit(fleet="f", device="a", **settings):
-    found = verdicts(way.examine(Broker("127.0.0.1", **settings), fleet, device))
+    found = verdicts(broker_checks.examine(Broker("127.0.0.1", **settings), fleet, device))
     gc.collect()
     return found
 
@@ -184,15 +184,15 @@ def test_the_walk_ends_where_it_fails():
         "login": "skip",
     }
     assert "nobody listens" in found["connection"].found
-    unknown = verdicts(way.examine(Broker("no-such-host.invalid"), "f", "a"))
+    unknown = verdicts(broker_checks.examine(Broker("no-such-host.invalid"), "f", "a"))
     assert unknown["broker's name"].verdict == "fail"
 
 
 def test_a_password_in_the_clear_is_pointed_out(monkeypatch):
-    monkeypatch.setattr(way, "_is_loopback", lambda _: False)
+    monkeypatch.setattr(broker_checks, "_is_loopback", lambda _: False)
     found = visit(port=free_port(), username="me", password="secret")
     assert found["TLS"].verdict == "skip"
-    (finding,) = way._without_tls(Broker("10.0.0.1", password="secret"))
+    (finding,) = broker_checks._without_tls(Broker("10.0.0.1", password="secret"))
     assert (finding.verdict, "the password too" in finding.found) == ("warn", True)
 
 
@@ -272,7 +272,7 @@ def test_a_topic_that_the_broker_does_not_let_us_read(tmp_path):
 
 @needs_mosquitto
 def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monkeypatch):
-    monkeypatch.setattr(way, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(broker_checks, "PATIENCE_S", 1.0)
     (tmp_path / "rules").write_text("user me\ntopic read fleetune/v1/f/a/#\n")
     access = ("allow_anonymous false", f"password_file {passwords}", f"acl_file {tmp_path}/rules")
     with mosquitto(tmp_path / "b", *access) as port:
