@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fleetune.coordinator.reports.metrics import shown_at
 from fleetune.coordinator.reports.summary import Summary, read_summary
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
@@ -32,7 +33,6 @@ from fleetune.tools.simulator.split import write_shares
 
 LINKS = ((2.0, 10.0), (11.33, 52.87), (0.5, 5.0))  # Mbit/s up and down
 DELAY_S = 0.02
-QUANTITIES = ("seconds", "download_s", "train_s", "upload_s", "bytes_down", "bytes_up", "memory_bytes")
 PATIENCE_S = 1200
 
 RUN_TOML = """
@@ -112,8 +112,8 @@ def _table(found: Mapping[str, Summary]) -> Table:
     table.add_column("quantity")
     for link in found:
         table.add_column(link, justify="right")
-    for quantity in QUANTITIES:
-        table.add_row(quantity, *_row(quantity, found))
+    for metric in shown_at("predictions"):
+        table.add_row(metric.name, *_row(metric.name, found))
     table.add_row("ratios taken", *(_ratios(summary) for summary in found.values()))
     return table
 
