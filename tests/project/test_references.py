@@ -45,6 +45,6 @@ def test_files_and_folders_in_backticks_exist():
     assert {(path, name) for path, name in found if not (ROOT / name).exists()} == set()
 
 
-@pytest.mark.parametrize("name", ["protocols.gone", "protocols.errors.Nothing", "tools.links.fleet_links.links_of"])
+@pytest.mark.parametrize("name", ["protocols.gone", "protocols.errors.Nothing", "tools.links.gone.links_of"])
 def test_what_is_not_there_is_found(name):
     assert not is_there(name)
