@@ -44,7 +44,6 @@ class BoardSensors:
     Args:
         root, run: as for `read_conditions`.
         clock: seconds that never jump.
-        commands_every_s: how old a command's answer may be.
     """
 
     def __init__(
@@ -53,10 +52,9 @@ class BoardSensors:
         run: Run = run_command,
         *,
         clock: Callable[[], float] = time.monotonic,
-        commands_every_s: float = 60.0,
     ) -> None:
         self._root = root
-        self._run = CachedCommands(run, clock, commands_every_s)
+        self._run = CachedCommands(run, clock)
         self._throttle_count: int | None = None
 
     def read(self) -> Conditions:

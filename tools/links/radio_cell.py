@@ -17,8 +17,6 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.simulation import WirelessSection
 from fleetune.tools.links.link import Constant
 
-Range = tuple[float, float]
-
 
 def wireless_link(cell: WirelessSection, key: Key) -> Constant:
     """The link of a device that `key` places in the cell."""
