@@ -101,9 +101,12 @@ def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
 
 
 def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
+    from rich.console import Console
+
     from fleetune.coordinator.serving.event_queue import Stop
-    from fleetune.coordinator.serving.presenter import Presenter
+    from fleetune.coordinator.serving.presenter import finish, say_what_begins
     from fleetune.coordinator.serving.run_clock import RunClock
+    from fleetune.coordinator.serving.run_observers import observers_of
     from fleetune.coordinator.serving.server import Server
     from fleetune.protocols.wire.transport import EventSink
     from fleetune.protocols.wire.transport.mqtt import MqttTransport
@@ -112,22 +115,15 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
         subscriptions = topics.coordinator_subscriptions(fleet)
         return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
 
-    clock = RunClock.of(run.store)
-    with Presenter(run, fleet, str(broker), clock) as presenter:
-        server = Server(
-            run,
-            fleet,
-            make_transport,
-            on_look=presenter.look,
-            on_closed=presenter.closed,
-            on_notice=presenter.say,
-            clock=clock,
-        )
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, lambda *_: server.events.put(Stop()))
-        lookout.on_rival(lambda: server.events.put(Stop()))
-        reason = server.serve()
-        presenter.finish(reason)
+    console = Console()
+    say_what_begins(run, fleet, str(broker), console)
+    observers, clock = observers_of(run, console), RunClock.of(run.store)
+    server = Server(run, fleet, make_transport, observers=observers, clock=clock)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: server.events.put(Stop()))
+    lookout.on_rival(lambda: server.events.put(Stop()))
+    reason = server.serve()
+    finish(run, reason, console)
     if reason is None:
         lookout.check()
 

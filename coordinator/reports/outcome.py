@@ -161,7 +161,7 @@ def prediction_rows(summary: Summary) -> list[list[str]]:
 def refused(summary: Summary) -> list[tuple[str, int, str]]:
     """(kind, how often, what it means), the most frequent first.
 
-    The engine counts the replies it turns away, too; what the ledger names already is not said twice.
+    The engine counts the replies it drops, too; what the ledger names already is not said twice.
     """
     counts = {kind: count for kind, count in summary.refused.items() if count}
     named = {"abandoned" if kind.startswith("abandoned-") else kind for kind in counts}

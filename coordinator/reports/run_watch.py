@@ -1,10 +1,8 @@
 """From the state of a run to the snapshots that the live view shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Literal
 
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, DURATION, EXPECTED, shown_at
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
@@ -12,18 +10,11 @@ from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint,
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.participants import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
 
 _RECENT_ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What a device is busy with right now, as far as the wire shows; `fraction` 0..1, None: not known."""
-
-    doing: Literal["receiving", "training", "evaluating", "sending"]
-    fraction: float | None = None
 
 
 class Watch:

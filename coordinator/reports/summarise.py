@@ -69,7 +69,7 @@ def summarise(
         spec: of its model.
         records: of all closed rounds, ascending; without a final evaluation its accuracies are None.
         ledger: of the run.
-        counters: of the engine: what it turned away, by kind.
+        counters: of the engine: replies and declines that do not count, by objection, and the like.
         reports: the devices' latest.
         simulated: times are of a virtual clock.
     """

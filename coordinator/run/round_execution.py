@@ -32,10 +32,10 @@ from fleetune.coordinator.run.assignment import OutgoingTask, Tasks
 from fleetune.coordinator.run.replies import ArrivingReply
 from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims
 from fleetune.coordinator.run.run_events import (
+    Happening,
     ReplyDropped,
     RoundAbandoned,
     RoundClosed,
-    RunEvent,
     RunFinished,
 )
 from fleetune.coordinator.run.traffic_accounts import Accounts
@@ -50,7 +50,7 @@ from fleetune.protocols.wire.payloads import Enrolment, Reply, run_key
 
 log = logging.getLogger(__name__)
 
-Outcome = OutgoingTask | RunEvent
+Outcome = OutgoingTask | Happening
 
 
 class RoundExecution:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.run_events import RoundClosed, RunEvent
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import write_atomically
@@ -26,7 +27,7 @@ def lines_of(records: Sequence[RoundRecord]) -> bytes:
 
 
 class RoundJournal:
-    """Follows one run; a full disk costs the file, never the run.
+    """Observes one run; a full disk costs the file, never the run.
 
     Args:
         folder: of the run.
@@ -41,7 +42,12 @@ class RoundJournal:
         if records() or self._path.exists():
             self._write_anew()
 
-    def add(self, record: RoundRecord) -> None:
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        if isinstance(event, RoundClosed):
+            self._add(event.record)
+
+    def _add(self, record: RoundRecord) -> None:
         """The round that has just closed; perhaps in place of one that was taken back."""
         if not self._is_whole or record.number <= self._newest:
             self._write_anew()

@@ -1,16 +1,67 @@
 """What became of a run's rounds: events, each a noun with a past participle, told when they are durable.
 
-The run controller hands them to whoever carries payloads (the server, the simulator), which tells them to
-observers.
+The run controller hands what became of its rounds to whoever carries payloads (the server, the simulator),
+which tells it to observers (`coordinator.run.observers`), between `RunBegan`, the first, and `RunLeft`, the
+last. The simulator has no `Moment`s: its clock does not wait for anybody to look.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fleetune.coordinator.rounds.actions import Miss
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.rounds.reply_objections import Objection
 from fleetune.protocols.errors import PacketError
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    """Somebody is at the run from now on.
+
+    Attributes:
+        run: its unique id.
+        settings: of the run.
+        closed: records of the rounds that were closed before, ascending, of a run that goes on.
+        simulated: times are of a virtual clock.
+    """
+
+    run: str
+    settings: RunSettings
+    closed: Sequence[RoundRecord]
+    simulated: bool
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line for people."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a device is busy with right now, as far as the wire shows; `fraction` 0..1, None: not known."""
+
+    doing: Literal["receiving", "training", "evaluating", "sending"]
+    fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The run as it stands, told now and then; looking at moments takes 5 % of the server's time at most.
+
+    Attributes:
+        now: on the run's clock.
+        problem: why the broker is not reached; None: it is.
+        activities: makes the activities of all devices that are busy; it costs as much as there are devices.
+    """
+
+    now: float
+    problem: str | None
+    activities: Callable[[], Mapping[DeviceId, Activity]]
 
 
 @dataclass(frozen=True)
@@ -61,4 +112,10 @@ class RunFinished:
     reason: str
 
 
-RunEvent = ReplyDropped | ReplyRefused | RoundClosed | RoundAbandoned | RunFinished
+@dataclass(frozen=True)
+class RunLeft:
+    """Nobody is at the run any more: it is finished, was stopped, or could not go on. The last event."""
+
+
+Happening = ReplyDropped | ReplyRefused | RoundClosed | RoundAbandoned | RunFinished
+RunEvent = RunBegan | Notice | Moment | Happening | RunLeft

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from msgspec.structs import replace
 
+from fleetune.coordinator.run.run_events import Activity
 from fleetune.coordinator.serving.small_parts import Room, small_parts
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.inbox import Inbox
@@ -36,7 +37,7 @@ class Peer:
     instance: str = ""
     online: bool = False
     enrolled: bool = False
-    stage: str = ""
+    stage: Literal["", "training", "evaluating"] = ""
     progress: float = 0.0
     measured: Measured | None = None
     offered_at: float | None = None
@@ -70,6 +71,17 @@ class Peer:
     def is_busy(self) -> bool:
         """Whether a payload is on its way to or from it, or it said that it is at work."""
         return bool(self.link.outbox) or self.link.inbox.progress is not None or bool(self.stage)
+
+    @property
+    def activity(self) -> Activity | None:
+        """What the device is busy with, as far as the wire shows."""
+        if not self.online:
+            return None
+        if self.link.outbox.progress is not None:
+            return Activity("receiving", self.link.outbox.progress)
+        if self.link.inbox.progress is not None:
+            return Activity("sending", self.link.inbox.progress)
+        return Activity(self.stage, self.progress) if self.stage else None
 
     def forget_times(self) -> None:
         """A new task is on its way: what was measured belongs to the one before."""
@@ -124,3 +136,8 @@ class Peers(dict[str, Peer]):
     def busy(self) -> list[Peer]:
         """Those with a payload on its way to or from them, or at work, ascending."""
         return [self[device] for device in sorted(self._busy)]
+
+    def activities(self) -> dict[str, Activity]:
+        """Of those that are busy, by name."""
+        found = {device: peer.activity for device, peer in self.items()}
+        return {device: activity for device, activity in found.items() if activity is not None}

@@ -1,105 +1,126 @@
 """What `edge-coordinator serve` shows and leaves: a live view or a line a round, then the report."""
 
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 
 from fleetune.coordinator.reports.live import LiveView, plain_line
-from fleetune.coordinator.reports.missing import Impatience, missing_from
+from fleetune.coordinator.reports.missing import Impatience, abandoned_line, missing_from
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.run_watch import Activity, Watch
+from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.tables import device_table, fleet_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
+from fleetune.coordinator.run.round_journal import ROUNDS
+from fleetune.coordinator.run.run_events import (
+    Moment,
+    Notice,
+    RoundAbandoned,
+    RoundClosed,
+    RunBegan,
+    RunEvent,
+    RunLeft,
+)
 from fleetune.coordinator.run.stored_run import Run, mark_finished, save_shared_model
-from fleetune.coordinator.serving.peers import Peer
-from fleetune.coordinator.serving.server import Server
 from fleetune.protocols.settings.run_settings import simulated_keys
 
 
-class Presenter:
-    """Shows one run, and reports it at its end.
+class LogLines:
+    """Observes one run in lines, for what is no terminal: one a round, and whom a round waits for.
 
     Args:
         run: the run.
-        fleet: what its devices join.
-        broker: where.
-        clock: the server's.
+        console: to print on.
     """
 
-    def __init__(self, run: Run, fleet: str, broker: str, clock: Callable[[], float]) -> None:
+    def __init__(self, run: Run, console: Console) -> None:
         self._run = run
-        self._clock = clock
-        self._console = Console()
-        self._live: Live | None = None
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._watch = Watch(run.settings, run.enrolment.spec.num_parameters)
-        for record in run.controller.records():
-            self._watch.note(record)
-        self._journal = RoundJournal(run.folder, run.controller.records)
+        self._console = console
         self._impatience = Impatience()
-        again = "goes on" if run.resumed else "begins"
-        self.say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}")
-        if unheeded := simulated_keys(run.settings):
-            self.say(f"for simulations only, not heeded here: {', '.join(unheeded)}")
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        match event:
+            case Notice(line):
+                say(line, self._console)
+            case RoundAbandoned():
+                say(abandoned_line(event, self._run.controller.engine_state), self._console)
+            case RoundClosed(record):
+                self._closed(record)
+            case Moment(now):
+                state, settings = self._run.controller.engine_state, self._run.settings.round
+                if word := self._impatience.word(state, settings, now):
+                    say(word, self._console)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def _closed(self, record: RoundRecord) -> None:
+        state, settings = self._run.controller.engine_state, self._run.settings
+        absent = missing_from(record, state, settings.round)
+        line = plain_line(record, settings) + (f"  missing: {absent}" if absent else "")
+        say(line, self._console)
 
-    def look(self, server: Server) -> None:
-        """Draw the live view; in a log, say whom a round waits for."""
-        controller = self._run.controller
-        if self._live is None:
-            state, settings = controller.engine_state, self._run.settings.round
-            if word := self._impatience.word(state, settings, self._clock()):
-                self.say(word)
-            return
-        busy = {device: _activity(peer) for device, peer in server.peers.items()}
-        activities = {device: activity for device, activity in busy.items() if activity is not None}
-        shot = self._watch.snapshot(
-            controller.engine_state, controller.ledger, self._clock(), activities, server.problem
-        )
+
+class LiveScreen:
+    """Observes one run on a terminal: the live view, and lines for people above it.
+
+    Args:
+        run: the run.
+        console: a terminal.
+    """
+
+    def __init__(self, run: Run, console: Console) -> None:
+        self._run = run
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._watch = Watch(run.settings, run.enrolment.spec.num_parameters)
+
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        match event:
+            case RunBegan():
+                for record in event.closed:
+                    self._watch.note(record)
+                self._live.start()
+            case Notice(line):
+                say(line, self._console)
+            case RoundAbandoned():
+                say(abandoned_line(event, self._run.controller.engine_state), self._console)
+            case RoundClosed(record):
+                self._watch.note(record)
+            case Moment():
+                self._draw(event)
+            case RunLeft():
+                self._live.stop()
+
+    def _draw(self, moment: Moment) -> None:
+        state, ledger = self._run.controller.engine_state, self._run.controller.ledger
+        shot = self._watch.snapshot(state, ledger, moment.now, moment.activities(), moment.problem)
         self._live.update(LiveView(shot), refresh=True)
 
-    def closed(self, record: RoundRecord) -> None:
-        """A round is over."""
-        self._watch.note(record)
-        self._journal.add(record)
-        if self._live is None:
-            state, settings = self._run.controller.engine_state, self._run.settings
-            absent = missing_from(record, state, settings.round)
-            self.say(plain_line(record, settings) + (f"  missing: {absent}" if absent else ""))
 
-    def finish(self, reason: str | None) -> None:
-        """Write the report of a finished run, or say how a stopped one goes on."""
-        if self._live is not None:
-            self._live.stop()
-        if reason is None:
-            self.say("stopped; the same command goes on with the run")
-            return
-        self.say(f"finished: {reason}")
-        report_run(self._run, self._console)
-        mark_finished(self._run)
+def say(line: str, console: Console) -> None:
+    """Print a line with the time, above the live view if there is one."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S")
+    console.print(f"{at} {line}", highlight=False, markup=False, soft_wrap=True)
 
-    def say(self, line: str) -> None:
-        """Print a line with the time, above the live view if there is one."""
-        at = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._console.print(f"{at} {line}", highlight=False, markup=False, soft_wrap=True)
+
+def say_what_begins(run: Run, fleet: str, broker: str, console: Console) -> None:
+    """Say which run is served, where, and what of its settings means nothing here."""
+    again = "goes on" if run.resumed else "begins"
+    say(f"run {run.enrolment.run} {again}; fleet {fleet} at {broker}; folder {run.folder}", console)
+    if unheeded := simulated_keys(run.settings):
+        say(f"for simulations only, not heeded here: {', '.join(unheeded)}", console)
+
+
+def finish(run: Run, reason: str | None, console: Console) -> None:
+    """Write the report of a run that is finished for `reason`, or say how a stopped one (None) goes on."""
+    if reason is None:
+        say("stopped; the same command goes on with the run", console)
+        return
+    say(f"finished: {reason}", console)
+    report_run(run, console)
+    mark_finished(run)
 
 
 def report_run(run: Run, console: Console | None = None, *, live: bool = False) -> None:
@@ -112,7 +133,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     """
     console = console or Console()
     summary, records = summary_of(run, simulated=False), run.controller.records()
-    members = run.controller.engine_state.members
+    members = run.controller.members
     boards = {device: one.report.board for device, one in members.items() if one.report}
     left_out = (ROUNDS,) if live else ()
     files = write_report(run.folder, run.settings, summary, records, boards=boards, left_out=left_out)
@@ -130,16 +151,3 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 def list_devices(run: Run) -> None:
     """Show the devices that the run knows."""
     Console().print(fleet_table(run.controller.engine_state))
-
-
-def _activity(peer: Peer) -> Activity | None:
-    """What the device is busy with, as far as the wire shows."""
-    if not peer.online:
-        return None
-    if peer.link.outbox.progress is not None:
-        return Activity("receiving", peer.link.outbox.progress)
-    if peer.link.inbox.progress is not None:
-        return Activity("sending", peer.link.inbox.progress)
-    if peer.stage == "training":
-        return Activity("training", peer.progress)
-    return None

@@ -1,4 +1,4 @@
-"""Whether a device may be counted on for a run, and whether what it offers is wanted."""
+"""Whether a device may be counted on for a run, and whether what it offers is refused."""
 
 from functools import partial
 
@@ -15,8 +15,8 @@ from fleetune.protocols.wire.messages import Ready, TransferKey
 def meet(run: Run, device: str, peers: Peers) -> Peer:
     """A device that was just heard of, now one of `peers`."""
     limit, folder = codec.payload_limit(run.enrolment.spec), run.folder / INCOMING / device
-    wanted, lacks = partial(why_unwanted, run, device), partial(why_no_room, peers=peers, folder=run.folder)
-    peers[device] = Peer.met(device, folder, limit, wanted, peers.room, lacks)
+    objects, lacks = partial(why_refused, run, device), partial(why_no_room, peers=peers, folder=run.folder)
+    peers[device] = Peer.met(device, folder, limit, objects, peers.room, lacks)
     return peers[device]
 
 
@@ -45,7 +45,7 @@ def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
         raise PacketForeign("ready before it was enrolled")
 
 
-def check_refusal(number: int, peer: Peer, run: Run) -> None:
+def check_declines_run(number: int, peer: Peer, run: Run) -> None:
     """Who declines the run itself (round 0) must have been enrolled: each is remembered for good.
 
     Raises:
@@ -56,7 +56,7 @@ def check_refusal(number: int, peer: Peer, run: Run) -> None:
         raise PacketForeign("declines a run before it was enrolled")
 
 
-def why_unwanted(run: Run, device: str, key: TransferKey) -> str | None:
+def why_refused(run: Run, device: str, key: TransferKey) -> str | None:
     """Why an offer is refused: asked before any of it is sent."""
     if key.kind != "update":
         return f"a coordinator takes no {key.kind}"

@@ -12,13 +12,21 @@ from functools import partial
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.reports.missing import abandoned_line
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
-from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.assignment import OutgoingTask
+from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
-from fleetune.coordinator.run.run_events import ReplyDropped, RoundAbandoned, RoundClosed, RunFinished
+from fleetune.coordinator.run.run_events import (
+    Happening,
+    Moment,
+    Notice,
+    ReplyDropped,
+    RoundClosed,
+    RunBegan,
+    RunFinished,
+    RunLeft,
+)
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.admission import Gate
 from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
@@ -27,7 +35,7 @@ from fleetune.coordinator.serving.disk_room import LEFT_FOR_S, remove_left
 from fleetune.coordinator.serving.event_queue import EventQueue, Ring
 from fleetune.coordinator.serving.outgoing_spool import spooled
 from fleetune.coordinator.serving.peers import Peer, Peers
-from fleetune.coordinator.serving.readiness import check_ready, check_refusal, meet
+from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.coordinator.serving.reply_intake import take_in
 from fleetune.coordinator.serving.run_clock import RunClock
@@ -57,9 +65,7 @@ class Server:
         run: the run.
         fleet: its devices listen there.
         make_transport: from the queue of events, a transport that is not connected yet.
-        on_look: called now and then with this server (a live view).
-        on_closed: told of every closed round.
-        on_notice: takes lines for people.
+        observers: told of what happens, once it is durable.
         clock: of the run, see `RunClock`: a deadline goes on while the coordinator is not there.
         timer: seconds that never jump, for everything on the wire.
         peers: devices heard of since the start.
@@ -70,9 +76,7 @@ class Server:
     run: Run
     fleet: str
     make_transport: Callable[[EventSink], Transport]
-    on_look: Callable[["Server"], None] = lambda _: None
-    on_closed: Callable[[RoundRecord], None] = lambda _: None
-    on_notice: Callable[[str], None] = log.info
+    observers: Observers = field(default_factory=Observers)
     clock: Callable[[], float] = field(default_factory=RunClock)
     timer: Callable[[], float] = time.monotonic
     peers: Peers = field(default_factory=Peers)
@@ -92,8 +96,16 @@ class Server:
         Raises:
             StoreError: the run's state cannot be written; the run goes on from before at the next start.
         """
+        run = self.run
+        self.observers.tell(RunBegan(self.run_id, run.settings, run.controller.records(), simulated=False))
+        try:
+            return self._serve()
+        finally:
+            self.observers.tell(RunLeft())
+
+    def _serve(self) -> str | None:
         self._transport = self.make_transport(self.events)
-        self._bundles = BundleDesk(self.run, self.events.put, self.on_notice)
+        self._bundles = BundleDesk(self.run, self.events.put, self._notice)
         remove_left(self.run.folder, but=set(), older_than_s=LEFT_FOR_S)
         try:
             self._resume()
@@ -110,6 +122,9 @@ class Server:
         self._follow(controller.resume(self.clock()))
         self.finished = controller.finished  # the last process came so far, but perhaps could not say so
 
+    def _notice(self, line: str) -> None:
+        self.observers.tell(Notice(line))
+
     def _announce_end(self, reason: str) -> None:
         known = self.run.controller.members
         waiting = {device for device in known if device not in self.peers or self.peers[device].online}
@@ -124,7 +139,7 @@ class Server:
             began = self.timer()
             self._gate.look(began, self.events.take_dropped())
             if began >= look_at:
-                self.on_look(self)
+                self.observers.tell(Moment(self.clock(), self.problem, self.peers.activities))
                 look_at = began + max(LOOK_EVERY_S, 20 * (self.timer() - began))  # looking takes 5 % at most
 
     @property
@@ -206,7 +221,7 @@ class Server:
             case wire.Working() | wire.Measured() if message.run == self.run_id:
                 self._hear_of_work(peer, message)
             case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
-                check_refusal(number, peer, self.run)
+                check_declines_run(number, peer, self.run)
                 self._note_declined(peer, Turn(number, attempt), reason, diverged=diverged)
 
     def _hear_of_work(self, peer: Peer, message: wire.Working | wire.Measured) -> None:
@@ -302,18 +317,18 @@ class Server:
                         self._send_task(outcome)
                     except PacketNotFinite as problem:
                         unsent.append(outcome.declined(problem))
-                case ReplyDropped(device, _, _, objection):
-                    log.info("%s: reply does not count: %s", device, objection)
-                case RoundClosed(record):
-                    self._forget_old_turns()
-                    self._burst.say(partial(self.on_closed, record))
-                case RoundAbandoned():
-                    self.on_notice(abandoned_line(outcome, self.run.controller.engine_state))
-                case RunFinished(reason):
-                    self.finished = reason
+                case _:
+                    self._note_happening(outcome)
         for declined in unsent:
             log.warning("%s", declined.reason)
             self._tell(declined)
+
+    def _note_happening(self, event: Happening) -> None:
+        if isinstance(event, RoundClosed):
+            self._forget_old_turns()
+        elif isinstance(event, RunFinished):
+            self.finished = event.reason
+        self._burst.say(partial(self.observers.tell, event))
 
     def _send_task(self, task: OutgoingTask) -> None:
         peer, turn = self.peers[task.device], Turn.of(task.transfer_key)

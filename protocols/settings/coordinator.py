@@ -56,7 +56,7 @@ class RoundSection(Settings, frozen=True):
         staleness_power: an update that was planned s aggregations ago weighs 1 / (1 + s) ** staleness_power.
         max_staleness: with a greater s it is refused.
         max_strain: an update whose largest or RMS value is more than this many times that of the shared model
-            and of the other updates is turned away as if its device had declined; 0: none is.
+            and of the other updates is refused, as if its device had declined; 0: none is.
         max_samples: a device that says it holds more training samples may not take part: they are its weight.
     """
 

@@ -121,7 +121,10 @@ class Ready(Message, frozen=True):
 
 
 class Working(Message, frozen=True):
-    """Device, now and then: what it is doing, for the live view. `progress` is 0..1."""
+    """Device, now and then: what it is doing, for the live view. `progress` is 0..1.
+
+    Our own agent tells "training" alone; "evaluating" is reserved for agents that tell that too.
+    """
 
     run: RunId
     round: Number

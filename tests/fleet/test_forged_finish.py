@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.open_or_resume import open_run
+from fleetune.coordinator.run.run_events import Moment
 from fleetune.coordinator.serving.event_queue import Stop
 from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent import agent as agent_side
@@ -75,7 +77,12 @@ def world(tmp_path):
     run, broker = open_run(SETTINGS, tmp_path / "run", durable=False), MemoryBroker()
     give_up_at, threads = time.monotonic() + PATIENCE_S, []
 
-    def look(server):
+    class Looking:
+        def observe(self, event):
+            if isinstance(event, Moment):
+                look()
+
+    def look():
         if time.monotonic() > give_up_at or (threads and not threads[0].is_alive()):
             server.events.put(Stop())
 
@@ -91,7 +98,9 @@ def world(tmp_path):
         threads[0].start()
 
     subscriptions = topics.coordinator_subscriptions(FLEET)
-    server = Server(run, FLEET, lambda events: broker.client(subscriptions, events), on_look=look)
+    server = Server(
+        run, FLEET, lambda events: broker.client(subscriptions, events), observers=Observers([Looking()])
+    )
     made = SimpleNamespace(run=run, broker=broker, server=server, begin=begin, reasons=[])
     yield made
     made.agent.events.put(agent_side.Stop("the test is over"))

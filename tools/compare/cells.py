@@ -23,6 +23,7 @@ from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import figures
 from fleetune.coordinator.reports.summary import read_summary
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.observers import ClosedRounds
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.store.run_folder import clear
 from fleetune.protocols.errors import FleetuneError, StoreError
@@ -57,8 +58,8 @@ class RoundDone:
     accuracy: float | None
 
 
-class _StoppedError(Exception):
-    """The comparison was interrupted: runs end with the round they are in."""
+class _StoppedError(BaseException):
+    """The comparison was interrupted: runs end with the round they are in. No observer's mere fault."""
 
 
 def finished(cell: Cell) -> Played | None:
@@ -90,7 +91,12 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
     from fleetune.tools.simulator.runner import simulate
 
     run, summary = simulate(
-        cell.settings, cell.folder, workers=workers, fresh=True, on_closed=on_closed, runs=cell.runs
+        cell.settings,
+        cell.folder,
+        workers=workers,
+        fresh=True,
+        observers=[ClosedRounds(on_closed)],
+        runs=cell.runs,
     )
     records = run.controller.records()
     run.store.close()

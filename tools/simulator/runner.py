@@ -2,7 +2,7 @@
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.summary import Summary
-from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.open_or_resume import open_run
+from fleetune.coordinator.run.run_events import Notice, RunBegan, RunLeft
 from fleetune.coordinator.run.stored_run import Run, mark_finished, method_of, save_shared_model
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
@@ -67,9 +68,8 @@ def simulate(
     *,
     workers: int,
     fresh: bool,
-    on_closed: Callable[[RoundRecord], None] = lambda _: None,
+    observers: Iterable[Observer] = (),
     runs: Path | None = None,
-    say: Callable[[str], None] = log.info,
 ) -> tuple[Run, Summary]:
     """Simulate a run; the open run and its summary.
 
@@ -78,9 +78,8 @@ def simulate(
         folder: of the run.
         workers: processes that train devices, one torch thread each; 0: none but this one.
         fresh: replace what an earlier run left in the folder.
-        on_closed: told of every closed round.
+        observers: told of what happens, and, where the run goes on from another, what its devices begin with.
         runs: the folder of runs that this one may start from; None: the one that `folder` is in.
-        say: told in one line what the devices begin with, where the run goes on from another.
 
     Raises:
         FleetuneError: settings, data or model are wrong; StoreError when the disk is full.
@@ -94,14 +93,18 @@ def simulate(
     players = _players(settings, enrolment, shares)
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, goes_on=False)
+    watching = Observers(observers)
+    watching.tell(RunBegan(run.enrolment.run, run.settings, closed=(), simulated=True))
     try:
         names = [player.name for player in players]
         if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
-            say(begins)
-        _play(run, players, workers, on_closed)
+            watching.tell(Notice(begins))
+        _play(run, players, workers, watching)
     except BaseException:
         run.store.close()
         raise
+    finally:
+        watching.tell(RunLeft())
     return run, summary_of(run, simulated=True)
 
 
@@ -121,7 +124,7 @@ def leave(run: Run, summary: Summary) -> list[Path]:
     return files
 
 
-def _play(run: Run, players: list[Player], workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
+def _play(run: Run, players: list[Player], workers: int, observers: Observers) -> None:
     with _executor(run, workers) as executor:
         Simulation(
             run.controller,
@@ -131,7 +134,7 @@ def _play(run: Run, players: list[Player], workers: int, on_closed: Callable[[Ro
             executor,
             max_in_flight=max(2, 2 * workers),
             availability=run.settings.fleet.availability,
-            on_closed=on_closed,
+            observers=observers,
         ).run()
 
 

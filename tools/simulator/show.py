@@ -1,6 +1,7 @@
 """What edge-sim shows: a bar with the time left while it runs, then tables, files and pictures."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -17,7 +19,7 @@ from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
-from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunEvent
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
@@ -32,14 +34,9 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
     with progress_bar(console) as bar:
         task = bar.add_task(method, total=settings.run.rounds, accuracy="")
 
-        def on_closed(record: RoundRecord) -> None:
-            if record.final_evaluation:
-                bar.update(task, description=f"{method}, final evaluation")
-                return
-            accuracy = AFTER.unit.text(AFTER.of_round(record))
-            bar.update(task, completed=record.number, accuracy=f"accuracy {accuracy}")
-
-        run, summary = simulate(settings, folder, workers=workers, fresh=fresh, on_closed=on_closed, say=_say)
+        run, summary = simulate(
+            settings, folder, workers=workers, fresh=fresh, observers=[RoundBar(bar, task, method)]
+        )
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
     shown = with_personal(summary, run.controller.records())
     files = leave(run, summary)
@@ -49,8 +46,24 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
     return summary
 
 
-def _say(line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+@dataclass(frozen=True, eq=False)
+class RoundBar:
+    """Observes a run as a task of a progress bar, and prints lines for people above it."""
+
+    bar: Progress
+    task: TaskID
+    method: str
+
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        match event:
+            case Notice(line):
+                self.bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            case RoundClosed(record) if record.final_evaluation:
+                self.bar.update(self.task, description=f"{self.method}, final evaluation")
+            case RoundClosed(record):
+                accuracy = AFTER.unit.text(AFTER.of_round(record))
+                self.bar.update(self.task, completed=record.number, accuracy=f"accuracy {accuracy}")
 
 
 def progress_bar(console: Console) -> Progress:

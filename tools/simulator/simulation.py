@@ -14,11 +14,11 @@ from typing import Any
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
-from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.assignment import OutgoingTask
+from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_controller import RunController
-from fleetune.coordinator.run.run_events import RoundClosed, RunFinished
+from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
 from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
@@ -41,7 +41,7 @@ class Simulation:
         executor: runs `tools.simulator.worker.reply`.
         max_in_flight: payloads handed to the executor at a time.
         availability: chance that a device is there, drawn anew for every stretch of `deadline_s`.
-        on_closed: told of every closed round.
+        observers: told of what happens.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Simulation:
         *,
         max_in_flight: int,
         availability: float = 1.0,
-        on_closed: Callable[[RoundRecord], None] = lambda _: None,
+        observers: Observers,
     ) -> None:
         self._controller = controller
         controller.keeps_steps = False
@@ -64,7 +64,7 @@ class Simulation:
         self._executor = executor
         self._max_in_flight = max_in_flight
         self._availability = availability
-        self._on_closed = on_closed
+        self._observers = observers
         self._in_flight: list[Future[bytes]] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -151,12 +151,8 @@ class Simulation:
                         self._send(outcome)
                     except PacketNotFinite as problem:
                         unsent.append(outcome.declined(problem))
-                case RoundClosed(record):
-                    self._idle_stretches = 0
-                    self._on_closed(record)
-                    self._forget_replies()
-                case RunFinished():
-                    self._finished = True
+                case _:
+                    self._note_happening(outcome)
         for declined in unsent:
             self._tell(declined)
         turn = self._controller.turn
@@ -169,6 +165,14 @@ class Simulation:
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
             self._at(max(wake_at, self.now), lambda: self._tick(wake_at))
+
+    def _note_happening(self, event: Happening) -> None:
+        self._observers.tell(event)
+        if isinstance(event, RoundClosed):
+            self._idle_stretches = 0
+            self._forget_replies()
+        elif isinstance(event, RunFinished):
+            self._finished = True
 
     def _forget_replies(self) -> None:
         """Of tasks that nobody waits for any more."""

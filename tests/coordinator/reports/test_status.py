@@ -27,7 +27,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import DeviceGone, DeviceReady, Tick
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
-from fleetune.coordinator.run.run_events import RoundAbandoned
+from fleetune.coordinator.run.run_events import RoundAbandoned, RoundClosed
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.coordinator.serving.presenter import report_run
 from fleetune.coordinator.store.folder_lock import claim
@@ -60,14 +60,14 @@ def test_a_line_a_round_as_rounds_close_and_none_twice_after_a_crash(tmp_path):
     assert not (tmp_path / ROUNDS).exists()
     for record in records:
         closed.append(record)
-        journal.add(record)
+        journal.observe(RoundClosed(record))
         assert lines_in(tmp_path)[-1]["number"] == record.number
     with (tmp_path / ROUNDS).open("ab") as file:
         file.write(b'{"number": 4, "cut sho')  # a crash in the midst of a line
     again = RoundJournal(tmp_path, lambda: closed)
     assert [line["number"] for line in lines_in(tmp_path)] == [1, 2, 3]
     closed.append(record_of(4))
-    again.add(closed[-1])
+    again.observe(RoundClosed(closed[-1]))
     whole = (tmp_path / ROUNDS).read_bytes()
     assert [msgspec.json.decode(line, type=RoundRecord) for line in whole.splitlines()] == closed
 
@@ -78,7 +78,7 @@ def test_a_round_that_was_taken_back_keeps_no_line(tmp_path):
     for number, attempt in [(1, 1), (2, 1), (2, 2), (3, 1)]:
         closed = [record for record in closed if record.number < number]
         closed.append(record_of(number, attempt=attempt))
-        journal.add(closed[-1])
+        journal.observe(RoundClosed(closed[-1]))
     assert [(line["number"], line["attempt"]) for line in lines_in(tmp_path)] == [(1, 1), (2, 2), (3, 1)]
 
 
@@ -93,11 +93,11 @@ def test_a_disk_that_was_full_costs_the_journal_no_line(tmp_path, monkeypatch, c
 
     monkeypatch.setattr("fleetune.protocols.disk.DISK.append", full)
     closed.append(record_of(2))
-    journal.add(closed[-1])
+    journal.observe(RoundClosed(closed[-1]))
     monkeypatch.undo()
     assert "No space left" in caplog.text
     closed.append(record_of(3))
-    journal.add(closed[-1])
+    journal.observe(RoundClosed(closed[-1]))
     assert [line["number"] for line in lines_in(tmp_path)] == [1, 2, 3]
 
 
@@ -202,7 +202,7 @@ def test_following_ends_with_the_run_and_tells_each_round_once(desk):
 def test_the_report_of_a_run_that_goes_on_leaves_its_rounds_to_the_coordinator(desk):
     journal = RoundJournal(desk.folder, desk.run.controller.records)
     with look_at(desk.folder) as run:
-        journal.add(replace(desk.closed[-1], number=99))  # between the look and the report
+        journal.observe(RoundClosed(replace(desk.closed[-1], number=99)))  # between the look and the report
         shown(lambda console: report_run(run, console, live=True))
     assert len(lines_in(desk.folder)) == len(desk.closed) + 1
     with look_at(desk.folder) as run:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
+from fleetune.coordinator.run.run_events import Notice
 from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.update import codec
@@ -42,10 +43,18 @@ def personal(name="sim", **model):
     )
 
 
+class Heard(list):
+    """Observes a run: the lines for people."""
+
+    def observe(self, event):
+        if isinstance(event, Notice):
+            self.append(event.line)
+
+
 def going_on(runs, name="next"):
     """What was said, and the devices' first models in a run that goes on from `sim`."""
-    wanted, said = personal(name, weights="run:sim"), []
-    run, _ = simulate(wanted, runs / name, workers=0, fresh=True, say=said.append)
+    wanted, said = personal(name, weights="run:sim"), Heard()
+    run, _ = simulate(wanted, runs / name, workers=0, fresh=True, observers=[said])
     run.store.close()
     return said, {device: starting_models.own_model(runs / name / "devices", device) for device in NAMES}
 
@@ -109,8 +118,8 @@ def test_a_fleets_run_has_no_devices_models_and_the_simulation_says_so(tmp_path)
 
 
 def test_a_run_that_goes_on_from_none_says_nothing(tmp_path):
-    said = []
-    run, _ = simulate(personal(), tmp_path / "sim", workers=0, fresh=True, say=said.append)
+    said = Heard()
+    run, _ = simulate(personal(), tmp_path / "sim", workers=0, fresh=True, observers=[said])
     run.store.close()
     assert said == []
 

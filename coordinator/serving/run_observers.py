@@ -1,0 +1,39 @@
+"""Who watches a run that is served, a line each: rounds.jsonl, what is shown, the log.
+
+A new one (an exporter of metrics, a tracker of experiments) is a file with a
+`coordinator.run.observers.Observer`, and a line here.
+"""
+
+import logging
+from collections.abc import Callable
+
+from rich.console import Console
+
+from fleetune.coordinator.run.observers import Observer, Observers
+from fleetune.coordinator.run.round_journal import RoundJournal
+from fleetune.coordinator.run.run_events import ReplyDropped, RunEvent
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.presenter import LiveScreen, LogLines
+
+log = logging.getLogger(__name__)
+
+
+class EventLog:
+    """Writes what is of interest to an engineer alone to the log; what goes wrong is logged where it does."""
+
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        if isinstance(event, ReplyDropped):
+            log.info("%s: reply does not count: %s", event.device, event.objection)
+
+
+OBSERVERS: tuple[Callable[[Run, Console], Observer], ...] = (
+    lambda run, _: RoundJournal(run.folder, run.controller.records),
+    lambda run, console: LiveScreen(run, console) if console.is_terminal else LogLines(run, console),
+    lambda _, __: EventLog(),
+)
+
+
+def observers_of(run: Run, console: Console) -> Observers:
+    """All who watch `run`; people see it on `console`."""
+    return Observers(make(run, console) for make in OBSERVERS)
