@@ -1,10 +1,17 @@
-"""Reading the house's docstrings: what a class says of its attributes."""
+"""Reading the house's docstrings: their first sentence, and what a class says of its attributes."""
 
 import inspect
 import re
 from collections.abc import Iterator
 
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.+)")
+_SENTENCE_END = re.compile(r"(?<!\bal)(?<!\beq)\. ")
+
+
+def first_sentence(docstring: str) -> str:
+    """On one line, without its full stop; `et al.` and `eq.` end none."""
+    paragraph = " ".join(docstring.split("\n\n", maxsplit=1)[0].split())
+    return _SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".")
 
 
 def attributes(kind: type) -> dict[str, str]:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from fleetune.coordinator.run.changed_settings import CHANGEABLE
 from fleetune.protocols.methods import REGISTRY
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.docs.docstrings import attributes
+from fleetune.tools.docs.docstrings import attributes, first_sentence
 from fleetune.tools.docs.run_toml_reference import UndescribedError, described, run_toml_reference
 from fleetune.tools.docs.value_words import default_words, unit, value_words
 
@@ -69,6 +69,13 @@ def test_units_stand_in_names():
 def test_attributes_are_read_to_the_end_of_their_section():
     shared = "share one text, that goes on: over two lines."
     assert attributes(Example) == {"first": shared, "second": shared, "third": "a text of its own."}
+
+
+def test_a_first_sentence_ends_where_it_ends():
+    assert (
+        first_sentence("The cell (Zhi et al. 2024,\neq. 3). More.\n\nElse.")
+        == "The cell (Zhi et al. 2024, eq. 3)"
+    )
 
 
 def test_a_key_that_nobody_described_fails():

@@ -1,12 +1,12 @@
 """docs/map.md: every file with the first sentence of its docstring."""
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from fleetune.tools.docs import docstrings
+
 FOLDERS = ("protocols", "coordinator", "edge_agent", "firmware_profiles", "tools", "tests")
-MAP = Path("docs") / "map.md"
 _HEAD = """# What is where
 
 Each file with the first sentence of its docstring. Made by `make docs`; a test holds it against the tree.
@@ -34,14 +34,8 @@ def _room(root: Path, folder: Path) -> Iterator[str]:
 
 
 def first_sentence(path: Path) -> str:
-    """Of the file's docstring, on one line, without its full stop. Raises ValueError: it has none."""
+    """Of the file's docstring, on one line. Raises ValueError: it has none."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     if not text:
         raise ValueError(f"{path} has no docstring: its first line says what the file is for")
-    paragraph = " ".join(text.split("\n\n", maxsplit=1)[0].split())
-    return paragraph.split(". ", maxsplit=1)[0].rstrip(".")
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    (place / MAP).write_text(file_map(place), encoding="utf-8")
+    return docstrings.first_sentence(text)
