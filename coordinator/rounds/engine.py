@@ -1,7 +1,8 @@
 """The round engine: events in, actions out; no I/O, no clock, no method.
 
-Everything that decides who is asked, which reply counts and when a round is over lives in this file
-and in `engine_state.py` and `participants.py`. A simulation and a real fleet drive the same engine:
+Everything that decides who is asked, which reply counts and when a round is over lives in this file and in
+`participants.py`, `reply_objections.py` and `engine_state.py`. A simulation and a real fleet drive the same
+engine:
 
     actions = engine.handle(event, now)     # for each event, in whatever order they come
     ...                                     # do the actions, in order
