@@ -8,7 +8,6 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.coordinator.serving.bundle_desk import BundleDesk
 from fleetune.coordinator.serving.server import Server
 from fleetune.edge_agent.agent import Agent
 from fleetune.edge_agent.run.device import DeviceSettings
@@ -100,8 +99,7 @@ class Coordinating:
         )
         server._transport = server.make_transport(server.events)
         server._transport.publish = lambda topic, data, **_: said.append((topic, data))
-        server._bundles = BundleDesk(run, server.events.put, lambda _: None)
-        server._resume()
+        server.dialogue.resume()
         return cls(run, server, said)
 
     @property
@@ -132,7 +130,7 @@ class Coordinating:
 
     def task(self, device):
         """The payload of the device's task, taken from its sender; it says that it has it."""
-        sender = self.server.peers[device].link.outbox._queue[0]
+        sender = self.server.dialogue.peers[device].link.outbox._queue[0]
         payload = bytes(sender._payload)
         self.take(device)
         self.hear(device, Ack(sender.offer.transfer, sender.offer.num_bytes))

@@ -21,7 +21,7 @@ def talk(tmp_path):
     """A run of two devices; its clock on the wire is `talk.now`."""
     talk = Coordinating.of(tmp_path, run_settings(start_with=2))
     talk.now = 0.0
-    talk.server._gate.timer = lambda: talk.now
+    talk.server.dialogue.gate.timer = lambda: talk.now
     yield talk
     talk.close()
 
@@ -61,11 +61,11 @@ def test_a_flood_is_dropped_unread_counted_by_device_and_muted_for_a_while(begun
     assert not talk.run.controller.engine_state.members["a"].ready, "no round is started with it"
 
     talk.hear("b", working(talk))
-    assert talk.server.peers["b"].stage == "training", "others are heard"
+    assert talk.server.dialogue.peers["b"].stage == "training", "others are heard"
 
     talk.now = admission.MUTED_S
     talk.take("a")
-    talk.server._gate.look(talk.now, 0)
+    talk.server.dialogue.gate.look(talk.now, 0)
     assert [line for line in caplog.messages if "again" in line] == ["a is heard again"]
     talk.greet("a", num_samples=10)
     finish_round(talk, "a", "b")
@@ -81,12 +81,12 @@ def test_a_flood_of_presences_is_dropped_but_nobody_is_muted_for_it(begun, caplo
     assert "floods" not in caplog.text
     begun.now = 1.0
     begun.hear("a", wire.Presence(True, "y"), "state")
-    assert begun.server.peers["a"].instance == "y"
+    assert begun.server.dialogue.peers["a"].instance == "y"
 
 
 def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begun):
     talk, payload = begun, bytes(5 * admission.WORDS)
-    payload = payload[: talk.server.peers["a"].link.inbox._max_bytes]
+    payload = payload[: talk.server.dialogue.peers["a"].link.inbox._max_bytes]
     transfer_key = TransferKey("update", talk.id, 1, 1)
     offer = Offer(
         transfer_id(transfer_key, "a", digest_of(payload)), digest_of(payload), len(payload), transfer_key
@@ -94,7 +94,7 @@ def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begu
     talk.task("a")
     talk.hear("a", offer)
     assert isinstance(wire.read_to_device(talk.take("a")[-1][1]), Resume)
-    words = talk.server._gate._words.of("a")
+    words = talk.server.dialogue.gate._words.of("a")
     level = words._level
     for offset in range(len(payload) - 1):
         talk.hear("a", Chunk(offer.transfer, offset, payload[offset : offset + 1]).encode(), "update")
@@ -105,7 +105,7 @@ def test_chunks_that_were_asked_for_and_their_acknowledgements_cost_nothing(begu
     assert words._level == level - 20, "what is there, and what nobody asked for, costs"
 
     for _ in range(admission.WORDS):
-        talk.server._gate.grant("a")
+        talk.server.dialogue.gate.grant("a")
         talk.hear("a", Ack("0" * 32, 1))
     assert words._level == level - 20, "one word for each chunk that it was sent"
 
@@ -115,9 +115,9 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     monkeypatch.setattr(admission, "STRANGERS", 100)
     for index in range(1000):
         talk.hear(f"ghost-{index}", wire.Presence(True, "x"), "state")
-    strangers = [name for name in talk.server.peers if name.startswith("ghost")]
+    strangers = [name for name in talk.server.dialogue.peers if name.startswith("ghost")]
     assert len(strangers) <= 100
-    assert {"a", "b"} <= talk.server.peers.keys()
+    assert {"a", "b"} <= talk.server.dialogue.peers.keys()
     assert talk.run.controller.ledger.refusals["stranger"] >= 900
     assert len([line for line in caplog.messages if "never enrolled" in line]) == 1
     assert len(talk.server._queue.timers._wanted) <= 102
@@ -126,13 +126,13 @@ def test_made_up_names_are_bounded_and_those_that_are_enrolled_are_kept(begun, m
     talk.hear("ghost-99", working(talk))
     talk.greet("c", num_samples=10)
     assert "c" in talk.run.controller.engine_state.members, "the longest silent made room"
-    assert "ghost-0" not in talk.server.peers
-    assert "ghost-97" in talk.server.peers
+    assert "ghost-0" not in talk.server.dialogue.peers
+    assert "ghost-97" in talk.server.dialogue.peers
     for index in range(1000, 2000):
         talk.now += 1.0
         talk.hear(f"ghost-{index}", b"not even JSON")
-    assert len(talk.server.peers) <= 103
-    assert len(talk.server._gate._strangers) <= 100
+    assert len(talk.server.dialogue.peers) <= 103
+    assert len(talk.server.dialogue.gate._strangers) <= 100
     finish_round(talk, "a", "b")
     assert talk.run.controller.engine_state.turn.number == 2
 
@@ -179,6 +179,6 @@ def test_what_waits_for_the_loop_is_bounded_and_chunks_are_let_go_first():
 
 def test_dropped_messages_are_counted_and_told_once_in_a_while(begun, caplog):
     for _ in range(3):
-        begun.server._gate.look(begun.now, dropped=7)
+        begun.server.dialogue.gate.look(begun.now, dropped=7)
     assert begun.run.controller.ledger.refusals["overflow"] == 21
     assert len([line for line in caplog.messages if "dropped" in line]) == 1

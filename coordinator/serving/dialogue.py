@@ -1,0 +1,350 @@
+"""What the devices of a run say and are told: events in, packets to publish out, step after step of the run.
+
+The loop around it is the server's (`coordinator.serving.server`).
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import fleetune.protocols.wire.messages as wire
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
+from fleetune.coordinator.run.assignment import OutgoingTask
+from fleetune.coordinator.run.observers import Observers
+from fleetune.coordinator.run.round_execution import Outcome
+from fleetune.coordinator.run.run_events import (
+    Happening,
+    Moment,
+    Notice,
+    ReplyDropped,
+    RoundClosed,
+    RunFinished,
+)
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.serving.admission import Gate
+from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
+from fleetune.coordinator.serving.burst import Burst
+from fleetune.coordinator.serving.outgoing_spool import spooled
+from fleetune.coordinator.serving.peers import Peer, Peers
+from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
+from fleetune.coordinator.serving.refusals import Refusals
+from fleetune.coordinator.serving.reply_intake import take_in
+from fleetune.coordinator.serving.timers import Timers
+from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.inbox import Arrived
+from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
+from fleetune.protocols.wire.outbox import Sent
+from fleetune.protocols.wire.peer_link import Answered, Item, Packet
+from fleetune.protocols.wire.transport import Connected, Disconnected, Received
+
+log = logging.getLogger(__name__)
+
+_EXPECTED = {"late", "stale", "duplicate"}  # objections to what an honest device may offer
+
+
+@dataclass
+class Dialogue:
+    """What devices say goes to the run controller, tasks go from it to devices.
+
+    Attributes:
+        run: the run.
+        fleet: its devices listen there.
+        publish: takes a topic and what to say there.
+        put: takes events from other threads, to be handled here.
+        observers: told of what happens, once it is durable.
+        clock: of the run.
+        timer: seconds that never jump, for everything on the wire.
+        timers: when each peer wants to be woken, by `timer`.
+        peers: devices heard of since the start.
+        burst: holds back what is said of steps that are not durable yet.
+        problem: why the broker is not reached; None: it is.
+        finished: why the run is over; None: it is not.
+    """
+
+    run: Run
+    fleet: str
+    publish: Callable[[str, bytes], None]
+    put: Callable[[Any], None]
+    observers: Observers
+    clock: Callable[[], float]
+    timer: Callable[[], float]
+    timers: Timers
+    peers: Peers = field(default_factory=Peers)
+    burst: Burst = field(default_factory=Burst)
+    problem: str | None = None
+    finished: str | None = None
+
+    def __post_init__(self) -> None:
+        self.run_id = self.run.enrolment.run
+        self.refusals = Refusals(self.run.controller.count_refused, self.timer)
+        self.gate = Gate(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
+        self._bundles = BundleDesk(self.run, self.put, self._notice)
+
+    @property
+    def present(self) -> set[str]:
+        """Members of the run that are there, as far as anybody knows."""
+        known = self.run.controller.members
+        return {device for device in known if device not in self.peers or self.peers[device].online}
+
+    def moment(self) -> Moment:
+        """How it is just now."""
+        return Moment(self.clock(), self.problem, self.peers.activities)
+
+    def wake(self, devices: Iterable[str]) -> None:
+        """Their time has come: ask again for what they have not answered."""
+        for peer in map(self.peers.__getitem__, devices):
+            self._pass(peer, peer.link.tick(self.timer()))
+
+    def resume(self) -> None:
+        """Go on with the run where the last process stopped; nothing to do for a new one."""
+        controller = self.run.controller
+        self.follow(controller.resume(self.clock()))
+        self.finished = controller.finished  # the last process came so far, but perhaps could not say so
+
+    def _notice(self, line: str) -> None:
+        self.observers.tell(Notice(line))
+
+    def handle(self, event: Any) -> None:
+        """Something came over the network, or a bundle is made. Raises StoreError."""
+        try:
+            match event:
+                case Connected():
+                    self.problem = None
+                    for peer in self.peers.values():
+                        self._pass(peer, peer.link.reconnected(self.timer()))
+                case Disconnected(reason):
+                    self.problem = reason
+                    log.warning("not connected: %s", reason)
+                case Received(topic, data):
+                    self._receive(topics.parse(topic), data)
+                case BundleMade():
+                    for device in self._bundles.made(event) & self.peers.keys():
+                        self._give_bundle(self.peers[device], event)
+        except PacketError as problem:
+            self.refusals.note(problem)
+
+    def _receive(self, address: topics.Address, data: bytes) -> None:
+        try:
+            if self.gate.lets_in(address, data):
+                self._read(address.device, address.channel, data)
+        except PacketError as problem:
+            self.refusals.note(problem, address.device)
+        except (StoreError, TransportError):
+            raise
+        except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
+            self.refusals.blame(address.device, fault)
+
+    def _read(self, device: str, channel: str, data: bytes) -> None:
+        if channel == "state" and not data:
+            return  # a retained presence was cleared
+        if channel == "update":
+            self._take_chunk(device, data)
+            return
+        message = wire.read_from_device(data)
+        if isinstance(message, wire.Presence) != (channel == "state"):
+            raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
+        self._hear(self.peers.get(device) or meet(self.run, device, self.peers), message)
+
+    def _take_chunk(self, device: str, data: bytes) -> None:
+        if device not in self.peers:
+            raise PacketForeign("a chunk before any offer")
+        peer = self.peers[device]
+        self._pass(peer, peer.link.take_chunk(data, self.timer()))
+
+    def _hear(self, peer: Peer, message: wire.FromDevice) -> None:
+        match message:
+            case wire.Presence(online, instance):
+                self._note_presence(peer, online, instance)
+            case Offer() | Resume() | Ack() | Refuse():
+                self._pass(peer, peer.link.handle(message, self.timer()))
+            case wire.Fetch(run) if run == self.run_id:
+                self._give_bundle(peer, self._bundles.ask(peer.device))
+            case wire.Ready():
+                self._take_ready(peer, message)
+            case wire.Left(run) if run == self.run_id:
+                self._ask_back(peer)
+            case wire.Working() | wire.Measured() if message.run == self.run_id:
+                self._hear_of_work(peer, message)
+            case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
+                check_declines_run(number, peer, self.run)
+                self._note_declined(peer, Turn(number, attempt), reason, diverged=diverged)
+
+    def _hear_of_work(self, peer: Peer, message: wire.Working | wire.Measured) -> None:
+        if isinstance(message, wire.Working):
+            peer.stage, peer.progress = message.stage, min(max(message.progress, 0.0), 1.0)
+            self._keep_track(peer)
+            return
+        turn = Turn(message.round, message.attempt)
+        if self.run.controller.awaited_turn(peer.device) == turn:
+            peer.measured = message
+        else:
+            self.run.controller.note_measured(peer.device, turn, message.actual)
+
+    def _note_presence(self, peer: Peer, online: bool, instance: str) -> None:
+        lost = peer.online and (not online or instance != peer.instance)
+        peer.online, peer.instance, peer.stage = online, instance, ""
+        if lost:
+            self._lose(peer)
+        if online:
+            self._pass(peer, peer.link.reconnected(self.timer()))
+            self._enrol(peer)
+
+    def _lose(self, peer: Peer) -> None:
+        peer.enrolled = False
+        self._pass(peer, peer.link.drop(lambda _: True, self.timer()))
+        self.tell(DeviceGone(peer.device))
+
+    def _note_muted(self, device: str, muted: bool) -> None:
+        peer = self.peers.get(device)
+        if peer is not None and muted:
+            self._lose(peer)
+        elif peer is not None and peer.online:
+            self._enrol(peer)
+
+    def _forget(self, device: str) -> None:
+        self.peers.forget(device)
+        self.timers.set(device, None)
+
+    def _enrol(self, peer: Peer) -> None:
+        key, ratio = TransferKey("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
+        self._pass(peer, peer.link.post(key, self.run.payload, self.timer(), ratio=ratio))
+
+    def _ask_back(self, peer: Peer) -> None:
+        """It knows the run as over, which somebody else must have told it."""
+        self.refusals.say(logging.WARNING, peer.device, f"{peer.device} has left a run that goes on")
+        self._lose(peer)
+        self._enrol(peer)
+
+    def _give_bundle(self, peer: Peer, made: BundleMade | None) -> None:
+        if made is None:
+            return  # it is being made
+        if made.payload is None:
+            lacking = wire.Lacking(self.run_id, wire.readable(made.problem))
+            self._publish(peer, peer.link.packet(lacking))
+            return
+        key = TransferKey("bundle", self.run_id)
+        self._pass(peer, peer.link.post(key, made.payload, self.timer()))
+
+    def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
+        if ready.run != self.run_id:
+            return  # of an earlier run; our own enrolment is on its way
+        check_ready(ready, peer, self.run)
+        self.tell(DeviceReady(ready.report))
+
+    def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
+        reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"
+        self.refusals.say(logging.WARNING, peer.device, f"{peer.device} declines {what}: {reason}")
+        self.tell(Declined(peer.device, *turn, reason, diverged))
+
+    def _note_answered(self, peer: Peer, answered: Answered) -> None:
+        match answered.receipt:
+            case Resume():
+                peer.offered_at = peer.offered_at or self.timer()
+            case Refuse(_, reason):
+                self._note_refused_offer(peer, answered.offer.transfer_key, reason)
+
+    def _note_refused_offer(self, peer: Peer, key: TransferKey, reason: str) -> None:
+        outcomes = self.run.controller.note_refused_offer(peer.device, key, reason, self.clock())
+        expected = any(isinstance(one, ReplyDropped) and one.objection in _EXPECTED for one in outcomes)
+        level = logging.INFO if expected else logging.WARNING
+        self.refusals.say(level, peer.device, f"{peer.device}: offer refused: {reason}")
+        self.follow(outcomes)
+
+    def tell(self, event: Any) -> None:
+        """Tell the run controller what happened, and do what follows from it."""
+        self.follow(self.run.controller.handle(event, self.clock()))
+
+    def follow(self, outcomes: Iterable[Outcome]) -> None:
+        """Do what is left to do outside the run controller."""
+        unsent = []
+        for outcome in outcomes:
+            match outcome:
+                case OutgoingTask():
+                    try:
+                        self._send_task(outcome)
+                    except PacketNotFinite as problem:
+                        unsent.append(outcome.declined(problem))
+                case _:
+                    self._note_happening(outcome)
+        for declined in unsent:
+            log.warning("%s", declined.reason)
+            self.tell(declined)
+
+    def _note_happening(self, event: Happening) -> None:
+        if isinstance(event, RoundClosed):
+            self._forget_old_turns()
+        elif isinstance(event, RunFinished):
+            self.finished = event.reason
+        self.burst.say(partial(self.observers.tell, event))
+
+    def _send_task(self, task: OutgoingTask) -> None:
+        peer, turn = self.peers[task.device], Turn.of(task.transfer_key)
+        peer.forget_times()
+        self._forget_tasks(peer, lambda key: Turn.of(key) != turn)
+        payload = spooled(task.make(), self.run.folder)
+        self._pass(peer, peer.link.post(task.transfer_key, payload, self.timer()))
+
+    def _forget_old_turns(self) -> None:
+        """Nobody waits any more for what slower devices are still receiving or sending."""
+        controller = self.run.controller
+        for peer in self.peers.busy():
+            awaited = controller.awaited_turn(peer.device)
+            if awaited is None or awaited == controller.turn:
+                peer.stage = ""
+            self._forget_tasks(peer, lambda key, awaited=awaited: Turn.of(key) != awaited)  # type: ignore[misc]
+            self._pass(peer, peer.link.refuse_unwanted())
+
+    def _forget_tasks(self, peer: Peer, unwanted: Callable[[TransferKey], bool]) -> None:
+        self._pass(peer, peer.link.drop(lambda key: key.kind == "task" and unwanted(key), self.timer()))
+
+    def _pass(self, peer: Peer, items: Iterable[Item]) -> None:
+        for item in items:
+            match item:
+                case Packet():
+                    self._publish(peer, item)
+                case Arrived():
+                    self._take_in(peer, item)
+                case Sent():
+                    self._note_sent(peer, item)
+                case Answered():
+                    self._note_answered(peer, item)
+        self._keep_track(peer)
+
+    def _keep_track(self, peer: Peer) -> None:
+        """Note when it wants to be woken, and whether anything of it is open."""
+        self.timers.set(peer.device, peer.link.wake_at)
+        self.peers.note(peer)
+
+    def _take_in(self, peer: Peer, arrived: Arrived) -> None:
+        """A reply is here: keep it and tell the engine, then tell the device."""
+        refusal, outcomes = take_in(
+            peer, arrived, self.run.controller, self.refusals, timer=self.timer, clock=self.clock
+        )
+        peer.offered_at = None
+        link = peer.link
+        self._publish(peer, link.accept(arrived) if refusal is None else link.refuse(arrived, refusal))
+        self.follow(outcomes)
+
+    def _note_sent(self, peer: Peer, sent: Sent) -> None:
+        key = sent.transfer_key
+        if sent.refused is not None:
+            log.warning("%s does not take its %s", peer.device, key.kind)
+            self._note_declined(peer, Turn.of(key), sent.refused)
+            return
+        peer.enrolled = peer.enrolled or key.kind == "enrolment"
+        if key.kind == "task":
+            peer.download_s = sent.seconds
+        if key.kind == "task" or sent.sent_bytes:  # an enrolment or bundle may be there from before
+            self.run.controller.note_delivered(peer.device, key, sent.num_bytes)
+
+    def _publish(self, peer: Peer, packet: Packet) -> None:
+        topic = topics.topic(self.fleet, peer.device, packet.channel)
+        if packet.is_chunk:
+            self.gate.grant(peer.device)  # it acknowledges each
+            self.publish(topic, packet.data)
+        else:
+            self.burst.say(partial(self.publish, topic, packet.data))
