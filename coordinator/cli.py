@@ -103,9 +103,9 @@ def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
 def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
     from rich.console import Console
 
+    from fleetune.coordinator.run.run_clock import RunClock
     from fleetune.coordinator.serving.event_queue import Stop
     from fleetune.coordinator.serving.presenter import finish, say_what_begins
-    from fleetune.coordinator.serving.run_clock import RunClock
     from fleetune.coordinator.serving.run_observers import observers_of
     from fleetune.coordinator.serving.server import Server
     from fleetune.protocols.wire.transport import EventSink

@@ -14,6 +14,7 @@ from typing import Any
 import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.rounds.events import Tick
 from fleetune.coordinator.run.observers import Observers
+from fleetune.coordinator.run.run_clock import RunClock
 from fleetune.coordinator.run.run_events import (
     RunBegan,
     RunLeft,
@@ -22,7 +23,6 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.dialogue import Dialogue
 from fleetune.coordinator.serving.disk_room import LEFT_FOR_S, remove_left
 from fleetune.coordinator.serving.event_queue import EventQueue, Ring
-from fleetune.coordinator.serving.run_clock import RunClock
 from fleetune.coordinator.serving.run_end import RunEnd
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog

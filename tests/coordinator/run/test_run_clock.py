@@ -8,7 +8,7 @@ from tests.fleet.test_semi_asynchronous import Desk, settings
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.open_or_resume import open_run
-from fleetune.coordinator.serving.run_clock import RunClock
+from fleetune.coordinator.run.run_clock import RunClock
 from fleetune.protocols.skeletons.choice import DeviceReport
 
 
