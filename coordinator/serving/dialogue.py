@@ -27,12 +27,12 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.admission import Gate
 from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.coordinator.serving.burst import Burst
+from fleetune.coordinator.serving.event_queue import Timers
 from fleetune.coordinator.serving.outgoing_spool import spooled
 from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.coordinator.serving.reply_intake import take_in
-from fleetune.coordinator.serving.timers import Timers
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived

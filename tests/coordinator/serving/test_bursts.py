@@ -6,9 +6,8 @@ import pytest
 from tests.helpers.talk import FLEET, Coordinating, run_settings
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.serving.event_queue import MAX_EVENTS, EventQueue, Ring, Stop
+from fleetune.coordinator.serving.event_queue import MAX_EVENTS, EventQueue, Ring, Stop, Timers
 from fleetune.coordinator.serving.small_parts import SMALL_BYTES, Room, small_parts
-from fleetune.coordinator.serving.timers import Timers
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire import topics
