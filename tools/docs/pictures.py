@@ -22,7 +22,7 @@ def main() -> None:
         output = recorded([sys.executable, "-P", "-m", "fleetune.tools.demo"], place, COLUMNS, LINES + 5)
         screens = spread(frames(output, METHOD), FRAMES)
         PICTURES.mkdir(exist_ok=True)
-        picture = animated(screens, COLUMNS, LINES, "live", SECONDS_A_FRAME)
+        picture = animated(screens, COLUMNS, LINES, "edge-coordinator serve", SECONDS_A_FRAME)
         (PICTURES / "live.svg").write_text(picture, encoding="utf-8")
         shutil.copy(place / "runs" / "demo" / CHART, PICTURES / f"demo-{CHART}")
     print(output[output.rindex("what each device gained") :])

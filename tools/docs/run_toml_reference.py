@@ -47,7 +47,8 @@ class UndescribedError(Exception):
 
 def run_toml_reference() -> str:
     """The page. Raises UndescribedError."""
-    parts = [_HEAD, *_sections(RunSettings, ""), *_policy(), *_methods()]
+    compare = f"## [compare.LABEL]\n\n{described(RunSettings, 'compare')}"
+    parts = [_HEAD, *_sections(RunSettings, ""), *_policy(), compare, *_methods()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -55,10 +56,7 @@ def _sections(kind: type[Struct], path: str) -> Iterator[str]:
     """A section, then those in it; of the whole file only these."""
     fields = _info(kind).fields
     inner = [(field, found) for field in fields if (found := _section_of(field.type))]
-    if not path:
-        label = described(kind, "compare")
-        yield f"## [compare.LABEL]\n\n{label[:1].upper()}{label[1:]}"
-    else:
+    if path:
         keys = [field for field in fields if field.name not in {one.name for one, _ in inner}]
         yield "\n".join([_title(kind, path), "", *_WIDE, *(_row(kind, field, path) for field in keys)])
     for field, section in inner:

@@ -62,13 +62,14 @@ def spread(items: Sequence[str], count: int) -> list[str]:
     return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
 
 
-def animated(screens: Sequence[str], columns: int, lines: int, name: str, seconds: float) -> str:
+def animated(screens: Sequence[str], columns: int, lines: int, title: str, seconds: float) -> str:
     """One SVG that shows the screens in turn, each for `seconds`, the last for three times as long."""
+    name = re.sub(r"\W+", "-", title)
     total = seconds * (len(screens) + 2)
     shares = [seconds * place / total * 100 for place in range(len(screens))] + [100.0]
     drawings, styles = [], []
     for place, screen in enumerate(screens):
-        width, height, inner = _drawn(screen, columns, lines, name, f"{name}-{place}")
+        width, height, inner = _drawn(screen, columns, lines, title, f"{name}-{place}")
         begin, end = shares[place], shares[place + 1]
         shown = "" if not place else f"0%,{begin - 0.001:.3f}%{{opacity:0}}"
         hidden = "" if end == 100 else f"{end:.3f}%,100%{{opacity:0}}"
