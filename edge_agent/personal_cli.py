@@ -35,7 +35,7 @@ def export(
 ) -> None:
     """Write this device's personal model as an ONNX file: raw samples in, probabilities and label out."""
     from fleetune.edge_agent.personal.inference_graph import write_inference
-    from fleetune.edge_agent.personal_model import personal_model
+    from fleetune.edge_agent.personal.personal_model import personal_model
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.files import write_atomically
 
@@ -61,7 +61,7 @@ def predict(
 ) -> None:
     """Say what the personal model takes samples for, and how often it is right where labels are known."""
     from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
-    from fleetune.edge_agent.personal_model import personal_model
+    from fleetune.edge_agent.personal.personal_model import personal_model
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.errors import SettingError
 

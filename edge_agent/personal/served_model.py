@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Memory(Protocol):
-    """Where the served model is kept: one value, which is replaced as a whole."""
+    """Where the served model, or a session, is kept: one value, which is replaced as a whole."""
 
     def read(self) -> bytes | None: ...
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
+from fleetune.edge_agent.personal.served_model import Memory
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.membership import Membership, RoundWork
-from fleetune.edge_agent.run.session import Memory, Session
+from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport

@@ -34,6 +34,7 @@ from fleetune.edge_agent.training.device_data import (
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend, needs_bundle
+from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import (
@@ -41,7 +42,6 @@ from fleetune.protocols.errors import (
     PacketError,
     PacketForeign,
     PacketVersion,
-    SettingError,
     StoreError,
     StoreVersion,
 )
@@ -127,24 +127,6 @@ def _check_fits(data: bytes, what: str, conditions: Conditions) -> None:
             f"the run's {what} takes {needed / 1e6:.0f} MB to unpack beside the {held / 1e6:.0f} MB held"
             f" already, and this process may take {usable / 1e6:.0f} MB"
         )
-
-
-def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model: bool) -> None:
-    """A coordinator must not make a device import whatever it likes.
-
-    Args:
-        enrolment: of the run.
-        trusted: modules that the owner lets a run name.
-        builds_model: by its name; a bundle imports nothing.
-
-    Raises:
-        SettingError: the run names another one.
-    """
-    named_models = (enrolment.spec.name,) if builds_model else ()
-    for named in (*named_models, str(enrolment.method.get("name"))):
-        module, separator, _ = named.partition(":")
-        if separator and module not in trusted:
-            raise SettingError(f"the run wants {named!r} imported here; --trust {module} allows it")
 
 
 def _own_data(settings: DeviceSettings, enrolment: Enrolment) -> DeviceData:

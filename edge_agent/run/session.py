@@ -5,12 +5,13 @@ one write: the same assignment, asked again after any crash, gets the same reply
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from fleetune.edge_agent.personal.served_model import Adoption, Standing
+from fleetune.edge_agent.personal.kept_run import Kept, recall
+from fleetune.edge_agent.personal.served_model import Adoption, Memory
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
@@ -34,50 +35,6 @@ class EvaluatingTrainer(Trainer, Protocol):
     def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
         """On the device's test split, if not said otherwise; None without one."""
         ...
-
-
-class Memory(Protocol):
-    """Where a session keeps itself: one value, replaced whole."""
-
-    def read(self) -> bytes | None: ...
-
-    def write(self, data: bytes) -> None: ...
-
-
-@dataclass(frozen=True)
-class Kept(Generic[D]):
-    """What a session remembers: the method's device state, its last reply (round 0: none yet), and what is
-    known of the run's best model.
-    """
-
-    run: str
-    state: D
-    round: int = 0
-    attempt: int = 0
-    reply: bytes = b""
-    best: Standing | None = None
-
-
-def recall(
-    enrolment: Enrolment,
-    method: Method[Any, Any, Any, Any],
-    memory: Memory,
-    own: Callable[[], FlatArray | None] = lambda: None,
-) -> Kept[Any]:
-    """What a device remembers of a run, or what it begins with: the common model, or its `own` if it has one.
-
-    Raises:
-        PacketError: it is damaged.
-        StoreError: it cannot be read.
-    """
-    data = memory.read()
-    if data is not None:
-        kind = Kept[method.device_state_type]  # type: ignore[name-defined]
-        kept: Kept[Any] = codec.decode(data, kind, method.spec, finite=False)
-        if kept.run == enrolment.run:
-            return kept
-    state, personal = method.init_device(enrolment.weights), own()
-    return Kept(enrolment.run, state if personal is None else method.start_from(state, personal))
 
 
 class Session:

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
+from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.personal.personal_model import personal_model
 from fleetune.edge_agent.personal.served_model import Served, Standing
-from fleetune.edge_agent.personal_model import personal_model
-from fleetune.edge_agent.run.session import Kept
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.protocols.bundle.shipped import shipped_bundle

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetune.edge_agent.personal.kept_run import recall
 from fleetune.edge_agent.personal.served_model import Served, Standing, read_served
-from fleetune.edge_agent.run.joining import check_trust
-from fleetune.edge_agent.run.session import recall
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.methods import from_section

@@ -1,0 +1,49 @@
+"""What a device keeps of a run between its rounds: the method's state on it, and its last reply."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fleetune.edge_agent.personal.served_model import Memory, Standing
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True)
+class Kept(Generic[D]):
+    """What a session remembers: the method's device state, its last reply (round 0: none yet), and what is
+    known of the run's best model.
+    """
+
+    run: str
+    state: D
+    round: int = 0
+    attempt: int = 0
+    reply: bytes = b""
+    best: Standing | None = None
+
+
+def recall(
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    memory: Memory,
+    own: Callable[[], FlatArray | None] = lambda: None,
+) -> Kept[Any]:
+    """What a device remembers of a run, or what it begins with: the common model, or its `own` if it has one.
+
+    Raises:
+        PacketError: it is damaged.
+        StoreError: it cannot be read.
+    """
+    data = memory.read()
+    if data is not None:
+        kind = Kept[method.device_state_type]  # type: ignore[name-defined]
+        kept: Kept[Any] = codec.decode(data, kind, method.spec, finite=False)
+        if kept.run == enrolment.run:
+            return kept
+    state, personal = method.init_device(enrolment.weights), own()
+    return Kept(enrolment.run, state if personal is None else method.start_from(state, personal))
