@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fleetune.coordinator.serving import presenter
+from fleetune.coordinator.serving.presenter import say_what_begins
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.settings.run_settings import simulated_keys
@@ -80,9 +80,8 @@ def test_what_only_a_simulation_heeds_is_named():
     assert found == ["fleet.devices", "fleet.boards", "fleet.batteries", "data.partition"]
 
 
-def test_serve_names_what_it_does_not_heed(monkeypatch):
+def test_serve_names_what_it_does_not_heed():
     console = Console(width=60, file=io.StringIO())
-    monkeypatch.setattr(presenter, "Console", lambda: console)
     run = SimpleNamespace(
         settings=settings_of(fleet={"uplink_mbps": 3.0}),
         enrolment=SimpleNamespace(run="r-1", spec=SimpleNamespace(num_parameters=1)),
@@ -90,5 +89,5 @@ def test_serve_names_what_it_does_not_heed(monkeypatch):
         resumed=False,
         folder=Path("runs/r"),
     )
-    presenter.Presenter(run, "r", "b", float)
+    say_what_begins(run, "r", "b", console)
     assert "for simulations only, not heeded here: fleet.uplink_mbps\n" in console.file.getvalue()
