@@ -17,8 +17,10 @@ export NO_MKDOCS_2_WARNING := 1
 demo: $(VENV)/demo
 	$(BIN)/python -m fleetune.tools.demo
 
+# Tests of processes and brokers have the machine for themselves; a file of the others stays with one worker.
 test: $(VENV)/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not fleet' -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m fleet
 
 check: $(VENV)/dev
 	$(BIN)/ruff check
