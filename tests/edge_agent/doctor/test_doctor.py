@@ -648,7 +648,7 @@ def test_an_old_onnxruntime_and_one_that_dies(monkeypatch):
     assert old.found == "onnxruntime 1.15.1 is too old, at least 1.16 is needed"
     (dead,) = training.trainers("auto", None, lambda _: Tried(problem="importing it ends with SIGILL"))
     assert (dead.verdict, "SIGILL" in dead.found) == ("fail", True)
-    found = verdicts(training.trainers("auto", 10**9, lambda _: Tried("1.31.1", 33_000_000)))
+    found = verdicts(training.trainers("auto", 10**10, lambda _: Tried("1.31.1", 33_000_000)))
     assert found["trainer"].found == "onnx 1.31.1"
     assert "onnx 33 MB" in found["memory"].found
     unknown = verdicts(training.trainers("auto", None, lambda _: Tried("1.31.1", 33_000_000)))
