@@ -9,6 +9,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -32,13 +33,10 @@ def recorded(command: Sequence[str], folder: Path, columns: int, lines: int) -> 
     )
     os.close(theirs)
     parts = []
-    try:
+    with suppress(OSError):  # so Linux says that nobody has the other end any more
         while part := os.read(ours, 65_536):
             parts.append(part)
-    except OSError:  # so Linux says that nobody has the other end any more
-        pass
-    finally:
-        os.close(ours)
+    os.close(ours)
     if process.wait():
         raise subprocess.CalledProcessError(process.returncode, command)
     return b"".join(parts).decode().replace("\r\n", "\n")
