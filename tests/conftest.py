@@ -21,6 +21,13 @@ DATA = Path(os.environ.get("FLEETUNE_DATA", Path(__file__).parents[2] / "shared"
 ORT_TRAINING = "onnxruntime-training-cpu==1.19.2"
 
 
+@pytest.fixture(autouse=True)
+def _the_same_draws_in_any_order():
+    """Models that a test makes of torch start alike, whichever tests ran before in this process."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 @pytest.fixture
 def data_folder() -> Path:
     if not DATA.is_dir():

@@ -4,7 +4,6 @@ One thread, one queue. Every payload is on disk before it is acknowledged, every
 anybody is told of it. Events that wait together are one transaction, and none costs more in a larger fleet.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,8 +25,6 @@ from fleetune.coordinator.serving.event_queue import EventQueue, Ring
 from fleetune.coordinator.serving.run_end import RunEnd
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
-
-log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 RUN_END_S = 3.0
@@ -127,7 +124,7 @@ class Server:
             if self.finished is None:
                 self._handle(event)
             else:
-                self.events.put(event)  # for the goodbye
+                self.events.put(event)  # for the announcement of the end
         if self._wait_s <= 0:
             self.dialogue.tell(Tick())
 

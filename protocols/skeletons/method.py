@@ -11,6 +11,7 @@ from typing import ClassVar, Protocol, TypeVar
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.trainer import Trainer
 
 DeviceId = str
@@ -54,6 +55,9 @@ class Method(Protocol[S, D, T, U]):
     """Whether updates may be aggregated that were planned in different rounds (`round.mode`). Then a device's
     task does not depend on the other participants, planning twice on the same state with the same key gives
     the same, and `discount` is there."""
+
+    internals: ClassVar[tuple[Internal, ...]] = ()
+    """What it tells of its inner workings, by `seen_in_update` and `seen_in_round`."""
 
     spec: ModelSpec
 
@@ -103,6 +107,14 @@ class Method(Protocol[S, D, T, U]):
     def shared_model(self, state: S) -> FlatArray:
         """The coordinator's model, shape (spec.size,); its state's `weights` unless overridden."""
         return state.weights  # type: ignore[attr-defined,no-any-return]
+
+    def seen_in_update(self, update: U) -> Mapping[str, Figure]:
+        """The `internals` of an update, by name; what is not known of this one is left out."""
+        return {}
+
+    def seen_in_round(self, state: S) -> Mapping[str, Figure]:
+        """The `internals` of the state that `aggregate` gave, by name; what is not known yet is left out."""
+        return {}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The ratios a device could run at, ascending, each with its cost; at least one."""

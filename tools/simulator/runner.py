@@ -1,6 +1,5 @@
 """A whole simulated run: from a run.toml to the folder it leaves."""
 
-import logging
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -36,8 +35,6 @@ from fleetune.tools.simulator.simulated_fleet import (
 )
 from fleetune.tools.simulator.simulation import Simulation
 from fleetune.tools.simulator.starting_models import carry_over
-
-log = logging.getLogger(__name__)
 
 
 class Inline(Executor):
