@@ -17,10 +17,10 @@ export NO_MKDOCS_2_WARNING := 1
 demo: $(VENV)/demo
 	$(BIN)/python -m fleetune.tools.demo
 
-# Tests of processes and brokers have the machine for themselves; a file of the others stays with one worker.
+# Tests of processes and brokers come last, two at a time; a file stays with one worker.
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -m 'not fleet' -n auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest -m fleet
+	$(BIN)/python -m pytest -m fleet -n 2 --dist loadfile
 
 check: $(VENV)/dev
 	$(BIN)/ruff check
