@@ -5,7 +5,8 @@ is the same as its default, and what a run ignores does not count.
 
 What may change in a run is what only the coordinator looks at, each time that it plans or closes a round
 (`CHANGEABLE`). Nothing that devices hold may change (model, method, training, data; `deadline_s`, by which
-they choose their ratios), nor the seed, nor how rounds overlap.
+they choose their ratios), nor the seed, nor how rounds overlap. What the run decided of its method when it
+began (`Method.defaults_of_run`) stays: devices hold it, and raised rounds do not move it.
 """
 
 import dataclasses
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fleetune.protocols.errors import SettingError, StoreVersion
-from fleetune.protocols.methods import from_section
+from fleetune.protocols.methods import from_section, with_those_of_run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -48,6 +50,17 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
         raise StoreVersion(
             f"{folder} was begun by another version ({problem}): go on with the release that began it"
         ) from None
+
+
+def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
+    """`now`, with what it leaves open of the method as the run has decided it.
+
+    Raises:
+        SettingError: no such method.
+    """
+    if before.method["name"] != now.method["name"]:
+        return now
+    return replace(now, method=with_those_of_run(now.method, before.method))
 
 
 def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Differences:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
+from fleetune.protocols.methods import with_defaults_of_run
 from fleetune.protocols.model.input_scaling import check_channels
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.wire.payloads import Enrolment
@@ -37,7 +38,7 @@ def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
         seed=settings.run.seed,
         spec=model.spec,
-        method=settings.method,
+        method=with_defaults_of_run(settings.method, settings.run.rounds),
         training=settings.training,
         mean=settings.data.mean,
         std=settings.data.std,

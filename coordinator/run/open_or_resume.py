@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.changed_settings import (
@@ -18,6 +19,7 @@ from fleetune.coordinator.run.changed_settings import (
     check_changes,
     difference_words,
     differences,
+    going_on,
     stored_settings,
 )
 from fleetune.coordinator.run.enrolment import enrolment_of
@@ -36,8 +38,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _New:
-    """What a run begins with."""
+    """What a run begins with; `settings` say of the method what the enrolment says."""
 
+    settings: RunSettings
     payload: bytes
     bundle: bytes | None
 
@@ -79,7 +82,7 @@ def open_run(
             _refuse(settings, folder, store, payload)
         run = None if payload is None else _go_on(settings, folder, store, payload)
         if run is None:
-            run = _begin(settings, folder, store, new or _prepare(settings, enrolment, folder.parent))
+            run = _begin(folder, store, new or _prepare(settings, enrolment, folder.parent))
         opened.pop_all()
     return run
 
@@ -94,17 +97,20 @@ def _prepare(settings: RunSettings, enrolment: Enrolment | None, runs: Path) -> 
     if method.needs_validation and not settings.data.validation_fraction:
         name = settings.method["name"]
         raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
-    return _New(codec.encode(enrolment, enrolment.spec), None if bundle is None else bundle.encoded())
+    settings = replace(settings, method=enrolment.method)
+    return _New(
+        settings, codec.encode(enrolment, enrolment.spec), None if bundle is None else bundle.encoded()
+    )
 
 
-def _begin(settings: RunSettings, folder: Path, store: RunStore, new: _New) -> Run:
+def _begin(folder: Path, store: RunStore, new: _New) -> Run:
     with store.step():
         store.clear()
         store.put("enrolment", new.payload)
-        store.put("settings", msgspec.json.encode(settings))
+        store.put("settings", msgspec.json.encode(new.settings))
         if new.bundle is not None:
             store.put(BUNDLE, new.bundle)
-    return _run(settings, folder, store, new.payload, resumed=False)
+    return _run(new.settings, folder, store, new.payload, resumed=False)
 
 
 def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes) -> Run | None:
@@ -116,6 +122,7 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
     """
     enrolment = read_enrolment(payload, folder)
     before = stored_settings(store.get("settings") or b"null", folder)
+    settings = going_on(before, settings)
     found = differences(before, settings, enrolment.spec)
     if found and store.get("engine") is None:
         log.warning("%s begins anew, nobody had joined it: %s", folder, difference_words(found))
@@ -135,7 +142,7 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
 def _refuse(settings: RunSettings, folder: Path, store: RunStore, payload: bytes) -> NoReturn:
     """Raises SettingError: the folder is taken, and by what."""
     before = stored_settings(store.get("settings") or b"null", folder)
-    found = differences(before, settings, read_enrolment(payload, folder).spec)
+    found = differences(before, going_on(before, settings), read_enrolment(payload, folder).spec)
     what = "a finished run" if store.get(FINISHED) is not None else "a run that was stopped"
     what = f"a run with other settings: {difference_words(found)}" if found else what
     raise SettingError(

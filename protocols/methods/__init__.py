@@ -69,6 +69,27 @@ def from_section(section: Mapping[str, Any], spec: ModelSpec) -> Method[Any, Any
     return create(str(section.get("name")), spec, settings)
 
 
+def with_defaults_of_run(section: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """A [method] section with what it leaves open and the run decides: see `Method.defaults_of_run`.
+
+    Raises:
+        SettingError: no such method.
+    """
+    defaults = _find(str(section.get("name"))).defaults_of_run(rounds)
+    return {**section, **{key: value for key, value in defaults.items() if key not in section}}
+
+
+def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """A [method] section to go on with in a run that has `begun` with another: what it leaves open, and the
+    run decided when it began, stays.
+
+    Raises:
+        SettingError: no such method.
+    """
+    decided = _find(str(section.get("name"))).defaults_of_run(1)
+    return {**section, **{key: begun[key] for key in decided if key in begun and key not in section}}
+
+
 def _find(name: str) -> Any:
     target = REGISTRY.get(name, name)
     module, _, attribute = target.partition(":")

@@ -27,6 +27,8 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
+    EARLIER_BETA,
+    beta_of_run,
     collaborated_models,
     critical_entries,
     masked_mean,
@@ -76,14 +78,20 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
 
     Attributes:
         tau: share of each tensor that is critical.
-        beta: the last round with collaboration on critical entries; 0: none.
+        beta: the last round with collaboration on critical entries; 0: none. Left out it is half of
+            run.rounds, rounded up, as FedPURIN's paper has it for both; raising the rounds of a run later
+            does not move it.
     """
 
     spec: ModelSpec
     tau: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    beta: Annotated[int, Meta(ge=0)] = 100
+    beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA
 
     state_type, task_type, update_type = ServerState, Task, Update
+
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, int]:
+        return {"beta": beta_of_run(rounds)}
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights)

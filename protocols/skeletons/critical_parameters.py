@@ -15,6 +15,7 @@ from fleetune.protocols.model.spec import Kind, MaskArray, ModelSpec
 
 Floats = NDArray[Any]
 
+EARLIER_BETA = 100  # what runs go on with that began when beta knew nothing of the run
 CUTOFF = 1e-10  # of scores (section 4.5): smaller ones are noise
 _SLACK = 1e-12  # of the threshold: an overlap that equals it in exact arithmetic counts
 
@@ -95,6 +96,11 @@ def collaborators(
         return [[] for _ in overlap]
     threshold = mean + number / beta * (largest - mean) - _SLACK
     return [[int(j) for j in np.flatnonzero(row >= threshold) if j != i] for i, row in enumerate(overlap)]
+
+
+def beta_of_run(rounds: int) -> int:
+    """Half of all rounds, rounded up: FedPURIN's experiments have 100 of 200 (and 170 of 300)."""
+    return (rounds + 1) // 2
 
 
 def masked_mean(

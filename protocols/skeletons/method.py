@@ -6,7 +6,7 @@ I/O, no clock, no global randomness. Engine, wire, store and simulator never ask
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -65,6 +65,15 @@ class Method(Protocol[S, D, T, U]):
     def needs_validation(self) -> bool:
         """Whether devices must hold validation samples out for it."""
         return False
+
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - for those that override it
+        """Defaults that depend on the run, by setting: they are written into its [method] section when it
+        begins, where that leaves them open. `rounds` are the run's then; more rounds later change nothing.
+
+        A field's own default is what a section gets that never was a run's, and runs that began without.
+        """
+        return {}
 
     def init_coordinator(self, weights: FlatArray) -> S:
         """The state before round 1, from the initial weights."""

@@ -15,7 +15,7 @@ from fleetune.coordinator.reports.readable import duration, percent
 from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
-from fleetune.protocols.methods import REGISTRY, from_section
+from fleetune.protocols.methods import REGISTRY, from_section, with_defaults_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.simulation import FleetSection
@@ -119,7 +119,7 @@ def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int,
             one.label,
             replace(
                 settings,
-                method=dict(one.method),
+                method=with_defaults_of_run(one.method, settings.run.rounds),
                 run=replace(settings.run, seed=seed),
                 fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
                 compare={},

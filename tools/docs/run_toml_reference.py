@@ -13,6 +13,7 @@ from fleetune.coordinator.run.changed_settings import CHANGEABLE
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.methods import REGISTRY
 from fleetune.protocols.settings.run_settings import RunSettings, simulated_keys
+from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.docs.docstrings import attributes
 from fleetune.tools.docs.value_words import default_words, unit, value_words
@@ -117,13 +118,14 @@ def _methods() -> Iterator[str]:
     yield _METHODS.format(plain=", ".join(f"`{name}`" for name, found in keys.items() if not found))
     for name, found in keys.items():
         if found:
-            rows = [_slim(kinds[name], field) for field in found]
+            by_run = kinds[name].defaults_of_run(1)
+            rows = [_slim(kinds[name], field, by_run=field.name in by_run) for field in found]
             yield "\n".join([f"### {name}", "", *_SLIM, *rows])
 
 
-def _method(target: str) -> type:
+def _method(target: str) -> type[Method[Any, Any, Any, Any]]:
     module, _, attribute = target.partition(":")
-    found: type = getattr(import_module(module), attribute)
+    found: type[Method[Any, Any, Any, Any]] = getattr(import_module(module), attribute)
     return found
 
 
@@ -136,9 +138,10 @@ def _method_fields(kind: Any) -> Iterator[inspect.Field]:
             yield inspect.Field(field.name, field.name, inspect.type_info(hints[field.name]), False, default)
 
 
-def _slim(kind: type, field: inspect.Field) -> str:
+def _slim(kind: type, field: inspect.Field, *, by_run: bool = False) -> str:
     value = ", ".join(filter(None, [value_words(field.type), unit(field.name)]))
-    return _line(f"`{field.name}`", value, default_words(field), described(kind, field.name))
+    default = "from `run.rounds`" if by_run else default_words(field)
+    return _line(f"`{field.name}`", value, default, described(kind, field.name))
 
 
 def _line(*cells: str) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from fleetune.coordinator.reports.readable import UNKNOWN, percent
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
-from fleetune.protocols.methods import from_section
+from fleetune.protocols.methods import from_section, with_defaults_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
@@ -113,10 +113,11 @@ def play_cell(
     assert cell.paper is not None
     label = label_of(cell, asked, _check(asked))
     folder = runs / "paper" / _folder(Path(name).stem, label)
+    method = with_defaults_of_run(asked.method, asked.run.rounds)
     to_play = [
         Cell(
             f"seed {seed}",
-            replace(asked, run=replace(asked.run, seed=seed), paper=None),
+            replace(asked, run=replace(asked.run, seed=seed), method=method, paper=None),
             folder / f"seed-{seed}",
             runs,
         )

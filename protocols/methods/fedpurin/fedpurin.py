@@ -32,7 +32,9 @@ from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
+    EARLIER_BETA,
     Floats,
+    beta_of_run,
     collaborated_models,
     critical_entries,
     masked_mean,
@@ -73,8 +75,8 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     Attributes:
         tau: share of each tensor that is critical.
-        beta: the last round with collaboration on critical entries (the paper: half of all rounds);
-            0: none.
+        beta: the last round with collaboration on critical entries; 0: none. Left out it is half of
+            run.rounds, rounded up, as in the paper; raising the rounds of a run later does not move it.
         gradient: g of the score: of the last batch, or the change of the weights in local training.
         second_order: add the term (g * w)^2 / 2 to the score.
         all_zero: a tensor without a score above 1e-10 is kept as by the authors' code, or omitted as by
@@ -94,7 +96,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     spec: ModelSpec
     tau: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    beta: Annotated[int, Meta(ge=0)] = 100
+    beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA
     gradient: Literal["last-batch", "change"] = "last-batch"
     second_order: bool = False
     all_zero: Literal["keep", "omit"] = "keep"
@@ -104,6 +106,10 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
+
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, int]:
+        return {"beta": beta_of_run(rounds)}
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights)

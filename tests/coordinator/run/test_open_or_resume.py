@@ -1,5 +1,6 @@
 """Opening a run's folder: with other settings, with more rounds, after a first start that failed."""
 
+import dataclasses
 from contextlib import closing
 
 import pytest
@@ -9,6 +10,7 @@ from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.coordinator.run.changed_settings import CHANGEABLE
+from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
@@ -179,3 +181,58 @@ def test_what_cannot_begin_leaves_nothing_and_takes_nothing_away(tmp_path):
         open_run(wrong, tmp_path / "run", fresh=True, durable=False)
     assert (tmp_path / "run" / "state.sqlite").read_bytes() == before
     open_run(desk.settings, tmp_path / "new", durable=False).store.close()
+
+
+def beta_of(run):
+    """As the engine's method, the devices' enrolment and the stored settings have it."""
+    with look_at(run.folder) as stored:
+        assert stored.settings.method == stored.enrolment.method == run.enrolment.method
+    assert run.settings.method["beta"] == run.method.beta == run.enrolment.method["beta"]
+    return run.method.beta
+
+
+def joined(settings, folder, **options):
+    """A run that a device has joined: it is begun, whatever its settings become."""
+    run = open_run(settings, folder, durable=False, **options)
+    run.controller.handle(DeviceReady(DeviceReport("a", num_samples=10)), 0.0)
+    run.store.close()
+    return run
+
+
+@pytest.mark.parametrize("method", ["fedpurin", "fedcac"])
+def test_what_a_method_takes_from_the_run_is_settled_when_the_run_begins_and_stays(tmp_path, method):
+    settings, folder = desk_settings(method, **ROUND), tmp_path / "run"
+    assert beta_of(joined(with_rounds(settings, 5), folder)) == 3
+    for rounds, said in ((20, {}), (21, {"beta": 3}), (22, {})):
+        asked = replace(settings, method={**settings.method, **said})
+        run = open_run(with_rounds(asked, rounds), folder, durable=False)
+        run.store.close()
+        assert run.resumed
+        assert beta_of(run) == 3
+    other = replace(settings, method={**settings.method, "beta": 10})
+    with pytest.raises(SettingError, match=r"method\.beta was 3 and is 10 now; put that back"):
+        open_run(with_rounds(other, 23), folder, durable=False)
+
+
+@pytest.mark.parametrize("method", ["fedpurin", "fedcac"])
+def test_a_beta_that_is_said_wins_and_a_run_that_nobody_joined_takes_the_new_rounds(tmp_path, method):
+    settings = desk_settings(method, **ROUND)
+    said = replace(settings, method={**settings.method, "beta": 7})
+    run = open_run(said, tmp_path / "said", durable=False)
+    assert beta_of(run) == 7
+    run.store.close()
+    for rounds, half in ((20, 10), (9, 5), (1, 1)):
+        run = open_run(with_rounds(settings, rounds), tmp_path / "run", durable=False)
+        assert beta_of(run) == half
+        run.store.close()
+
+
+@pytest.mark.parametrize("method", ["fedpurin", "fedcac"])
+def test_a_run_that_began_without_a_beta_of_its_own_goes_on_with_the_100_of_its_release(tmp_path, method):
+    settings = desk_settings(method, **ROUND)
+    earlier = dataclasses.replace(prepare(with_rounds(settings, 5), tmp_path), method=settings.method)
+    assert joined(with_rounds(settings, 5), tmp_path / "run", enrolment=earlier).method.beta == 100
+    run = open_run(with_rounds(settings, 6), tmp_path / "run", durable=False)
+    run.store.close()
+    assert run.resumed
+    assert run.method.beta == 100
