@@ -21,18 +21,47 @@ class Case:
     expected: Any
     atol: float
     rtol: float
+    seed: int | None = None
 
     def __str__(self) -> str:
         return f"{self.function}-{self.name}".replace(" ", "_")
 
 
-def cases() -> Iterator[Case]:
+def cases(folder: Path = FOLDER) -> Iterator[Case]:
     """All cases of all files, in the order of files."""
-    for path in sorted(FOLDER.glob("*.json")):
+    for path in sorted(folder.glob("*.json")):
         file = json.loads(path.read_text())
         for case in file["cases"]:
             inputs, expected = _plain(case["inputs"]), _plain(case["expected"])
-            yield Case(file["function"], case["name"], inputs, expected, file["atol"], file["rtol"])
+            yield Case(
+                file["function"],
+                case["name"],
+                inputs,
+                expected,
+                file["atol"],
+                file["rtol"],
+                case.get("seed"),
+            )
+
+
+def agree(ours: Any, expected: Any, *, atol: float, rtol: float, where: str = "result") -> None:
+    """What was computed is what a case expects, as near as it says; AssertionError says where not."""
+    if expected is None or isinstance(expected, str):
+        assert ours == expected, where
+    elif isinstance(expected, dict):
+        assert set(map(str, ours)) == set(expected), where
+        for key, value in {str(k): v for k, v in ours.items()}.items():
+            agree(value, expected[key], atol=atol, rtol=rtol, where=f"{where}.{key}")
+    elif isinstance(expected, list) and any(isinstance(e, list | dict | np.ndarray | str) for e in expected):
+        assert len(ours) == len(expected), where
+        for index, (one, other) in enumerate(zip(ours, expected, strict=True)):
+            agree(one, other, atol=atol, rtol=rtol, where=f"{where}[{index}]")
+    else:
+        wanted = np.asarray(expected)
+        assert np.shape(ours) == wanted.shape, where
+        np.testing.assert_allclose(
+            np.asarray(ours, dtype=float), wanted.astype(float), atol=atol, rtol=rtol, err_msg=where
+        )
 
 
 def _plain(value: Any) -> Any:
