@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
+from fleetune.edge_agent.training.sgd import optimiser_copies
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
@@ -25,7 +26,7 @@ class MemoryModel:
 
     Attributes:
         runtime_bytes: of the trainer's own, taken in its first step.
-        model_copies: of the whole model in float32.
+        model_copies: of the whole model in float32, without what the optimiser holds.
         payload_copies: of task and reply, while they are read and written.
         batches_held: activations of a training batch, and the gradients beside them; in units of
             `Capability.activation_bytes_per_sample` times the batch.
@@ -69,6 +70,7 @@ class Capability:
         base_bytes: memory of the agent's process when it has joined the run and not yet worked.
         receive_w, train_w, transmit_w: drawn by the whole board meanwhile.
         trainer: what trains. Agents that did not note it knew torch alone.
+        momentum: of the run's [training].
     """
 
     num_samples: int
@@ -86,6 +88,7 @@ class Capability:
     train_w: float | None = None
     transmit_w: float | None = None
     trainer: Kind = "torch"
+    momentum: float = 0.0
 
 
 def capability_of(
@@ -119,6 +122,7 @@ def capability_of(
         train_w=board.train_w if known else None,
         transmit_w=board.transmit_w if known else None,
         trainer=trainer,
+        momentum=enrolment.training.momentum,
     )
 
 
@@ -127,7 +131,8 @@ def demand(choice: Choice, capability: Capability) -> Demand:
     cost, able = choice.cost, capability
     epochs, memory = cost.epochs(able.epochs), MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
-    copies = memory.runtime_bytes + memory.model_copies * able.model_bytes + payloads
+    model_copies = memory.model_copies + optimiser_copies(cost.trainable_share, able.momentum)
+    copies = memory.runtime_bytes + model_copies * able.model_bytes + payloads
     samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)
     held = samples_held * able.activation_bytes_per_sample
     return Demand(

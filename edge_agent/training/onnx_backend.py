@@ -90,7 +90,8 @@ class OnnxBackend:
         feeds = {"x": self._input(x), "y": y, **self._tensors, **_extra_loss_feeds(extra_loss)}
         if training:
             feeds |= self._training_feeds(key, len(y), taken)
-        found = self._sessions.run(graph, outputs, feeds)
+        into = {f"gradient:{name}": self._gradients[name] for name in wanted}
+        found = self._sessions.run(graph, outputs, feeds, into)
         self._take(found, wanted, training=training)
         return float(found["loss"])
 
@@ -121,10 +122,12 @@ class OnnxBackend:
         return frozenset({"loss", *gradients, *(f"statistic:{name}" for name in statistics)})
 
     def _take(self, found: Mapping[str, Array], wanted: Collection[str], *, training: bool) -> None:
-        if len(wanted) < len(self._gradients):
-            self._gradient[:] = 0
-        for name in wanted:
-            self._gradients[name][...] = found[f"gradient:{name}"]
+        """What a step found, but for gradients that are in their place already."""
+        for name, gradient in self._gradients.items():
+            if name not in wanted:
+                gradient[...] = 0
+            elif f"gradient:{name}" in found:
+                gradient[...] = found[f"gradient:{name}"]
         if training:
             for name in self._statistics:
                 self._tensors[name][...] = found[f"statistic:{name}"]

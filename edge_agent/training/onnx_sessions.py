@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -43,13 +44,24 @@ class Sessions:
         self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
         self._open: OrderedDict[tuple[str, frozenset[str]], Any] = OrderedDict()
 
-    def run(self, graph: str, outputs: frozenset[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(
+        self,
+        graph: str,
+        outputs: frozenset[str],
+        feeds: Mapping[str, Array],
+        into: Mapping[str, Array] = MappingProxyType({}),
+    ) -> dict[str, Array]:
         """What `graph` makes of `feeds`, of which it takes what it needs.
 
         Args:
             graph: its name in the bundle.
             outputs: those of its outputs that are wanted; nothing else is computed.
-            feeds: arrays by the name of an input.
+            feeds: contiguous arrays by the name of an input.
+            into: where to write an output, by its name, instead of into an array of its own: contiguous, of
+                its shape and type, and none of the `feeds`.
+
+        Returns:
+            The outputs by name, without those that went `into` an array.
 
         Raises:
             ModelError: the bundle has no such graph, or the runtime cannot compute it, or it takes too long.
@@ -61,11 +73,11 @@ class Sessions:
         options = self._runtime.RunOptions()
         with self._guard.over(options) as run:
             try:
-                found = session.run(names, {name: feeds[name] for name in inputs}, options)
+                found = _run(session, names, {name: feeds[name] for name in inputs}, into, options)
             except Exception as problem:  # each of the runtime's errors is a type of its own
                 reason = f"model {self._bundle.spec.name} cannot compute: {_line(problem)}"
                 raise run.problem or ModelError(reason) from problem
-        return dict(zip(names, found, strict=True))
+        return found
 
     def price(self, graph: str, outputs: frozenset[str], num_samples: int) -> frozenset[str]:
         """What a run of so many samples would take is looked at once, before anything is made for it.
@@ -110,6 +122,7 @@ class Sessions:
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
         options.log_severity_level = 4  # what goes wrong is raised
         options.enable_cpu_mem_arena = False  # it never gives back, and a step takes as long without it
+        options.enable_mem_pattern = False  # one block for a whole step: more at its peak
         try:
             session = self._runtime.InferenceSession(
                 write_onnx(kept), options, providers=["CPUExecutionProvider"]
@@ -121,6 +134,23 @@ class Sessions:
                 " pip install -U onnxruntime"
             ) from problem
         return session, [port.name for port in kept.inputs], list(kept.output_names)
+
+
+def _run(
+    session: Any, names: list[str], feeds: Mapping[str, Array], into: Mapping[str, Array], options: Any
+) -> dict[str, Array]:
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_cpu_input(name, array)
+    for name in names:
+        if name in into:
+            place = into[name]
+            binding.bind_output(name, "cpu", 0, place.dtype, place.shape, place.ctypes.data)
+        else:
+            binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding, options)
+    found = zip(names, binding.get_outputs(), strict=True)
+    return {name: value.numpy() for name, value in found if name not in into}
 
 
 def runtime() -> Any:

@@ -112,16 +112,17 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Freezing saves bytes; every tensor has active entries, so work stays 1 (see
-        `protocols.model.compute_cost`). Early stopping wants the training loss (and the validation loss, of
-        fewer samples, which is not counted).
+        """Freezing saves bytes and what the optimiser holds; every tensor has active entries, so work stays 1
+        (see `protocols.model.compute_cost`). Early stopping wants the training loss (and the validation
+        loss, of fewer samples, which is not counted).
         """
         return [self._choice(ratio) for ratio in RATIOS]
 
     def _choice(self, ratio: float) -> Choice:
-        size = estimate_bytes(expected_count(self.spec, ratio))
-        extra = EVALUATION_EPOCHS if self.early_stopping else 0.0
-        return Choice(ratio, Cost(bytes_down=size, bytes_up=size, extra_epochs=extra))
+        count = expected_count(self.spec, ratio)
+        size, extra = estimate_bytes(count), EVALUATION_EPOCHS if self.early_stopping else 0.0
+        share = count / self.spec.num_parameters
+        return Choice(ratio, Cost(size, size, extra_epochs=extra, trainable_share=share))
 
     def finished(self, state: ClientState) -> bool:
         return state.stopped

@@ -44,11 +44,14 @@ class Cost:
     """What one round at one ratio asks of a device.
 
     Attributes:
-        bytes_down, bytes_up: payload bytes, estimated from the entries sent.
+        bytes_down, bytes_up: payload bytes of a round, estimated from the entries sent. Where a device's
+            first round takes more, the method says which it counts.
         work: training work in each of the run's epochs, relative to full steps on every parameter.
-        memory_bytes: extra memory beyond the model's own.
+        memory_bytes: extra memory beyond the model's own: further models, scores, masks.
         extra_epochs: full epochs beside the run's: those that a method sets itself, and passes over the
             training samples for losses or gradients. The evaluations of every method are not counted.
+        trainable_share: of the model's entries, those that change in training; the optimiser holds memory
+            for them alone. Its activations and gradients go by whole tensors (docs/costs.md).
     """
 
     bytes_down: int
@@ -56,6 +59,7 @@ class Cost:
     work: float = 1.0
     memory_bytes: int = 0
     extra_epochs: float = 0.0
+    trainable_share: float = 1.0
 
     def epochs(self, run_epochs: int) -> float:
         """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs)."""

@@ -177,4 +177,5 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
     def _choice(self, ratio: float) -> Choice:
         part, whole = expected_count(self.spec, ratio), self.spec.num_parameters
         first = whole if isinstance(self.known(ratio), Everything) else part
-        return Choice(ratio, Cost(bytes_down=estimate_bytes(first), bytes_up=estimate_bytes(part)))
+        down, up = estimate_bytes(first), estimate_bytes(part)
+        return Choice(ratio, Cost(down, up, trainable_share=part / whole))

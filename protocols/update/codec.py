@@ -87,8 +87,9 @@ def encode(
         return keep(value) or pack(value)
 
     body = msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message)
-    packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
-    return _HEADER.pack(MAGIC, VERSION, bytes.fromhex(spec.hash), len(body), _checksum(packed)) + packed
+    num_bytes, packed = len(body), zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
+    del body  # a whole model may be in it, and the header in front of `packed` makes another copy
+    return _HEADER.pack(MAGIC, VERSION, bytes.fromhex(spec.hash), num_bytes, _checksum(packed)) + packed
 
 
 def decode(
