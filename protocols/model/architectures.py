@@ -135,13 +135,13 @@ def _mlp(input_shape: Shape, num_classes: int) -> nn.Module:
     return _with_head(_sequential(), (64, 32), input_shape, num_classes)
 
 
-def _classic(channels: Shape, widths: Shape) -> Build:
-    """Two unpadded 5x5 convolutions, each with pooling and ReLU, and fully connected layers (LeCun et al.
-    1998). Images smaller than 16x16 are padded, so that they last through both.
+def _classic(channels: Shape, widths: Shape, *, padded: bool = False) -> Build:
+    """Two 5x5 convolutions, each with pooling and ReLU, and fully connected layers (LeCun et al. 1998).
+    Unless `padded`, only images smaller than 16x16 are padded, so that they last through both.
     """
 
     def make(input_shape: Shape, num_classes: int) -> nn.Module:
-        padding = 0 if min(input_shape[1:], default=0) >= _UNPADDED_SIDE else 2
+        padding = 2 if padded or min(input_shape[1:], default=0) < _UNPADDED_SIDE else 0
         features = _sequential(
             conv1=nn.Conv2d(input_shape[0], channels[0], 5, padding=padding),
             pool1=nn.MaxPool2d(2),
@@ -225,7 +225,7 @@ def _har_cnn(input_shape: Shape, num_classes: int) -> nn.Module:
 _BUILT_IN: dict[str, Build] = {
     "mlp": _mlp,
     "lenet5": _classic((6, 16), (120, 84)),
-    "lenet-dcpfl": _classic((6, 16), (120, 84)),  # the paper gives no sizes: LeNet-5's
+    "lenet-dcpfl": _classic((16, 32), (120, 84), padded=True),  # docs/methods.md: how its size is known
     "cnn-kapc": _classic((32, 64), (512, 128)),
     "cnn-fedspu-cifar": _fedspu((6, 16), (120, 84)),
     "cnn-fedspu-emnist": _fedspu((20, 20), ()),

@@ -65,8 +65,42 @@ def intervals(
     layer_discrepancies: NDArray[np.float64], mean: float, alpha: int, tau: int, low: float = 0.1
 ) -> Labels:
     """Rounds from one upload of a layer to the next: alpha * tau where D_gl < low * D_g, else tau (eq. 6)."""
-    calm = np.asarray(layer_discrepancies) < low * mean
+    return waits(np.asarray(layer_discrepancies) < low * mean, alpha, tau)
+
+
+def waits(calm: NDArray[np.bool_], alpha: int, tau: int) -> Labels:
+    """Rounds from one upload of a layer to the next: alpha * tau for the calm ones, else tau."""
     return np.where(calm, alpha * tau, tau).astype(np.int64)
+
+
+def calm_layers(
+    layer_discrepancies: NDArray[np.float64], sizes: NDArray[np.int64], frequent_share: float
+) -> NDArray[np.bool_]:
+    """The layers that wait: all but the most discrepant ones that fit into a share of the parameters.
+
+    Layers are taken by falling discrepancy; one that no longer fits waits, and smaller ones behind it may
+    still be taken. Where none fits, the most discrepant one is taken. Among equals the first comes first.
+
+    Differs from the paper: hardly any layer is below the printed threshold of eq. (6), 0.1 of the mean, while
+    the seconds of its tables say that fc1 and fc2 wait, of which fc1 is more discrepant than most.
+
+    Args:
+        layer_discrepancies: D_gl, shape (layers,).
+        sizes: parameters of each layer, shape (layers,).
+        frequent_share: of all parameters, in [0, 1].
+
+    Returns:
+        shape (layers,).
+    """
+    order = np.argsort(-np.asarray(layer_discrepancies), kind="stable")
+    calm, room = np.ones(order.size, dtype=bool), frequent_share * float(sizes.sum())
+    for layer in order:
+        if sizes[layer] <= room:
+            calm[layer] = False
+            room -= float(sizes[layer])
+    if calm.all():
+        calm[order[0]] = False
+    return calm
 
 
 def due(round_number: int, every: Labels) -> NDArray[np.bool_]:

@@ -1,8 +1,8 @@
 """DC-PFL's groups with their models: averaging within each, forming new ones, placing guests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +10,18 @@ from numpy.typing import NDArray
 from fleetune.protocols.methods.dcpfl.discrepancy import (
     Labels,
     Matrix,
+    calm_layers,
     discrepancy,
     intervals,
     layer_discrepancy,
+    waits,
 )
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.averaging import Update, covered_average
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update.selection import Everything, Layers
+
+Discrepancies = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,13 @@ class Group:
         weights: shape (spec.size,).
         averaged: for each layer the round of its last average, 0 for never; shape (layers,).
         every: for each layer the rounds from one upload to the next; shape (layers,).
+        apart: D_gl of eq. (5) by which `every` was last set, shape (layers,); empty: it never was.
     """
 
     weights: FlatArray
     averaged: Labels
     every: Labels
+    apart: Discrepancies = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -101,13 +107,15 @@ class Averaging:
     Attributes:
         spec: of the model.
         alpha, tau: of eq. (6), in rounds.
-        low: up to which share of D_g a layer's discrepancy is a low one.
+        low: up to which share of D_g a layer's discrepancy is a low one; "auto": see `calm_layers`.
+        frequent_share: of `calm_layers`.
     """
 
     spec: ModelSpec
     alpha: int
     tau: int
-    low: float
+    low: float | Literal["auto"]
+    frequent_share: float
 
     def first_group(self, weights: FlatArray) -> Group:
         """Of all devices, before round 1."""
@@ -119,13 +127,23 @@ class Averaging:
 
         Layers that nobody sent stay. After a full sync of at least two members the intervals are set
         anew; a group of one has nothing to agree on and uploads at full syncs only.
+
+        With `low` "auto" they are set by rounds only before which all layers had been averaged equally long
+        ago: a layer that members have trained for alpha * tau rounds lies further apart than one that they
+        have trained for tau, whatever kind of layer it is, and would change places with it at each full sync.
         """
         weights = covered_average(group.weights, updates.items(), self.spec)
         sent = np.zeros(len(self.spec.layers), dtype=bool)
         for update in updates.values():
             sent |= self.layers_in(update)
-        every = self._intervals(updates, weights, group.every, alone=alone)
-        return Group(weights, np.where(sent, round_, group.averaged), every)
+        every, apart = group.every, group.apart
+        if alone:
+            every, apart = np.full_like(every, self.alpha * self.tau), np.zeros(0)
+        elif self.low != "auto" or np.ptp(group.averaged) == 0:
+            found = self._apart(updates, weights)
+            if found.size:
+                every, apart = self._intervals(found), found
+        return Group(weights, np.where(sent, round_, group.averaged), every, apart)
 
     def split(
         self,
@@ -173,22 +191,24 @@ class Averaging:
                 return np.array([layer in names for layer in self.spec.layers])
         return np.zeros(len(self.spec.layers), dtype=bool)
 
-    def _intervals(
-        self, updates: Mapping[DeviceId, Update], weights: FlatArray, previous: Labels, *, alone: bool
-    ) -> Labels:
-        if alone:
-            return np.full_like(previous, self.alpha * self.tau)
+    def _apart(self, updates: Mapping[DeviceId, Update], weights: FlatArray) -> Discrepancies:
+        """D_gl of eq. (5), shape (layers,); empty unless two members or more sent all layers between them."""
         sent = np.array([self.layers_in(update) for update in updates.values()])
         if len(sent) < 2 or not sent.any(axis=0).all():
-            return previous
+            return np.zeros(0)
         dense = [update.patch.apply(np.zeros_like(weights), self.spec) for update in updates.values()]
         layers = list(self.spec.layers.values())
         copies = [
             [dense[row][where] for row in np.flatnonzero(sent[:, layer])]
             for layer, where in enumerate(layers)
         ]
-        found = layer_discrepancy(copies, [weights[where] for where in layers])
-        return intervals(*found, self.alpha, self.tau, self.low)
+        return layer_discrepancy(copies, [weights[where] for where in layers])[0]
+
+    def _intervals(self, apart: Discrepancies) -> Labels:
+        if self.low == "auto":
+            sizes = np.array([where.stop - where.start for where in self.spec.layers.values()])
+            return waits(calm_layers(apart, sizes, self.frequent_share), self.alpha, self.tau)
+        return intervals(apart, float(np.mean(apart)), self.alpha, self.tau, self.low)
 
     def _restricted(self, update: Update, layers: NDArray[np.bool_]) -> FlatArray:
         dense = update.patch.apply(np.zeros(self.spec.size, update.patch.values.dtype), self.spec)

@@ -11,7 +11,7 @@ from tests.conftest import PullToTarget, tiny_spec
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import create
 from fleetune.protocols.methods.dcpfl.dcpfl import DCPFL, Update
-from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, groups_at, next_gamma
+from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, calm_layers, groups_at, next_gamma
 from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
@@ -344,6 +344,78 @@ def test_every_layer_below_the_mean_waits_when_low_discrepancy_is_1(fleet):
     assert set(every.tolist()) == {1, 3}
 
 
+@pytest.mark.parametrize(
+    ("apart", "sizes", "share", "calm"),
+    [
+        # lenet-dcpfl's layers with a round's measured D_l / D_g: out, fc2 and conv1 hold 5.4 % of it
+        ([0.31, 0.61, 1.05, 0.78, 2.26], [416, 12832, 188280, 10164, 850], 0.07, [0, 1, 1, 0, 0]),
+        ([0.31, 0.81, 2.50, 0.78, 2.26], [416, 12832, 188280, 10164, 850], 0.07, [0, 0, 1, 1, 0]),
+        ([0.31, 0.61, 1.05, 0.78, 2.26], [416, 12832, 188280, 10164, 850], 0.0, [1, 1, 1, 1, 0]),
+        ([0.31, 0.61, 1.05, 0.78, 2.26], [416, 12832, 188280, 10164, 850], 1.0, [0, 0, 0, 0, 0]),
+        ([1.0, 2.0, 2.0], [10, 10, 10], 0.07, [1, 0, 1]),
+        ([1.0, 2.0, 2.0], [10, 10, 10], 1 / 3, [1, 0, 1]),
+        ([0.0], [10], 0.07, [0]),
+    ],
+)
+def test_the_most_discrepant_layers_that_fit_go_every_round(apart, sizes, share, calm):
+    assert calm_layers(np.array(apart), np.array(sizes), share).tolist() == [bool(one) for one in calm]
+
+
+def sent_up(run, rounds):
+    """Entries that a device sent, bytes that all did, and the layers that went in each round."""
+    entries, num_bytes, layers = 0, 0, []
+    for _ in range(rounds):
+        run.round()
+        entries += run.updates["a0"].patch.values.size
+        num_bytes += run.bytes()[1]
+        (selection,) = {update.patch.selection for update in run.updates.values()}
+        layers.append("abn" if selection == Everything() else "".join(sorted(selection.names)))
+    return entries, num_bytes, layers
+
+
+AUTO = {"dynamic": False, "low_discrepancy": "auto", "frequent_share": 0.5}
+
+
+def test_auto_lets_the_calm_layers_wait_and_the_bytes_fall(fleet):
+    run, every_round = fleet(calm="a", **AUTO), fleet(calm="a", layer_intervals=False, **AUTO)
+    entries, up, layers = sent_up(run, 12)
+    assert layers == ["abn", "abn", "abn", "bn", "bn", "abn", "bn", "bn", "abn", "bn", "bn", "abn"]
+    all_entries, all_up, layers = sent_up(every_round, 12)
+    assert set(layers) == {"abn"}
+    assert (entries, all_entries) == (6 * 57 + 6 * 27, 12 * 57)
+    assert up < all_up - 6 * len(NAMES) * 30 * 2  # 30 entries less, compressed, in 6 rounds
+    own, plain = (
+        np.array([s.weights[PARAMETERS] for s in one.devices.values()]) for one in (run, every_round)
+    )
+    assert own == pytest.approx(plain, abs=0.05)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.07, 0.2, 0.5])
+def test_auto_always_has_layers_that_wait_and_layers_that_do_not(fleet, share):
+    run = fleet(**{**AUTO, "frequent_share": share})
+    run.round().round()
+    assert set(run.state.grouping.groups[0].every.tolist()) == {1, 3}
+
+
+def test_layers_that_have_waited_are_not_measured_against_those_that_have_not(fleet):
+    run = fleet(calm="a", **AUTO)
+    sent_up(run, 3)
+    first = run.state.grouping.groups[0].apart
+    sent_up(run, 9)
+    assert np.array_equal(run.state.grouping.groups[0].apart, first)
+
+
+def test_new_groups_measure_their_layers_anew(fleet):
+    run = fleet(low_discrepancy="auto", frequent_share=0.5)
+    while run.groups() != HALVES:
+        run.round()
+    before = [group.apart for group in run.state.grouping.groups]
+    run.round()
+    after = [group.apart for group in run.state.grouping.groups]
+    assert not any(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+    assert not np.array_equal(*after)
+
+
 def test_a_split_that_is_due_between_full_syncs_waits_for_a_whole_round(fleet):
     run = fleet(alpha=4, observe=2, calm="b").until("gather")
     assert any(u.patch.selection != Everything() for u in run.updates.values())
@@ -527,6 +599,8 @@ def test_a_final_evaluation_holds_no_trial_and_sends_nothing_up(fleet):
         ({"gamma_step": 0}, "method.gamma_step"),
         ({"observe": 0}, "method.observe"),
         ({"window": "five"}, "method.window"),
+        ({"low_discrepancy": "automatic"}, "method.low_discrepancy"),
+        ({"frequent_share": 1.5}, "method.frequent_share"),
         ({"layers": 2}, "method.layers: dc-pfl has no such setting"),
     ],
 )

@@ -43,7 +43,7 @@ def sizes(module):
     ("name", "input_shape", "num_classes", "parameters", "statistics"),
     [
         ("lenet5", (3, 32, 32), 10, 62_006, 0),
-        ("lenet-dcpfl", (1, 28, 28), 10, 44_426, 0),
+        ("lenet-dcpfl", (1, 28, 28), 10, 212_542, 0),
         ("cnn-fedspu-cifar", (3, 32, 32), 10, 134_946 - 44, 44),
         ("cnn-fedspu-emnist", (1, 28, 28), 62, 64_802 - 80, 80),
         ("cnn-kapc", (1, 28, 28), 10, 643_850, 0),
