@@ -29,4 +29,5 @@ SETTINGS = [
     ("clusterfl", {"num_groups": 1, "shrink": 0.2, "attract": 0.1}),
     ("dc-pfl", {"dynamic": False, "gamma": 0.5, "start_rounds": 1}),
     ("dc-pfl", {"start_rounds": 1, "gamma": 0.9, "window": 1, "observe": 1, "tau": 2, "alpha": 2}),
+    ("dc-pfl", {"start_rounds": 1, "low_discrepancy": "auto", "frequent_share": 0.3}),
 ]

@@ -1,6 +1,7 @@
 """docs/run-toml.md: every key of run.toml, every method's own too, from the types and docstrings."""
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any, get_type_hints
@@ -118,8 +119,7 @@ def _methods() -> Iterator[str]:
     yield _METHODS.format(plain=", ".join(f"`{name}`" for name, found in keys.items() if not found))
     for name, found in keys.items():
         if found:
-            by_run = kinds[name].defaults_of_run(1)
-            rows = [_slim(kinds[name], field, by_run=field.name in by_run) for field in found]
+            rows = [_slim(kinds[name], field, _default_in_runs(kinds[name], field)) for field in found]
             yield "\n".join([f"### {name}", "", *_SLIM, *rows])
 
 
@@ -138,10 +138,17 @@ def _method_fields(kind: Any) -> Iterator[inspect.Field]:
             yield inspect.Field(field.name, field.name, inspect.type_info(hints[field.name]), False, default)
 
 
-def _slim(kind: type, field: inspect.Field, *, by_run: bool = False) -> str:
+def _default_in_runs(kind: type[Method[Any, Any, Any, Any]], field: inspect.Field) -> str:
+    """What a run that begins now has for a setting that it leaves open."""
+    short, long = (kind.defaults_of_run(rounds).get(field.name) for rounds in (1, 1000))
+    if short is None:
+        return default_words(field)
+    return "from `run.rounds`" if short != long else f"`{json.dumps(short)}`"
+
+
+def _slim(kind: type, field: inspect.Field, default: str | None = None) -> str:
     value = ", ".join(filter(None, [value_words(field.type), unit(field.name)]))
-    default = "from `run.rounds`" if by_run else default_words(field)
-    return _line(f"`{field.name}`", value, default, described(kind, field.name))
+    return _line(f"`{field.name}`", value, default or default_words(field), described(kind, field.name))
 
 
 def _line(*cells: str) -> str:

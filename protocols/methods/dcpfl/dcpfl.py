@@ -99,6 +99,10 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
 
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, str]:  # noqa: ARG003 - the same for all
+        return {"low_discrepancy": "auto"}
+
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(Grouping(1.0, (self.averaging.first_group(weights),), {}))
 

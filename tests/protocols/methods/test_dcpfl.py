@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.methods import create
+from fleetune.protocols.methods import create, with_defaults_of_run
 from fleetune.protocols.methods.dcpfl.dcpfl import DCPFL, Update
 from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, calm_layers, groups_at, next_gamma
 from fleetune.protocols.methods.dcpfl.loss_curve import radius, rapid_decrease_end, smooth
@@ -388,6 +388,21 @@ def test_auto_lets_the_calm_layers_wait_and_the_bytes_fall(fleet):
         np.array([s.weights[PARAMETERS] for s in one.devices.values()]) for one in (run, every_round)
     )
     assert own == pytest.approx(plain, abs=0.05)
+
+
+def test_layers_wait_in_a_run_that_leaves_everything_open(weights):
+    section = with_defaults_of_run({"name": "dc-pfl"}, 20)
+    run = Fleet(weights, **{key: value for key, value in section.items() if key != "name"})
+    _, _, layers = sent_up(run, 9)
+    assert layers[:6] == ["abn"] * 6  # the first five, and the sixth is a full sync
+    assert "abn" not in layers[6:8]
+    assert layers[8] == "abn"
+
+
+def test_a_run_that_began_with_the_printed_threshold_keeps_it():
+    assert create("dc-pfl", SPEC, {}).low_discrepancy == 0.1
+    said = {"name": "dc-pfl", "low_discrepancy": 0.1}
+    assert with_defaults_of_run(said, 20) == said
 
 
 @pytest.mark.parametrize("share", [0.0, 0.07, 0.2, 0.5])
