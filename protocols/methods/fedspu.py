@@ -6,11 +6,15 @@ entry is averaged over the devices that sent it. The draw is shared by its key, 
 
 Follows the paper where the authors' code departs from it (docs/methods.md). In the first and last layer the
 active share is p, not the p^2 of Lemma 1, because network inputs and outputs are always active.
+
+`local_model = "sub-model"` takes away what the paper is about (Figs. 4 and 6, its case against dropout): the
+same neurons are drawn and sent, but a device has only what it received, and 0 everywhere else.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -19,8 +23,10 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
+from fleetune.protocols.skeletons.submodels import ACTIVE_SHARE, cut
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
@@ -61,6 +67,8 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     Attributes:
         early_stopping: a device leaves once its L_t rises (needs data.validation_fraction > 0).
         loss_weight: lambda of eq. 6. The paper sets it to its train share, 0.7.
+        local_model: what a device trains: its "full" model, frozen outside the drawn neurons; or, for
+            comparison, the drawn "sub-model" alone, as with dropout.
 
     Each device's p is the one that it reported, chosen to fit its limits: Fleetune's extension. The budget
     that it has while it works lowers nothing any more, since the task came with its neurons.
@@ -69,10 +77,17 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     spec: ModelSpec
     early_stopping: bool = False
     loss_weight: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    local_model: Literal["full", "sub-model"] = "full"
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
+    internals: ClassVar[tuple[Internal, ...]] = (
+        ACTIVE_SHARE,
+        Internal(
+            "devices_at", "devices at each p", "How many devices run at this p.", "count", "round", "ratios"
+        ),
+    )
 
     @property
     def needs_validation(self) -> bool:
@@ -100,8 +115,10 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         active = task.patch.selection
-        merged = task.patch.apply(state.weights, self.spec)
-        fit = trainer.fit(merged, FitPlan(trainable=active.mask(self.spec)), key)
+        mask, start = active.mask(self.spec), task.patch.apply(state.weights, self.spec)
+        if self.local_model == "sub-model":
+            start = cut(start, mask, self.spec)
+        fit = trainer.fit(start, FitPlan(trainable=mask), key)
         update = Update(Patch.of(fit.weights, active, self.spec), trainer.num_samples)
         return self._after(state, fit.weights, trainer), update
 
@@ -123,6 +140,13 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         size, extra = estimate_bytes(count), EVALUATION_EPOCHS if self.early_stopping else 0.0
         share = count / self.spec.num_parameters
         return Choice(ratio, Cost(size, size, extra_epochs=extra, trainable_share=share))
+
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        """What early stopping goes by never leaves the device."""
+        return {"active_share": update.patch.values.size / self.spec.num_parameters}
+
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        return {"devices_at": {f"{p:g}": n for p, n in sorted(Counter(state.ratios.values()).items())}}
 
     def finished(self, state: ClientState) -> bool:
         return state.stopped

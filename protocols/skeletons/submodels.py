@@ -16,7 +16,7 @@ and chooses (anew). The task names the part, so a device that lost its state goe
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, M
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Update
 from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -40,6 +41,14 @@ from fleetune.protocols.update.selection import (
 )
 
 D = TypeVar("D")  # device state
+
+ACTIVE_SHARE = Internal(
+    "active_share",
+    "trained and sent",
+    "Share of the parameters that a device trained and sent, about p^2 (FedSPU's Lemma 1).",
+    "share",
+    "update",
+)
 
 Scores = NDArray[np.float64]  # of the neurons of one group, shape (neurons,)
 
@@ -110,6 +119,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
     spec: ModelSpec
 
     state_type, task_type, update_type = ServerState, Task, Update
+    internals: ClassVar[tuple[Internal, ...]] = (ACTIVE_SHARE,)
 
     def known(self, ratio: float) -> Selection:
         """What to send a device of which no part is known; `Everything` leaves the choice to it."""
@@ -140,6 +150,9 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
             mean.add(update.patch, update.num_samples)
             parts[device] = update.patch.selection
         return replace(state, weights=mean.over(state.weights), parts=parts)
+
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        return {"active_share": update.patch.values.size / self.spec.num_parameters}
 
 
 @dataclass(frozen=True)

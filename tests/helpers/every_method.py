@@ -5,6 +5,7 @@ from fleetune.protocols.methods import REGISTRY
 SETTINGS = [
     *((name, {}) for name in REGISTRY),
     ("fedspu", {"early_stopping": True}),
+    ("fedspu", {"local_model": "sub-model"}),
     ("srp-pfed", {"aggregation": "delta", "ranking": "layer"}),
     ("srp-pfed", {"aggregation": "literal", "loss": "sum", "draws": 5, "num_rates": 4}),
     (

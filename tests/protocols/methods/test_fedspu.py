@@ -7,7 +7,7 @@ from tests.conftest import PullToTarget, tiny_spec
 from fleetune.protocols.methods.fedspu import FedSPU, rose, stopping_loss
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.averaging import Update, covered_average
+from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.patch import Patch
@@ -103,3 +103,25 @@ def test_a_device_whose_loss_rises_has_finished(weights):
     assert not method.finished(device)
     device, _ = method.work(device, tasks["d"], PullToTarget(SPEC, "d", rate=-1), Budget(), Key.of(3))
     assert method.finished(device)
+
+
+def test_without_a_full_local_model_a_device_has_only_what_it_received(weights):
+    spec, selection = SPEC, Neurons(0.5, 7)
+    mask = selection.mask(spec)
+    task = Task(Patch.of(weights, selection, spec))
+    own = weights + np.float32(1)
+    full, cut_down = FedSPU(spec), FedSPU(spec, local_model="sub-model")
+    kept, sent = full.work(full.init_device(own), task, PullToTarget(spec, "d"), Budget(), Key(1))
+    lacking, _ = cut_down.work(cut_down.init_device(own), task, PullToTarget(spec, "d"), Budget(), Key(1))
+    frozen = np.flatnonzero(~mask[: spec.num_parameters])
+    assert np.array_equal(kept.weights[frozen], own[frozen])
+    assert not lacking.weights[frozen].any()
+    assert full.seen_in_update(sent) == {"active_share": np.count_nonzero(mask) / spec.num_parameters}
+
+
+def test_it_tells_how_many_devices_run_at_each_ratio(weights):
+    method = FedSPU(SPEC)
+    state = method.init_coordinator(weights)
+    for device, ratio in {"a": 0.5, "b": 1.0, "c": 0.5}.items():
+        state = method.admit(state, DeviceReport(device, ratio=ratio))
+    assert method.seen_in_round(state) == {"devices_at": {"0.5": 2, "1": 1}}
