@@ -1,49 +1,106 @@
-"""ClusterFL (Ouyang et al., MobiSys 2021; TOSN 2022) as DC-PFL's table has it: K-means groups, kept close.
+"""ClusterFL (Ouyang et al., MobiSys 2021; TOSN 2022) by ADMM; after it, groups by the models' own moves.
 
-DC-PFL (Liu et al., section V-A): devices are clustered by K-means once and for all, and a device's model is
-updated by its own data and the models of its cluster. ClusterFL's objective for that, with w_i the devices'
-models and F the scaled cluster indicators, is
+Its objective, with w_i the devices' models, W of one row each, and F the relations, one row a device:
 
-    sum_i f_i(w_i) + shrink * tr(W W') - attract * tr(F' W W' F),
+    sum_i f_i(w_i) + shrink * tr(W W') - attract * tr(F' W W' F).
 
-whose gradient at w_i, apart from f_i, is 2 * shrink * w_i - 2 * attract * (mean of i's cluster): a pull of
-strength `shrink` towards attract / shrink times that mean. Each round a device trains from its own model
-under this pull and sends its model back.
+The paper's alternating direction method gives every column j of F a copy O_j of F_j' W, held to it by a
+multiplier U_j and the penalty rho. Round: from its own model each device trains on its part of the augmented
+Lagrangian, with the others' models as last heard,
 
-Differs from ClusterFL: its authors solve this by ADMM, send every node all nodes' variables, and regroup
-every third round by what the models answer on samples that the coordinator owns. Here, as with DC-PFL,
-groups come from the models' own moves away from the initial weights, and stay once formed.
+    f_i(w) + shrink ||w||^2 - sum_j F_ij <U_j, w> + rho / 2 sum_j ||O_j - sum_(k != i) F_kj w_k - F_ij w||^2,
 
-Groups are formed after the first round, and again after a round in which a device is heard for the first
-time. Who has not been heard yet is pulled towards the mean of all. Whoever was away comes back to its
-group; the coordinator holds its model as last heard. All devices start from the run's initial weights.
+and sends its model; then the coordinator sets O_j = (rho F_j' W - U_j) / (rho - 2 attract) and adds
+rho (O_j - F_j' W) to U_j. All terms but f_i are together one pull: the coordinator sends its target and
+strength (`PullTask`), where the authors' code sends all of O and U to every device.
+
+The authors' code (github.com/xmouyang/ClusterFL) has shrink 0.001, attract 0.0005, rho 0.002, 20 epochs a
+round, and F anew every third round: the KL divergences between what the models answer on samples that the
+coordinator owns, centred; their inner products, negative ones 0; each column divided by its sum. Its devices
+add the linear term, which the Lagrangian that its coordinator goes by subtracts, and leave F_kj w_k out; both
+are as in the Lagrangian here. Our coordinator owns no samples: inner products are those of the models' moves
+away from the initial weights (`relations = "soft"`; the code has this as a comment), and F is divided by its
+largest singular value where that is above 1, so that there is a minimum. With `"k-means"`, which is what
+DC-PFL (section V-A) says of ClusterFL, each device of a group of n has 1 / sqrt(n) in the group's column.
+
+`solver = "direct"` is the pull that the objective's own gradient makes, without copies and multipliers:
+strength `shrink`, towards attract / shrink times the mean of the device's K-means group.
+
+Relations are found after the first round, whenever a device is heard for the first time, and after every
+`regroup_rounds` rounds; a column that was not there before begins with U = 0. Who has not been heard yet is
+pulled towards the mean of all. Whoever was away comes back to its relations; the coordinator holds its model
+as last heard. All devices start from the run's initial weights.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from fleetune.protocols.bounds import LARGEST_AMOUNT, Number, Positive
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.averaging import PersonalModel, Task
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.targets import PersonalTargets, Update
-from fleetune.protocols.skeletons.trainer import Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything
 
 Labels = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Columns = tuple[tuple[DeviceId, ...], ...]
 _MOST_STEPS = 100  # of Lloyd's algorithm, which ends long before
 
 
 @dataclass(frozen=True)
+class Consensus:
+    """What ADMM holds.
+
+    Attributes:
+        columns: of F, each by its devices: a group's, or one.
+        relations: F's rows, each shape (columns,).
+        copies: O_j, shape (columns, parameters).
+        multipliers: U_j, same shape.
+    """
+
+    columns: Columns
+    relations: dict[DeviceId, Floats]
+    copies: Floats
+    multipliers: Floats
+
+
+@dataclass(frozen=True)
 class ServerState:
-    """The initial weights, each device's model as last heard, shape (spec.size,), and its group."""
+    """What the coordinator knows between rounds.
+
+    Attributes:
+        initial: the weights that all start from, shape (spec.size,).
+        models: each device's as last heard, same shape.
+        groups: of K-means; none with soft relations.
+        rounds: how many were aggregated.
+        consensus: None: nobody was heard yet, or the solver has none.
+    """
 
     initial: FlatArray
     models: dict[DeviceId, FlatArray]
     groups: dict[DeviceId, int]
+    rounds: Number = 0
+    consensus: Consensus | None = None
+
+
+@dataclass(frozen=True)
+class PullTask:
+    """A pull towards the patch's values, of this strength."""
+
+    patch: Patch
+    strength: Positive
 
 
 def spread(products: NDArray[np.float64], count: int) -> list[int]:
@@ -90,27 +147,95 @@ def _products(models: list[FlatArray], initial: FlatArray, spec: ModelSpec) -> N
     return _products([model.astype(np.float64) for model in models], initial, spec)
 
 
+def soft_relations(products: Floats) -> Floats:
+    """F from inner products, both shape (N, N): columns sum to 1, divided by the largest singular value if
+    that is above 1; a column without a positive product is 0.
+    """
+    centred = products - products.mean(axis=0) - products.mean(axis=1, keepdims=True) + products.mean()
+    positive = np.maximum(centred, 0)
+    sums = positive.sum(axis=0)
+    relations = np.divide(positive, sums, out=np.zeros_like(positive), where=sums > 0)
+    return relations / max(1.0, float(np.linalg.norm(relations, 2)))  # type: ignore[no-any-return]
+
+
+def group_relations(groups: Mapping[DeviceId, int]) -> tuple[Columns, Floats]:
+    """F's columns, and F, shape (devices in ascending order, columns): orthonormal."""
+    names = sorted(groups)
+    columns = dict.fromkeys(tuple(d for d in names if groups[d] == groups[device]) for device in names)
+    shares = [[(device in group) / np.sqrt(len(group)) for group in columns] for device in names]
+    return tuple(columns), np.array(shares)
+
+
+def stepped(sums: Floats, multipliers: Floats, attract: float, penalty: float) -> tuple[Floats, Floats]:
+    """O and U after their step, from F' W and the U before, all shape (columns, parameters)."""
+    copies = (penalty * sums - multipliers) / (penalty - 2 * attract)
+    return copies, multipliers + penalty * (copies - sums)
+
+
 @dataclass(frozen=True)
 class ClusterFL(PersonalTargets[ServerState]):
     """Settings.
 
     Attributes:
         num_groups: K, at most. DC-PFL's paper does not give it.
-        shrink: alpha, strength of the pull. The authors' code has 0.001, next to nothing without their
-            ADMM's multipliers: on the digits of tools/demo.toml, 89.8 % beside local-only's 89.9 %.
+        shrink: alpha. The authors' code has 0.001, next to nothing in tens of rounds: on the digits of
+            tools/demo.toml (direct), 89.8 % beside local-only's 89.9 %.
         attract: beta (in the authors' code, alpha / 2), at most alpha: with more, the objective has no
             minimum. With beta = alpha the terms are alpha times the K-means distance of the models.
+        solver: `admm` is the paper's.
+        relations: F: of K-means groups, or soft. The direct solver has groups.
+        regroup_rounds: after how many rounds relations are found anew, in the authors' code 3; 0: they stay
+            until somebody new is heard, as DC-PFL says.
+        penalty: rho, at least 4 * attract, which is the authors': with less, multipliers do not settle. None:
+            8 * attract.
+
+    A run that leaves `solver` and `regroup_rounds` open begins with the paper's.
     """
 
     num_groups: Annotated[int, Meta(ge=1)] = 3
     shrink: Annotated[float, Meta(gt=0)] = 0.1
     attract: Annotated[float, Meta(ge=0)] = 0.1
+    solver: Literal["direct", "admm"] = "direct"
+    relations: Literal["k-means", "soft"] = "k-means"
+    regroup_rounds: Annotated[int, Meta(ge=0)] = 0
+    penalty: Annotated[float, Meta(gt=0)] | None = None
 
     state_type = ServerState
+    internals: ClassVar[tuple[Internal, ...]] = (
+        Internal("group_devices", "devices in a group", "of K-means", "count", of="round", by="groups"),
+        Internal(
+            "consensus_gap",
+            "copies apart",
+            "|O - F' W| / |F' W|: how far ADMM's copies are from what they stand for; falls as it converges",
+            "number",
+            of="round",
+        ),
+    )
 
     def __post_init__(self) -> None:
         if self.attract > self.shrink:
             raise SettingError(f"method.attract: {self.attract:g} is above method.shrink ({self.shrink:g})")
+        if self._penalty < 4 * self.attract:
+            raise SettingError(
+                f"method.penalty: {self._penalty:g} is below 4 * method.attract ({4 * self.attract:g})"
+            )
+        if self.solver == "admm" and not self.shrink + self._penalty <= LARGEST_AMOUNT:
+            raise SettingError(f"method.shrink: with method.penalty, it is above {LARGEST_AMOUNT:g}")
+        if self.solver == "direct" and self.relations == "soft":
+            raise SettingError('method.relations: "soft" needs method.solver = "admm"')
+
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
+        """The paper's; runs of releases before these settings go on without."""
+        return {"solver": "admm", "regroup_rounds": 3}
+
+    @property
+    def task_type(self) -> type:  # type: ignore[override]
+        return PullTask if self.solver == "admm" else Task
+
+    @property
+    def _penalty(self) -> float:
+        return self.penalty or 8 * self.attract or self.shrink
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights, {}, {})
@@ -126,17 +251,102 @@ class ClusterFL(PersonalTargets[ServerState]):
     def pull_towards(self, target: FlatArray) -> Pull:
         return Pull(target * target.dtype.type(self.attract / self.shrink), self.shrink)
 
+    def plan(self, state: ServerState, round_: Round, key: Key) -> tuple[ServerState, Mapping[DeviceId, Any]]:
+        if self.solver == "direct":
+            return super().plan(state, round_, key)
+        pulls = self.pulls(state)
+
+        def task(device: DeviceId) -> PullTask:
+            pull = pulls(device)
+            return PullTask(Patch.of(pull.target, Everything(), self.spec), pull.strength)
+
+        return state, lazily(round_.participants, task)
+
+    def pulls(self, state: ServerState) -> Callable[[DeviceId], Pull]:
+        """Each device's part of the augmented Lagrangian, less f_i, as a pull."""
+        held, newcomers = state.consensus, self.pull_towards(self._mean(state, state.models))
+        if held is None:
+            return lambda _: newcomers
+        linear = held.multipliers + self._penalty * (held.copies - self._sums(state, held.relations))
+
+        def pull(device: DeviceId) -> Pull:
+            if device not in held.relations:
+                return newcomers
+            row = held.relations[device]
+            own, size = state.models[device], self.spec.num_parameters
+            strength = self.shrink + self._penalty / 2 * float(row @ row)
+            target = own.copy()
+            whole = row @ linear + self._penalty * float(row @ row) * own[:size].astype(np.float64)
+            target[:size] = _as_float32(whole / (2 * strength))
+            return Pull(target, strength)
+
+        return pull
+
+    def work(
+        self, state: PersonalModel, task: Any, trainer: Trainer, budget: Budget, key: Key
+    ) -> tuple[PersonalModel, Update]:
+        if not isinstance(task, PullTask):
+            return super().work(state, task, trainer, budget, key)
+        pull = Pull(task.patch.apply(state.weights, self.spec), task.strength)
+        fit = trainer.fit(state.weights, FitPlan(pull=pull), key)
+        return PersonalModel(fit.weights), Update(Patch.of(fit.weights, Everything(), self.spec))
+
     def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
         models = dict(state.models)
         for device, update in updates:
             models[device] = update.patch.apply(models.get(device, state.initial), self.spec)
-        if models.keys() == state.groups.keys():
-            return replace(state, models=models)
-        return ServerState(state.initial, models, self._group(state.initial, models))
+        now = replace(state, models=models, rounds=state.rounds + 1)
+        due = bool(self.regroup_rounds) and now.rounds % self.regroup_rounds == 0
+        known = state.groups if state.consensus is None else state.consensus.relations
+        if due or models.keys() != known.keys():
+            now = self._related(now)
+        if now.consensus is None:
+            return now
+        held, sums = now.consensus, self._sums(now, now.consensus.relations)
+        copies, multipliers = stepped(sums, held.multipliers, self.attract, self._penalty)
+        return replace(now, consensus=replace(held, copies=copies, multipliers=multipliers))
 
     def shared_model(self, state: ServerState) -> FlatArray:
         """The plain mean of the devices heard from, for newcomers to the model; no device trains on it."""
         return self._mean(state, state.models)
+
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        labels = sorted(set(state.groups.values()))
+        sizes = {f"group {label + 1}": float(len(self._members(state, label))) for label in labels}
+        seen: dict[str, Figure] = {"group_devices": sizes} if sizes else {}
+        if state.consensus is not None:
+            sums = self._sums(state, state.consensus.relations)
+            norm = float(np.linalg.norm(sums))
+            if norm > 0:
+                seen["consensus_gap"] = float(np.linalg.norm(state.consensus.copies - sums)) / norm
+        return seen
+
+    def _related(self, state: ServerState) -> ServerState:
+        """`state` with relations found anew; a column that stays keeps its multiplier."""
+        names = sorted(state.models)
+        products = _products([state.models[name] for name in names], state.initial, self.spec)
+        if self.relations == "soft":
+            return self._agreeing(state, tuple((name,) for name in names), soft_relations(products))
+        groups = dict(zip(names, k_means(products, self.num_groups).tolist(), strict=True))
+        grouped = replace(state, groups=groups)
+        return grouped if self.solver == "direct" else self._agreeing(grouped, *group_relations(groups))
+
+    def _agreeing(self, state: ServerState, columns: Columns, relations: Floats) -> ServerState:
+        """`state` with these relations, before the step of O and U."""
+        before = state.consensus
+        held = {} if before is None else dict(zip(before.columns, before.multipliers, strict=True))
+        nothing = np.zeros(self.spec.num_parameters)
+        multipliers = np.stack([held.get(column, nothing) for column in columns])
+        rows = dict(zip(sorted(state.models), relations, strict=True))
+        return replace(state, consensus=Consensus(columns, rows, np.zeros_like(multipliers), multipliers))
+
+    def _sums(self, state: ServerState, relations: Mapping[DeviceId, Floats]) -> Floats:
+        """F' W, shape (columns, parameters)."""
+        total: Floats = np.zeros(())
+        for device in sorted(relations):
+            own = state.models[device][: self.spec.num_parameters].astype(np.float64)
+            total = total + np.outer(relations[device], own)
+        return total
 
     def _members(self, state: ServerState, group: int) -> list[DeviceId]:
         return [device for device, its_group in state.groups.items() if its_group == group]
@@ -151,7 +361,8 @@ class ClusterFL(PersonalTargets[ServerState]):
             mean[: self.spec.num_parameters] = (total / len(names)).astype(mean.dtype)
         return mean
 
-    def _group(self, initial: FlatArray, models: dict[DeviceId, FlatArray]) -> dict[DeviceId, int]:
-        names = sorted(models)
-        labels = k_means(_products([models[name] for name in names], initial, self.spec), self.num_groups)
-        return dict(zip(names, labels.tolist(), strict=True))
+
+def _as_float32(values: Floats) -> FlatArray:
+    """The nearest numbers that float32 has."""
+    largest = float(np.finfo(np.float32).max)
+    return np.clip(values, -largest, largest).astype(np.float32)

@@ -28,6 +28,8 @@ SETTINGS = [
     ("fedcac", {"beta": 1, "tau": 0.2}),
     ("lotteryfl", {"threshold": 0.99, "rate": 0.5}),
     ("clusterfl", {"num_groups": 1, "shrink": 0.2, "attract": 0.1}),
+    ("clusterfl", {"solver": "admm", "num_groups": 2, "regroup_rounds": 2}),
+    ("clusterfl", {"solver": "admm", "relations": "soft", "shrink": 0.2, "attract": 0.1}),
     ("dc-pfl", {"dynamic": False, "gamma": 0.5, "start_rounds": 1}),
     ("dc-pfl", {"start_rounds": 1, "gamma": 0.9, "window": 1, "observe": 1, "tau": 2, "alpha": 2}),
     ("dc-pfl", {"start_rounds": 1, "low_discrepancy": "auto", "frequent_share": 0.3}),

@@ -16,6 +16,8 @@ from fleetune.protocols.methods.pfedla import Hypernetwork
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything
 
 LARGEST = np.float32(3e38)
 
@@ -52,7 +54,9 @@ def test_clusterfl_groups_whose_moves_are_partly_beyond_float32():
         name: np.full(SPEC.size, size, np.float32)
         for name, size in {"a": 0, "b": 1, "c": LARGEST, "d": -LARGEST}.items()
     }
-    groups = method._group(np.zeros(SPEC.size, np.float32), models)
+    state = method.init_coordinator(np.zeros(SPEC.size, np.float32))
+    updates = [(name, method.update_type(Patch.of(one, Everything(), SPEC))) for name, one in models.items()]
+    groups = method.aggregate(state, updates).groups
     assert groups["a"] == groups["b"]
     assert len(set(groups.values())) == 3
 
