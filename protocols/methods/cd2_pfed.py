@@ -1,4 +1,4 @@
-"""CD2-pFed (Shen, Zhou, Yu; CVPR 2022): in every layer some channels are shared and the others private.
+"""After CD2-pFed (Shen, Zhou, Yu; CVPR 2022): in every layer some channels are shared, the others private.
 
 Round: the coordinator sends the shared entries; the device puts them beside its private ones, trains, and
 sends the shared ones back, which are averaged by training samples. The private share p of each layer's
@@ -6,7 +6,8 @@ channels grows linearly with the rounds from 0 to its largest value. A loss term
 two parts of the network, the shared and the private one, to each other: strength * 1/2 * (KL(shared ||
 private) + KL(private || shared)).
 
-That much is the paper's, which we know by its abstract and a review, not by its text. Ours:
+That much is the paper's, which we know by its abstract and a review, not by its text; there is no public code
+of its authors. Ours:
 
 - The leftmost neurons of a layer are the shared ones, floor((1 - p) * n) of n, and at least 1. An entry
   belongs to its output neuron, so that p is also the private share of a layer's entries; in the last layer,
@@ -17,12 +18,13 @@ That much is the paper's, which we know by its abstract and a review, not by its
   trained with the private one as teacher, then the private one with the shared one as it then is, each on
   the data's loss too. A round therefore trains for 2 * `distillation_epochs` more than others do, and its
   first training starts from the shared part alone: that is what a final evaluation says of "before".
-- The paper's moving average of the weights over local epochs, whose ramp we do not know, is left out.
+- The paper's moving average over local epochs t is left out: w^t becomes beta_t w^t + (1 - beta_t) w^(t - 1),
+  and we know neither the ramp of beta_t nor its end.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -32,6 +34,7 @@ from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, M
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.submodels import cut
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
@@ -60,8 +63,8 @@ class CD2pFed(ModelAveraging):
 
     Attributes:
         private_share: p at its largest.
-        growth_rounds: the rounds in which p grows from 0 to that; 0: it is that from the start. In the paper
-            it grows until the last round, which a method is not told.
+        growth_rounds: the rounds in which p grows from 0 to that; 0: it is that from the start. A run that
+            leaves it open begins with its number of rounds: in the paper p grows until the last one.
         strength: of the distillation; 0: none.
         temperature: of both parts' class probabilities.
         distillation_epochs: of each part.
@@ -74,6 +77,19 @@ class CD2pFed(ModelAveraging):
     distillation_epochs: Annotated[int, Meta(ge=1, le=1000)] = 1
 
     extra_models: ClassVar[int] = 1
+    internals: ClassVar[tuple[Internal, ...]] = (
+        Internal(
+            "private_share",
+            "private",
+            "p: the share of the parameters that stays on the device; it grows to its largest value",
+            "share",
+            of="update",
+        ),
+    )
+
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:
+        return {"growth_rounds": rounds}
 
     @property
     def extra_epochs(self) -> float:
@@ -104,6 +120,9 @@ class CD2pFed(ModelAveraging):
         fit = trainer.fit(start, FitPlan(), key.child("whole"))
         sent = Patch.of(fit.weights, part, self.spec)
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
+
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        return {"private_share": 1 - update.patch.selection.count(self.spec) / self.spec.num_parameters}
 
     def _taught(
         self, weights: FlatArray, part: MaskArray, teacher: MaskArray, trainer: Trainer, key: Key

@@ -1,4 +1,4 @@
-"""FedMP (Jiang et al., ICDE 2022) as FedSPU's table has it: neurons of the least l1 norm are pruned.
+"""FedSPU's reading of FedMP (Jiang et al., ICDE 2022): neurons of the least l1 norm are pruned.
 
 FedSPU's section 5.1: a device gets the whole model, trains it once over its data to find out which neurons
 matter to it, and from then on has the sub-model of the others. See `protocols.skeletons.submodels`.

@@ -1,4 +1,4 @@
-"""FjORD (Horvath et al., NeurIPS 2021) as FedSPU's table has it: the rightmost neurons are cut.
+"""FedSPU's reading of FjORD (Horvath et al., NeurIPS 2021): the rightmost neurons are cut.
 
 Ordered dropout (section 3.1): a device of ratio p has of every layer the first neurons, so that smaller
 sub-models are nested in larger ones and the neurons on the left are everybody's. See

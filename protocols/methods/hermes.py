@@ -1,4 +1,4 @@
-"""Hermes (Li et al., MobiCom 2021) as FedSPU's table has it: neurons of the least l2 norm are pruned.
+"""FedSPU's reading of Hermes (Li et al., MobiCom 2021): neurons of the least l2 norm are pruned.
 
 FedSPU's section 5.1, with an epoch as the "one iteration" of training that shows what matters (see
 `fedmp.py`). See `protocols.skeletons.submodels`. Hermes's own paper prunes step by step, a share of the

@@ -5,10 +5,14 @@ shared model makes of it, and z_prev what the device's own model does as it was 
 Beside the cross entropy the loss has strength * -log(e^near / (e^near + e^prev)), near and prev being the
 cosines of z with z_glob and z_prev over a temperature: like the shared model, unlike the device's last one.
 
-As in the authors' code, a device that has not trained yet contrasts with the initial model, the others
-answer in evaluation mode, and participants count by samples. The paper puts a projection of two layers
-before the last layer; the model is the fleet's own here, as it is. A device that was away contrasts with
-the model it left with.
+The paper's networks have a projection before the last layer, one layer as wide as its input with ReLU and
+one of 256, so that z is a projection's output: model `cnn-moon` is the authors' network for CIFAR-10, and
+with it, or with any model of such an end, this is the published method. With others z is the representation
+itself, as in PFLlib.
+
+As in the authors' code (github.com/QinbinLi/MOON), a device that has not trained yet contrasts with the
+initial model, the others answer in evaluation mode, and participants count by samples. A device that was away
+contrasts with the model it left with.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""pFedLA (Ma, Zhang, Guo, Xu; CVPR 2022): each layer mixed from all devices' by weights that networks learn.
+"""After pFedLA (Ma, Zhang, Guo, Xu; CVPR 2022): each layer is mixed by weights that networks learn.
 
 For each device i the coordinator has a hypernetwork: an embedding v_i and a small network psi_i, from which
 come weights alpha_i, one for each layer l and device j. Round: device i gets w_i^l = sum_j alpha_i^lj *
@@ -9,9 +9,10 @@ psi_i take a step along (dw_i / d(v_i, psi_i))^T d_i.
 Option `kept_layers` is the paper's HeurpFedLA: the k layers of which a device's own weight alpha_i^li is
 largest are left to the device; they are not sent down. Of equals, the later layers.
 
-The paper names fully connected layers; their sizes and start are not known to us. An unofficial
-reproduction (github.com/KarhouTam/pFedLA) has 3 hidden ones of 100 with ReLU and an embedding of 100; from
-that are number and activation. Ours: a softmax over the devices; last layers that start at 0, which is
+The paper names fully connected layers; their sizes and start are not known to us, and there is no public
+code of its authors. An unofficial reproduction (github.com/KarhouTam/pFedLA) has 3 hidden ones of 100 with
+ReLU and an embedding of 100, which are ours too; its scores go through ReLU and are divided by their sum, its
+last layers are drawn within 0 and 1, and its steps of 0.005 go the other way. Ours: a softmax over the devices; last layers that start at 0, which is
 weights all equal; plain gradient steps, of which one that leaves the range of numbers is not taken. The paper
 has all devices from the start. Here j runs over the devices heard from so far, each as last heard; who is new
 is mixed from them, and a device newly heard from enters with score 0. Running statistics and what the
@@ -20,7 +21,7 @@ coordinator has never heard of stay the device's.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -30,6 +31,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -152,6 +154,17 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         hidden: neurons in each hidden layer of psi_i.
     """
 
+    internals: ClassVar[tuple[Internal, ...]] = (
+        Internal(
+            "own_share",
+            "own share",
+            "alpha_i^li, mean over devices: how much of a layer is the device's own; 1 / devices at first",
+            "share",
+            of="round",
+            by="layers",
+        ),
+    )
+
     spec: ModelSpec
     rate: Annotated[float, Meta(ge=0)] = 0.5
     kept_layers: Annotated[int, Meta(ge=0)] = 0
@@ -201,6 +214,15 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         for device in state.devices:
             mean.add(Patch.of(state.latest[device], Everything(), self.spec), 1)
         return mean.over(state.initial)
+
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        own = [
+            self._shares(state, device)[:, at]
+            for at, device in enumerate(state.devices)
+            if device in state.networks
+        ]
+        means = np.mean(own, axis=0).tolist() if own else []
+        return {"own_share": dict(zip(self.spec.layers, means, strict=True))} if own else {}
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Whole models; which layers are kept turns out later."""

@@ -1,4 +1,4 @@
-"""PruneFL (Jiang et al., TNNLS 2022) as FedSPU's table has it: neurons of the least gradients are pruned.
+"""FedSPU's reading of PruneFL (Jiang et al., TNNLS 2022): neurons of the least gradients are pruned.
 
 FedSPU's section 5.1: the importance of a neuron is the l2 norm of its gradient, here of the mean training
 loss at the model it first gets. See `protocols.skeletons.submodels`. The authors' code takes one batch's

@@ -155,6 +155,17 @@ def _classic(channels: Shape, widths: Shape, *, padded: bool = False) -> Build:
     return make
 
 
+def _moon(input_shape: Shape, num_classes: int) -> nn.Module:
+    """MOON's network for CIFAR-10: LeNet-5 with a projection before its last layer."""
+    module = cast("nn.Sequential", _classic((6, 16), (120, 84))(input_shape, num_classes))
+    del module.out
+    module.add_module("project1", nn.Linear(84, 84))
+    module.add_module("project1_relu", nn.ReLU())
+    module.add_module("project2", nn.Linear(84, 256))
+    module.add_module("out", nn.Linear(256, num_classes))
+    return module
+
+
 def _fedspu(channels: Shape, widths: Shape) -> Build:
     """Two padded 3x3 convolutions, each with norm, pooling and ReLU, and fully connected layers, of which
     only the last has a bias (FedSPU's networks, as docs/methods.md gives them).
@@ -226,6 +237,7 @@ _BUILT_IN: dict[str, Build] = {
     "mlp": _mlp,
     "lenet5": _classic((6, 16), (120, 84)),
     "lenet-dcpfl": _classic((16, 32), (120, 84), padded=True),  # docs/methods.md: how its size is known
+    "cnn-moon": _moon,
     "cnn-kapc": _classic((32, 64), (512, 128)),
     "cnn-fedspu-cifar": _fedspu((6, 16), (120, 84)),
     "cnn-fedspu-emnist": _fedspu((20, 20), ()),

@@ -20,6 +20,7 @@ SETTINGS = [
     ("cd2-pfed", {"growth_rounds": 1, "strength": 0.5}),
     ("cd2-pfed", {"strength": 0.0}),
     ("perfedmask", {"fine_tuning_epochs": 2}),
+    ("lg-fed", {"global_layers": "auto"}),
     ("fedbabu", {"fine_tuned": "all"}),
     ("per-fedavg", {"approximation": "first-order", "steps": 2}),
     ("per-fedavg", {"approximation": "hessian-free"}),

@@ -6,6 +6,7 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.methods import create, fedamp, fedcac
+from fleetune.protocols.methods.lg_fed import LGFed
 from fleetune.protocols.methods.per_fedavg import meta_gradient
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
@@ -146,6 +147,17 @@ def test_a_head_that_is_the_whole_model_is_refused_at_once(name, setting):
         create(name, SPEC, {setting: 2})
     with pytest.raises(SettingError, match=f"method.{setting}: expected `int` >= 1"):
         create(name, SPEC, {setting: 0})
+
+
+@pytest.mark.parametrize(("layers", "shared"), [(5, 3), (4, 3), (3, 2), (2, 1)])
+def test_lg_fed_shares_three_layers_in_a_run_that_leaves_it_open_and_fewer_of_short_models(layers, shared):
+    names = [f"l{at}" for at in range(layers)]
+    tensors = [TensorSpec(f"{name}.weight", (2,), "weight", name, ((),)) for name in names]
+    norm = TensorSpec("n.weight", (2,), "norm", "n", ((),))
+    spec = ModelSpec("deep", (tensors[0], norm, *tensors[1:]), (), (2,), 2)
+    method = create("lg-fed", spec, LGFed.defaults_of_run(20))
+    assert method.shared == Layers(tuple(names[-shared:]))
+    assert create("lg-fed", spec, {}).shared == Layers((names[-1],))
 
 
 def test_a_model_of_nothing_but_norms_has_nothing_to_share():

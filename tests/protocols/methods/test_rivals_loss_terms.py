@@ -15,6 +15,7 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.methods.moon import MOON
 from fleetune.protocols.methods.pfedsd import PFedSD
+from fleetune.protocols.model import architectures
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
@@ -104,6 +105,21 @@ def test_contrast_adds_the_gradient_of_its_formula():
     np.testing.assert_allclose(with_term - plain, wanted, atol=1e-6)
     assert np.abs(wanted).max() > 1e-3
     assert not wanted[spec.slices[spec.tensors[-2].name]].any()  # the last layer is behind what is compared
+
+
+def test_with_moons_network_what_is_compared_is_the_projection():
+    backend, spec, weights = loaded("cnn-moon", (3, 32, 32))
+    x, _ = samples(3, (3, 32, 32))
+    module = architectures.build("cnn-moon", (3, 32, 32), 10)
+    parts = {tensor.name: torch.tensor(view) for tensor, view in spec.views(weights)}
+    module.load_state_dict(parts)
+    with torch.inference_mode():
+        hidden = module[: list(dict(module.named_children())).index("project1")](torch.from_numpy(x))
+        widened = functional.relu(hidden @ parts["project1.weight"].T + parts["project1.bias"])
+        projected = widened @ parts["project2.weight"].T + parts["project2.bias"]
+    assert projected.shape == (3, 256)
+    assert (projected < 0).any()  # no ReLU behind it
+    np.testing.assert_allclose(answers(backend, weights, x, "features"), projected, atol=1e-5)
 
 
 def test_near_and_far_alike_say_nothing():
