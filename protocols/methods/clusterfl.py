@@ -183,7 +183,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         attract: beta (in the authors' code, alpha / 2), at most alpha: with more, the objective has no
             minimum. With beta = alpha the terms are alpha times the K-means distance of the models.
         solver: `admm` is the paper's.
-        relations: F: of K-means groups, or soft. The direct solver has groups.
+        relations: F, of K-means groups or soft; the direct solver takes groups.
         regroup_rounds: after how many rounds relations are found anew, in the authors' code 3; 0: they stay
             until somebody new is heard, as DC-PFL says.
         penalty: rho, at least 4 * attract, which is the authors': with less, multipliers do not settle. None:
@@ -221,8 +221,6 @@ class ClusterFL(PersonalTargets[ServerState]):
             )
         if self.solver == "admm" and not self.shrink + self._penalty <= LARGEST_AMOUNT:
             raise SettingError(f"method.shrink: with method.penalty, it is above {LARGEST_AMOUNT:g}")
-        if self.solver == "direct" and self.relations == "soft":
-            raise SettingError('method.relations: "soft" needs method.solver = "admm"')
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
@@ -325,7 +323,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         """`state` with relations found anew; a column that stays keeps its multiplier."""
         names = sorted(state.models)
         products = _products([state.models[name] for name in names], state.initial, self.spec)
-        if self.relations == "soft":
+        if self.solver == "admm" and self.relations == "soft":
             return self._agreeing(state, tuple((name,) for name in names), soft_relations(products))
         groups = dict(zip(names, k_means(products, self.num_groups).tolist(), strict=True))
         grouped = replace(state, groups=groups)

@@ -17,8 +17,9 @@ the sum is the code's. The ratio that a device reports is its c_n.
 
 The code starts from the best of 1000 random fillings, relaxes M, takes up to 100 convex steps with a
 commercial solver and rounds at 0.5; here `choose` starts alike, from 100, and then searches the masks of 0
-and 1 themselves for the least sum (in 19 of 20 small cases and more it is the least there is). The code knows all devices from the start; here those that are new, or have a new ratio, are fitted to the others'
-masks. A device that can afford no layer trains the smallest.
+and 1 themselves for the least sum (in 19 of 20 small cases and more it is the least there is). The code knows
+all devices from the start; here those that are new, or have a new ratio, are fitted to the others' masks. A
+device that can afford no layer trains the smallest.
 
 The personal model is the shared one with all of it fine-tuned by its device, in the code for 5 epochs after
 the last round; here beside every round's training, without influence on what is shared. The combinations

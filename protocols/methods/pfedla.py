@@ -9,14 +9,14 @@ psi_i take a step along (dw_i / d(v_i, psi_i))^T d_i.
 Option `kept_layers` is the paper's HeurpFedLA: the k layers of which a device's own weight alpha_i^li is
 largest are left to the device; they are not sent down. Of equals, the later layers.
 
-The paper names fully connected layers; their sizes and start are not known to us, and there is no public
-code of its authors. An unofficial reproduction (github.com/KarhouTam/pFedLA) has 3 hidden ones of 100 with
-ReLU and an embedding of 100, which are ours too; its scores go through ReLU and are divided by their sum, its
-last layers are drawn within 0 and 1, and its steps of 0.005 go the other way. Ours: a softmax over the devices; last layers that start at 0, which is
-weights all equal; plain gradient steps, of which one that leaves the range of numbers is not taken. The paper
-has all devices from the start. Here j runs over the devices heard from so far, each as last heard; who is new
-is mixed from them, and a device newly heard from enters with score 0. Running statistics and what the
-coordinator has never heard of stay the device's.
+The paper names fully connected layers; their sizes and start are not known to us, and there is no public code
+of its authors. An unofficial reproduction (github.com/KarhouTam/pFedLA) has 3 hidden ones of 100 with ReLU
+and an embedding of 100, which are ours too; its scores go through ReLU and are divided by their sum, its last
+layers are drawn within 0 and 1, and its steps of 0.005 go the other way. Ours: a softmax over the devices;
+last layers that start at 0, which is weights all equal; plain gradient steps, of which one that leaves the
+range of numbers is not taken. The paper has all devices from the start. Here j runs over the devices heard
+from so far, each as last heard; who is new is mixed from them, and a device newly heard from enters with
+score 0. Running statistics and what the coordinator has never heard of stay the device's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -166,7 +166,6 @@ def test_who_was_not_heard_yet_is_pulled_towards_the_mean_of_all():
     ("settings", "message"),
     [
         ({"penalty": 0.39}, r"method.penalty: 0.39 is below 4 \* method.attract \(0.4\)"),
-        ({"relations": "soft"}, 'method.relations: "soft" needs method.solver = "admm"'),
         ({"solver": "admm", "shrink": 1e300}, "method.shrink: with method.penalty, it is above"),
     ],
 )
