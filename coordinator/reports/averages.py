@@ -26,6 +26,11 @@ def greatest(values: Iterable[float | None]) -> float | None:
     return max(_there(values), default=None)
 
 
+def least(values: Iterable[float | None]) -> float | None:
+    """Of those that are there; None when none is."""
+    return min(_there(values), default=None)
+
+
 def last(values: Iterable[float | None]) -> float | None:
     """Of those that are there, the last; None when none is."""
     return next(reversed(_there(values)), None)

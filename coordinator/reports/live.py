@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metric import Metric, Place
 from fleetune.coordinator.reports.metrics import (
     AFTER,
@@ -22,6 +23,7 @@ from fleetune.coordinator.reports.metrics import (
 )
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 
 _STYLES: dict[Doing, str] = {
@@ -59,6 +61,8 @@ class LiveView:
         """
         shot = self.snapshot
         head = [_title(shot), _round(shot), _progress(shot), _times(shot), _accuracy(shot), _traffic(shot)]
+        if shot.inside:
+            head.append(_line((f"inside    {shot.inside}", "")))
         if shot.refused:
             kinds = (f"{count} {kind.removeprefix('Packet').lower()}" for kind, count in shot.refused.items())
             head.append(_line(("refused   " + ", ".join(kinds), "")))
@@ -76,6 +80,7 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     what = "final evaluation" if record.final_evaluation else f"round {record.number}/{settings.run.rounds}"
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
+    inside = inside_line(record, internals_of(settings.method), plain=True)
     return "  ".join(
         [
             what,
@@ -84,6 +89,7 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
             *(_named(metric, record) for metric in (BYTES_UP, BYTES_DOWN)),
             DURATION.unit.text(DURATION.of_round(record)),
             *(_named(metric, record) for metric in shown_at(_LINE, _IN_LINE)),
+            *([f"inside: {inside}"] if inside else []),
         ]
     )
 

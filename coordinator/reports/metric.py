@@ -43,6 +43,7 @@ class Unit:
 
 
 COUNT = Unit("", readable.count, readable.spread)
+NUMBER = Unit("", readable.number, readable.number_spread)
 FRACTION = Unit("ratio", readable.percent, readable.percent_spread, "%")
 SECONDS = Unit("seconds", readable.duration, readable.duration_spread, "s")
 BYTES = Unit("bytes", readable.size, readable.size_spread, "B")
@@ -86,7 +87,7 @@ class Metric:
     @property
     def axis(self) -> str:
         """Beside an axis."""
-        return f"{self.title}, {self.unit.sign}"
+        return f"{self.title}, {self.unit.sign}" if self.unit.sign else self.title
 
     def head(self, place: Place) -> str:
         """What it is called there."""

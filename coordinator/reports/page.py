@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.internals.section import device_columns, section
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
 from fleetune.coordinator.reports.metric import Metric, Place
 from fleetune.coordinator.reports.metrics import (
@@ -120,6 +121,7 @@ def write_page(page: Page) -> bytes:
         *([element("h2", "Methods"), _methods(page)] if page.rivals else []),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),
+        *section(page.summary, page.plots),
         *([element("h2", "Predictions"), *_predictions(page)] if page.summary.predicted_vs_actual else []),
         element("h2", "Devices"),
         _devices(page),
@@ -207,7 +209,11 @@ def _methods(page: Page) -> Element:
 
 
 def _plots(page: Page) -> Element:
-    shown = (figure(plot, _CAPTIONS[plot.name]) for plot in page.plots if plot.name != _PREDICTED)
+    shown = (
+        figure(plot, _CAPTIONS[plot.name])
+        for plot in page.plots
+        if plot.name in _CAPTIONS and plot.name != _PREDICTED
+    )
     return element("div", *shown, class_="plots")
 
 
@@ -227,7 +233,8 @@ def _devices(page: Page) -> Element:
     theirs = personal(page.rivals[rival]) if rival else {}
     gained = gains(page.summary, page.rivals[rival]) if rival else {}
     by_hand = [_SAMPLES, _PERSONAL, *_BEHIND]
-    behind = [*_BEHIND, *other_device_columns(_DEVICES, by_hand, page.summary.by_device.values())]
+    others = other_device_columns(_DEVICES, by_hand, page.summary.by_device.values())
+    behind = [*_BEHIND, *others, *device_columns(page.summary)]
     heads = ["device", "board", "p", _SAMPLES.head, *([rival] if rival else []), _PERSONAL.head]
     heads += [*(["gain, points"] if rival else []), *(one.head for one in behind), "why this p"]
     rows = []

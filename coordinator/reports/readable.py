@@ -61,6 +61,21 @@ def count(number: float | None) -> str:
     return UNKNOWN if number is None else f"{number:,}"
 
 
+def number(value: float | None) -> str:
+    """12,345, 2.5, 0.0313: whole numbers as they are, others to three figures."""
+    if value is None:
+        return UNKNOWN
+    whole = round(value)
+    if value == whole or abs(value) >= 999.5:
+        return f"{whole:,}" if abs(value) < 1e9 else f"{value:.3g}"
+    return f"{value:.3g}"
+
+
+def number_spread(value: float, deviation: float | None) -> str:
+    """2.5 ±0.3."""
+    return number(value) + (f" ±{deviation:.2g}" if deviation else "")
+
+
 def percent(fraction: float | None) -> str:
     """0.9134 as 91.3 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"

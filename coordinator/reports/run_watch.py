@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
+from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, DURATION, EXPECTED, shown_at
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
@@ -11,6 +12,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.participants import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.run.run_events import Activity
+from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
 
@@ -30,7 +32,9 @@ class Watch:
         self._settings = settings
         self._parameters = parameters
         self._simulated = simulated
+        self._internals = internals_of(settings.method)
         self._curve: tuple[RoundPoint, ...] = ()
+        self._inside = ""
         self._closed_s: list[float] = [0.0]
         self._last: dict[DeviceId, DeviceRound] = {}
 
@@ -40,6 +44,7 @@ class Watch:
         if not record.final_evaluation:
             self._curve = (*self._curve, point_of(record))
             self._closed_s.append(record.closed_s)
+            self._inside = inside_line(record, self._internals)
 
     def snapshot(
         self,
@@ -79,6 +84,7 @@ class Watch:
             elapsed_s=elapsed_s,
             remaining_s=self._remaining_s(open_round, elapsed_s),
             curve=self._curve,
+            inside=self._inside,
             bytes_up=sum(one.up for one in traffic),
             bytes_down=sum(one.down for one in traffic),
             dense_up=4 * self._parameters * sum(one.updates for one in traffic),

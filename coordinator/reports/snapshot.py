@@ -81,6 +81,7 @@ class Snapshot:
         elapsed_s: since the run began.
         remaining_s: estimate until its end; None: too early to tell.
         curve: of closed training rounds, ascending.
+        inside: what the method told of its inner workings in the last one, in one line; "" for nothing.
         bytes_up, bytes_down: payload of training so far.
         dense_up, dense_down: the same as whole models in float32.
         refused: what was refused, by kind.
@@ -104,6 +105,7 @@ class Snapshot:
     elapsed_s: float = 0.0
     remaining_s: float | None = None
     curve: tuple[RoundPoint, ...] = ()
+    inside: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
     dense_up: int = 0

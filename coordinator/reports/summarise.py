@@ -6,6 +6,8 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
+from fleetune.coordinator.reports.internals.course import courses
+from fleetune.coordinator.reports.internals.entries import metric_of
 from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import (
     AFTER,
@@ -31,6 +33,7 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.internals import Internal, declared_by
 from fleetune.protocols.skeletons.method import DeviceId
 
 T = TypeVar("T")
@@ -49,6 +52,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         state.counters,
         reports=reports,
         simulated=simulated,
+        internals=declared_by(run.method),
     )
 
 
@@ -61,6 +65,7 @@ def summarise(
     *,
     reports: Mapping[DeviceId, DeviceReport] | None = None,
     simulated: bool,
+    internals: Sequence[Internal] = (),
 ) -> Summary:
     """What a run came to.
 
@@ -72,10 +77,12 @@ def summarise(
         counters: of the engine: replies and declines that do not count, by objection, and the like.
         reports: the devices' latest.
         simulated: times are of a virtual clock.
+        internals: what its method tells of its inner workings.
     """
     training = [record for record in records if not record.final_evaluation]
     final_evaluation = next((record for record in records if record.final_evaluation), None)
-    rows = _devices(training, final_evaluation, ledger, reports or {})
+    of_updates = [metric_of(one) for one in internals if one.of == "update"]
+    rows = _devices(training, final_evaluation, ledger, reports or {}, of_updates)
     return Summary(
         method=settings.method["name"],
         model=spec.name,
@@ -96,6 +103,7 @@ def summarise(
         },
         by_device=rows,
         metrics=_over_devices(list(rows.values())),
+        internals=courses(internals, training) or UNSET,
     )
 
 
@@ -157,18 +165,25 @@ def _devices(
     final_evaluation: RoundRecord | None,
     ledger: Ledger,
     reports: Mapping[DeviceId, DeviceReport],
+    of_updates: Sequence[Metric],
 ) -> dict[DeviceId, DeviceSummary]:
     closing = final_evaluation.devices if final_evaluation else {}
     rounds = _by_device(training, lambda reply: reply)
     return {
-        device: _device(traffic, closing.get(device), reports.get(device), rounds.get(device, []))
+        device: _device(traffic, closing.get(device), reports.get(device), rounds.get(device, []), of_updates)
         for device, traffic in sorted(ledger.traffic.items())
     }
 
 
 def _device(
-    traffic: Traffic, closing: DeviceRound | None, report: DeviceReport | None, replies: Sequence[DeviceRound]
+    traffic: Traffic,
+    closing: DeviceRound | None,
+    report: DeviceReport | None,
+    replies: Sequence[DeviceRound],
+    of_updates: Sequence[Metric],
 ) -> DeviceSummary:
+    inside = {one.name: one.of_replies(replies) for one in of_updates}
+    known = {name: value for name, value in inside.items() if value is not None}
     return DeviceSummary(
         ratio=closing.ratio if closing else None,
         num_samples=closing.measures.num_samples if closing else None,
@@ -183,7 +198,7 @@ def _device(
         predicted_s=EXPECTED.of_replies(replies),
         actual_s=DURATION.of_replies(replies),
         joules=ENERGY.of_replies(replies),
-        metrics={one.name: one.of_replies(replies) for one in shown_at("summary")} or UNSET,
+        metrics={**{one.name: one.of_replies(replies) for one in shown_at("summary")}, **known} or UNSET,
     )
 
 

@@ -105,6 +105,40 @@ class PredictionErrors(Struct, frozen=True):
     after_five_rounds: Errors | None = None
 
 
+class InternalCourse(Struct, frozen=True, omit_defaults=True):
+    """One figure of a method's inner workings over a run (`protocols.skeletons.internals`).
+
+    The lists go together: an entry for each training round that tells it; in a long run for several rounds on
+    end, then the means are over these, and `least` and `greatest` of all of them.
+
+    Attributes:
+        title, about, unit, of, by: as the method declares it.
+        value: over the run: the mean over all updates, or the state's after the last round.
+        rounds: their numbers, the last of several.
+        mean: over the devices' updates, and over parts where it has them.
+        least, greatest: of any device and part.
+        parts: by part, its mean over the devices; None where it was not told.
+    """
+
+    title: str
+    about: str
+    unit: str
+    of: str
+    by: str | None
+    value: float
+    rounds: list[int]
+    mean: list[float]
+    least: list[float]
+    greatest: list[float]
+    parts: dict[str, list[float | None]] = field(default_factory=dict)
+
+    @property
+    def last_parts(self) -> dict[str, float]:
+        """As the parts were told of last."""
+        told = {part: [value for value in values if value is not None] for part, values in self.parts.items()}
+        return {part: values[-1] for part, values in told.items() if values}
+
+
 class DeviceSummary(Struct, frozen=True):
     """What a run came to for one device.
 
@@ -117,7 +151,8 @@ class DeviceSummary(Struct, frozen=True):
         reason: why it took its latest ratio.
         predicted_s, actual_s: of a round, medians over its training rounds.
         joules: of its training rounds.
-        metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
+        metrics: those that have no key of their own: of `metrics.METRICS`, where there are none today, and
+            `method.NAME`, the figures of the method's inner workings in its updates, means over its rounds.
     """
 
     ratio: float | None = None
@@ -153,6 +188,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         turned_away: by device, how many of its replies were refused, by kind.
         by_device: see `DeviceSummary`.
         metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
+        internals: by name, what the method tells of its inner workings; not there where it tells nothing.
     """
 
     method: str
@@ -172,11 +208,17 @@ class Summary(Struct, frozen=True, kw_only=True):
     turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
     by_device: dict[str, DeviceSummary] = field(default_factory=dict)
     metrics: dict[str, float | None] | UnsetType = UNSET
+    internals: dict[str, InternalCourse] | UnsetType = UNSET
 
     @property
     def ranked(self) -> list[float]:
         """The personal accuracies of all devices that have one, the worst first."""
         return sorted(row.personal for row in self.by_device.values() if row.personal is not None)
+
+    @property
+    def inside(self) -> dict[str, InternalCourse]:
+        """What the method tells of its inner workings, by name."""
+        return self.internals if isinstance(self.internals, dict) else {}
 
 
 def encoded(summary: Summary) -> bytes:

@@ -8,6 +8,9 @@ from msgspec.structs import replace
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.payloads import Measures
 
+Internals = dict[str, float | dict[str, float]]
+"""Figures of a method's inner workings by name: a number, or one for each part of several."""
+
 
 class DeviceRound(Struct, frozen=True, omit_defaults=True):
     """One device's reply in one round.
@@ -19,6 +22,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
         actual: what the round took of it.
         staleness: by how many aggregations the model it trained from was older than the newest.
         predicted: what it expected the round to take.
+        internals: what the method tells of its update.
     """
 
     ratio: float
@@ -28,6 +32,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     actual: RoundCost
     staleness: int = 0
     predicted: RoundCost = RoundCost()
+    internals: Internals = field(default_factory=dict)
 
     def told_late(self, told: RoundCost) -> Self:
         """With what the device could tell only when its reply had arrived."""
@@ -35,7 +40,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
         return replace(self, actual=replace(self.actual, upload_s=upload_s, joules=told.joules))
 
 
-class RoundRecord(Struct, frozen=True):
+class RoundRecord(Struct, frozen=True, omit_defaults=True):
     """One round that was closed; a line of rounds.jsonl.
 
     Attributes:
@@ -44,6 +49,7 @@ class RoundRecord(Struct, frozen=True):
         opened_s, closed_s: since the run began; simulated seconds in a simulation.
         participants: the devices that were asked; semi-asynchronously, that were at work or had replied.
         devices: the replies that count.
+        internals: what the method tells of its state after the round.
     """
 
     number: int
@@ -53,6 +59,7 @@ class RoundRecord(Struct, frozen=True):
     closed_s: float
     participants: tuple[str, ...]
     devices: dict[str, DeviceRound]
+    internals: Internals = field(default_factory=dict)
 
 
 class Traffic(Struct):

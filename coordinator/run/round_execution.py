@@ -29,6 +29,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.run.aggregation import Aggregating
 from fleetune.coordinator.run.assignment import OutgoingTask, Tasks
+from fleetune.coordinator.run.method_internals import MethodInternals
 from fleetune.coordinator.run.replies import ArrivingReply
 from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims
 from fleetune.coordinator.run.run_events import (
@@ -91,6 +92,7 @@ class RoundExecution:
         self._told: set[DeviceId] = set()  # whose reply is not written down yet
         self._before: Any = None  # the state before the round that closed last; None: it is in the store only
         self._closes = False
+        self._internals = MethodInternals(method)
         self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
         self._aggregating = Aggregating(
             method, self._scrutiny, settings.round.staleness_power, store.reply, self.method_state
@@ -235,6 +237,7 @@ class RoundExecution:
             actual=arriving.actual,
             staleness=arriving.staleness,
             predicted=arriving.predicted,
+            internals=self._internals.of_update(reply.update),
         )
         self._told.add(device)
         self._tasks.answered(device)
@@ -264,6 +267,7 @@ class RoundExecution:
             closed_s=now - began,
             participants=tuple(self._tasks.planned),
             devices={device: self._arrived[device] for device in action.devices},
+            internals={} if final_evaluation else self._internals.of_round(self.method_state),
         )
         if self._arrived.keys() != record.devices.keys():  # some did not aggregate, and were left out
             self._store.drop_device_rounds(action.number)

@@ -5,6 +5,7 @@ import time
 from rich.console import Console
 from rich.live import Live
 
+from fleetune.coordinator.reports.internals.table import internals_table
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.missing import Impatience, abandoned_line, missing_from
 from fleetune.coordinator.reports.outcome import with_personal
@@ -141,8 +142,9 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     shown = with_personal(summary, records)
     console.print(device_table(shown, boards=boards))
     console.print(run_table(shown))
-    if predictions := prediction_table(shown):
-        console.print(predictions)
+    for more in (internals_table(shown), prediction_table(shown)):
+        if more:
+            console.print(more)
     for file in files:
         if file.suffix in (".html", ".json", ".safetensors"):
             console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)

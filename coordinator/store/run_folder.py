@@ -11,7 +11,7 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove_empty, remove_tree
 
 STATE = "state.sqlite"
-INCOMING, BROKER, DEVICES, MODELS = "incoming", "broker", "devices", "models"
+INCOMING, BROKER, DEVICES, MODELS, INSIDE = "incoming", "broker", "devices", "models", "inside"
 SHARED = f"{MODELS}/shared.safetensors"
 PICTURES = (
     "accuracy-by-round",
@@ -22,7 +22,7 @@ PICTURES = (
     "predicted-by-actual",
 )
 OURS = (
-    *(INCOMING, BROKER, DEVICES, SHARED),
+    *(INCOMING, BROKER, DEVICES, INSIDE, SHARED),
     *("summary.json", "rounds.jsonl", "report.html"),
     *(f"{name}.png" for name in PICTURES),
     *(f"{STATE}-shm", f"{STATE}-wal", f"{STATE}-journal", STATE, LOCK),

@@ -14,6 +14,7 @@ import msgspec
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
+from fleetune.protocols.skeletons.internals import Internal, declared_by
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.user_code import as_line, user_module
 
@@ -88,6 +89,14 @@ def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> d
     """
     decided = _find(str(section.get("name"))).defaults_of_run(1)
     return {**section, **{key: begun[key] for key in decided if key in begun and key not in section}}
+
+
+def internals_of(section: Mapping[str, Any]) -> tuple[Internal, ...]:
+    """What the method of a [method] section tells of its inner workings; () too where it cannot be loaded."""
+    try:
+        return declared_by(_find(str(section.get("name"))))
+    except SettingError:
+        return ()
 
 
 def _find(name: str) -> Any:

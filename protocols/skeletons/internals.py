@@ -1,8 +1,12 @@
 """What may be seen of a method's inner workings: the figures that it tells of each update and each round."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+MOST_INTERNALS = 32  # of one method
+MOST_PARTS = 256  # of one figure
 
 Figure = float | Mapping[str, float]
 """A number, or one for each of several parts by their names: layers, rates."""
@@ -11,6 +15,9 @@ Figure = float | Mapping[str, float]
 @dataclass(frozen=True)
 class Internal:
     """One figure of a method's inner workings, by which a reader sees that a mechanism acts.
+
+    What a method tells is never in a round's way: what is not declared, not finite or beyond `MOST_PARTS` is
+    left out of the record with one line in the log, and so is all of it when telling raises.
 
     Attributes:
         name: stable, in snake case, unique within the method.
@@ -27,3 +34,13 @@ class Internal:
     unit: Literal["share", "count", "number"]
     of: Literal["update", "round"]
     by: str | None = None
+
+
+def declared_by(method: object) -> tuple[Internal, ...]:
+    """What a method, or its class, tells; what is wrong of it is left out: a user's own may hold anything."""
+    told = getattr(method, "internals", ())
+    found: dict[str, Internal] = {}
+    for one in told if isinstance(told, tuple) else ():
+        if isinstance(one, Internal) and re.fullmatch(r"[a-z][a-z0-9_]{0,40}", str(one.name)):
+            found.setdefault(one.name, one)
+    return tuple(found.values())[:MOST_INTERNALS]

@@ -21,9 +21,10 @@ from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
 from fleetune.tools.compare.comparison import Comparison, Contender, target_of
+from fleetune.tools.compare.figures import inside
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import methods_csv, rounds_csv, runs_csv, tables
+from fleetune.tools.compare.tables import internals_csv, methods_csv, rounds_csv, runs_csv, tables
 from fleetune.tools.simulator.show import progress_bar
 
 YARDSTICKS = ("local-only", "fedavg")
@@ -215,6 +216,8 @@ def _report(
         "runs.csv": runs_csv(comparison),
         "rounds.csv": rounds_csv(comparison),
     }
+    if inside(comparison.runs):
+        files["internals.csv"] = internals_csv(comparison)
     has_pictures = can_paint()
     if has_pictures:
         from fleetune.tools.compare.plots import draw
@@ -227,7 +230,7 @@ def _report(
     for name, data in files.items():
         write_atomically(folder / name, data, durable=False)
     console.print(tables(comparison))
-    for name in ("report.html", "methods.csv", "runs.csv", "rounds.csv"):
+    for name in ("report.html", *(name for name in files if name.endswith(".csv"))):
         console.print(f"  {folder / name}", soft_wrap=True)
 
 

@@ -6,6 +6,7 @@ Those of the first kind are entries of `coordinator.reports.metrics`; the others
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from fleetune.coordinator.reports.internals.entries import metrics_in
 from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, SECONDS, Metric, Value
 from fleetune.coordinator.reports.metrics import (
     AFTER,
@@ -61,8 +62,8 @@ class Figures:
     values: Mapping[str, Value]
 
     def of(self, metric: Metric) -> Value:
-        """Its value; None: not measured, or not reached."""
-        return self.values[metric.name]
+        """Its value; None: not measured, not reached, or another method's."""
+        return self.values.get(metric.name)
 
 
 BEST_AFTER = Metric(
@@ -154,9 +155,14 @@ def costs() -> tuple[Metric, ...]:
     return (*_COSTS, *_others())
 
 
+def inside(runs: Iterable[Played]) -> list[Metric]:
+    """What the methods of these runs tell of their inner workings; the last columns of the CSV files."""
+    return metrics_in(run.summary for run in runs)
+
+
 def figures_of(run: Played, target: Target | None) -> Figures:
     """All figures of a run."""
-    figures = (*FIGURES, *map(_of_run, _others()))
+    figures = (*FIGURES, *map(_of_run, [*_others(), *inside([run])]))
     values = {figure.metric.name: figure.of(run, target) for figure in figures}
     return Figures(run.label, run.summary.method, run.seed, values)
 

@@ -15,6 +15,7 @@ from fleetune.tools.compare.figures import (
     SECONDS_TO_TARGET,
     TO_TARGET,
     costs,
+    inside,
 )
 from fleetune.tools.compare.tables import (
     NOT_ALL,
@@ -56,6 +57,10 @@ _CAPTIONS = {
     "spread-over-devices": "Each dot is a device's personal model on its own test samples, all seeds "
     "together; circle: median, bar: the middle half of the devices.",
 }
+_ABOUT_INSIDE = (
+    "What the methods tell of their own mechanisms: of the devices' updates the mean over the run, of the "
+    "coordinator's state the last; of parts their mean. By round and part: internals.csv, each run's page."
+)
 _BAND = " Band: standard deviation over seeds."
 
 
@@ -97,6 +102,7 @@ def write_comparison(page: ComparisonPage) -> bytes:
         *_target(comparison),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),
+        *_inside(comparison),
         element("h2", "Settings"),
         _options(comparison),
         element("p"),
@@ -163,6 +169,21 @@ def _plots(page: ComparisonPage) -> Element:
         ),
         class_="plots",
     )
+
+
+def _inside(comparison: Comparison) -> list[Element]:
+    """What each method tells of its inner workings: a row a contender and figure."""
+    rows = []
+    for one in comparison.shown:
+        for metric in inside(comparison.of(one.label)):
+            found = comparison.spread(one.label, metric)
+            if found:
+                value = metric.unit.spread(found.mean, found.deviation)
+                title = element("td", metric.title, class_="text")
+                rows.append(row([one.label, title, value, element("td", metric.about, class_="prose")]))
+    heads = ["method", "figure", "value", "what it is"]
+    shown = [element("p", _ABOUT_INSIDE, class_="faint"), table(heads, rows, left=["figure", "what it is"])]
+    return [element("h2", "Inside the methods"), *shown] if rows else []
 
 
 def _options(comparison: Comparison) -> Element:

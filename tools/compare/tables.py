@@ -15,7 +15,7 @@ from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import BEFORE_MEAN, PERSONAL_MEAN, TOOK_PART
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.tools.compare.comparison import Comparison, Contender, Spread
-from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, costs, metrics
+from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, costs, inside, metrics
 
 NOT_REACHED = "not reached"
 
@@ -122,7 +122,11 @@ def runs_csv(comparison: Comparison) -> bytes:
         {"contender": one.contender, "method": one.method, "seed": one.seed, **one.values}
         for one in comparison.figures
     )
-    return _csv(["contender", "method", "seed", *(metric.name for metric in metrics())], rows)
+    return _csv(["contender", "method", "seed", *(metric.name for metric in _columns(comparison))], rows)
+
+
+def _columns(comparison: Comparison) -> list[Metric]:
+    return [*metrics(), *inside(comparison.runs)]
 
 
 def methods_csv(comparison: Comparison) -> bytes:
@@ -139,7 +143,7 @@ def methods_csv(comparison: Comparison) -> bytes:
         }
         if comparison.target:
             row.update(target=comparison.target.accuracy, target_reason=comparison.target.reason)
-        for metric in metrics():
+        for metric in _columns(comparison):
             found = comparison.spread(contender.label, metric)
             row.update(
                 {
@@ -148,7 +152,7 @@ def methods_csv(comparison: Comparison) -> bytes:
                 }
             )
         rows.append(row)
-    return _csv([*columns, *(f"{metric.name}_{part}" for metric in metrics() for part in parts)], rows)
+    return _csv([*columns, *(f"{one.name}_{part}" for one in _columns(comparison) for part in parts)], rows)
 
 
 def rounds_csv(comparison: Comparison) -> bytes:
@@ -160,6 +164,19 @@ def rounds_csv(comparison: Comparison) -> bytes:
     )
     columns = ["contender", "seed", "number", "closed_s", "up", "down", "before", "after", "known"]
     return _csv(columns, rows)
+
+
+def internals_csv(comparison: Comparison) -> bytes:
+    """What the methods told of their inner workings: one row a figure, a round of a run, and a part."""
+    rows: list[dict[str, object]] = []
+    for run in comparison.runs:
+        for name, course in run.summary.inside.items():
+            for at, number in enumerate(course.rounds):
+                row = {"contender": run.label, "seed": run.seed, "number": number, "figure": name}
+                ends = {"mean": course.mean[at], "least": course.least[at], "greatest": course.greatest[at]}
+                rows.append({**row, **ends})
+                rows += [{**row, "part": part, "mean": one[at]} for part, one in course.parts.items()]
+    return _csv(["contender", "seed", "number", "figure", "part", "mean", "least", "greatest"], rows)
 
 
 def cells(comparison: Comparison, contender: Contender, columns: Sequence[Metric]) -> list[Cell]:

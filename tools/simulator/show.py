@@ -1,10 +1,11 @@
 """What edge-sim shows: a bar with the time left while it runs, then tables, files and pictures."""
 
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,13 +15,19 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.internals.table import internals_table
+from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunEvent
+from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.skeletons.internals import Internal
 from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
@@ -31,28 +38,45 @@ console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) -> Summary:
     """Simulate a run with a progress bar, leave its report in `folder`; its summary."""
     method = settings.method["name"]
+    internals = internals_of(settings.method)
     with progress_bar(console) as bar:
         task = bar.add_task(method, total=settings.run.rounds, accuracy="")
 
         run, summary = simulate(
-            settings, folder, workers=workers, fresh=fresh, observers=[RoundBar(bar, task, method)]
+            settings, folder, workers=workers, fresh=fresh, observers=[RoundBar(bar, task, method, internals)]
         )
+        bar.inside = ""
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
     shown = with_personal(summary, run.controller.records())
     files = leave(run, summary)
     console.print(run_table(shown))
     console.print(device_table(shown, boards=boards, limit=10))
+    if inside := internals_table(shown):
+        console.print(inside)
     _list(files)
     return summary
+
+
+class RoundsProgress(Progress):
+    """Bars over rounds, and under them a line: what the method told of its inner workings last."""
+
+    inside = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.inside:
+            line = f"inside: {readable.printable(self.inside)}"
+            yield Text(line, "dim", overflow="ellipsis", no_wrap=True)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundBar:
     """Observes a run as a task of a progress bar, and prints lines for people above it."""
 
-    bar: Progress
+    bar: RoundsProgress
     task: TaskID
     method: str
+    internals: Sequence[Internal] = ()
 
     def observe(self, event: RunEvent) -> None:
         """Take an event in."""
@@ -63,10 +87,11 @@ class RoundBar:
                 self.bar.update(self.task, description=f"{self.method}, final evaluation")
             case RoundClosed(record):
                 accuracy = AFTER.unit.text(AFTER.of_round(record))
+                self.bar.inside = inside_line(record, self.internals)
                 self.bar.update(self.task, completed=record.number, accuracy=f"accuracy {accuracy}")
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar(console: Console) -> RoundsProgress:
     """A bar over rounds, with the time left; its tasks have a field `accuracy`."""
     columns = (
         TextColumn("{task.description}"),
@@ -78,7 +103,7 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, speed_estimate_period=600)
+    return RoundsProgress(*columns, console=console, speed_estimate_period=600)
 
 
 def _list(files: list[Path]) -> None:

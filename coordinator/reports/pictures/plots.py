@@ -15,6 +15,7 @@ from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
 from fleetune.coordinator.reports.outcome import gains, personal, yardstick
+from fleetune.coordinator.reports.pictures.inside import inside_pictures
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
 from fleetune.coordinator.reports.predictions import pairs_of
@@ -58,7 +59,8 @@ def draw(story: Story, theme: Theme) -> dict[str, Figure]:
     """The plots that this run has data for, by file name without suffix."""
     with rc_context(theme.settings):
         drawn = {name: plot(story, theme) for name, plot in _PLOTS.items()}
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+    known = {name: figure for name, figure in drawn.items() if figure is not None}
+    return {**known, **inside_pictures(story.summary, theme)}
 
 
 def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:

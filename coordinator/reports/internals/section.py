@@ -1,0 +1,68 @@
+"""A method's figures on the report's page: what each is, where it began and ended, and its picture."""
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from fleetune.coordinator.reports.internals.entries import PICTURE, PREFIX, metrics_in, unit_of
+from fleetune.coordinator.reports.internals.words import between
+from fleetune.coordinator.reports.markup import Plot, element, figure, row, table
+from fleetune.coordinator.reports.outcome import Column
+from fleetune.coordinator.reports.summary import InternalCourse, Summary
+
+_ABOUT = (
+    "What the method tells of its own mechanisms, round by round: does each act? Of the devices' updates it "
+    "is a round's mean; of the coordinator, its state after it. Of figures with parts the range is shown."
+)
+_HEADS = ["figure", "first round", "last round", "over the run", "what it is"]
+
+
+def section(summary: Summary, plots: Sequence[Plot]) -> list[Element]:
+    """The section "Inside the method"; nothing where it tells nothing."""
+    if not summary.inside:
+        return []
+    pictures = {plot.name.removeprefix(PICTURE): plot for plot in plots if plot.name.startswith(PICTURE)}
+    shown = [
+        figure(pictures[name], f"{one.about} {_read(one)}")
+        for name, one in summary.inside.items()
+        if name in pictures
+    ]
+    return [
+        element("h2", "Inside the method"),
+        element("p", _ABOUT, class_="faint"),
+        inside_table(summary),
+        *([element("p"), element("div", *shown, class_="plots")] if shown else []),
+    ]
+
+
+def device_columns(summary: Summary) -> list[Column]:
+    """Of the figures of updates without parts: means over each device's rounds."""
+    plain = {f"{PREFIX}{name}" for name, one in summary.inside.items() if one.of == "update" and not one.by}
+    return [Column(one.title, (one,)) for one in metrics_in([summary]) if one.name in plain]
+
+
+def inside_table(summary: Summary) -> Element:
+    """A row a figure."""
+    rows = [row([*cells(one), element("td", one.about, class_="prose")]) for one in summary.inside.values()]
+    return table(_HEADS, rows, left=_HEADS[-1:])
+
+
+def cells(course: InternalCourse) -> list[str]:
+    """Its title, how it was in its first and last round, and between which values it lay."""
+    text = unit_of(course.unit).text
+    ends = [text(course.mean[0]), text(course.mean[-1])]
+    if course.parts:
+        ends = [_over_parts(course, 0), _over_parts(course, -1)]
+    title = f"{course.title}, {len(course.parts)} {course.by}" if course.parts else course.title
+    return [title, *ends, between(min(course.least), max(course.greatest), course.unit)]
+
+
+def _over_parts(course: InternalCourse, at: int) -> str:
+    values = [one for values in course.parts.values() if (one := values[at]) is not None]
+    return between(min(values), max(values), course.unit)
+
+
+def _read(course: InternalCourse) -> str:
+    """How its picture is read."""
+    if course.parts:
+        return "At the right: the last values."
+    return "Band: from the least device to the greatest." if course.of == "update" else ""

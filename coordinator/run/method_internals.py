@@ -1,0 +1,88 @@
+"""What a method tells of its inner workings, fit for a record: checked, bounded, never in a round's way."""
+
+import logging
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fleetune.coordinator.rounds.records import Internals
+from fleetune.protocols.one_line import unexpected
+from fleetune.protocols.skeletons.internals import MOST_PARTS, Internal, declared_by
+from fleetune.protocols.skeletons.method import Method
+
+log = logging.getLogger(__name__)
+
+_GREATEST = 1e15  # a sum of many stays finite
+_DIGITS = 8  # significant: what float32 knows, and a short line in rounds.jsonl
+_LONGEST_PART = 64
+
+
+class MethodInternals:
+    """Asks one method, for the records of one run; each thing that is wrong is logged once.
+
+    Args:
+        method: of the run; may be a user's own.
+    """
+
+    def __init__(self, method: Method[Any, Any, Any, Any]) -> None:
+        self._method = method
+        self._declared = declared_by(method)
+        self._said: set[str] = set()
+
+    def of_update(self, update: object) -> Internals:
+        """Of an update that was decoded and checked; None, of the final evaluation, has none."""
+        return {} if update is None else self._told("update", lambda: self._method.seen_in_update(update))
+
+    def of_round(self, state: object) -> Internals:
+        """Of the state after a round."""
+        return self._told("round", lambda: self._method.seen_in_round(state))
+
+    def _told(self, of: str, tell: Callable[[], Mapping[str, Any]]) -> Internals:
+        declared = {one.name: one for one in self._declared if one.of == of}
+        if not declared:
+            return {}
+        found: Internals = {}
+        try:
+            with np.errstate(all="ignore"):
+                told = dict(tell())
+            for name, internal in declared.items():
+                if (figure := self._checked(internal, told.pop(name, None))) is not None:
+                    found[name] = figure
+        except Exception as fault:  # noqa: BLE001 - a user's own method may do anything
+            self._say(f"of the {of}: {unexpected(fault)}")
+            return {}
+        for name in told:
+            self._say(f"{name!r:.60} of the {of} is not declared")
+        return found
+
+    def _checked(self, internal: Internal, told: object) -> float | dict[str, float] | None:
+        if told is None:
+            return None
+        if internal.by is None:
+            return self._number(internal.name, told)
+        if not isinstance(told, Mapping):
+            self._say(f"{internal.name} has no parts")
+            return None
+        if len(told) > MOST_PARTS:
+            self._say(f"{internal.name} has {len(told)} parts; the first {MOST_PARTS} are kept")
+        parts = {str(part)[:_LONGEST_PART]: value for part, value in list(told.items())[:MOST_PARTS]}
+        known = {part: self._number(internal.name, value) for part, value in parts.items()}
+        return {part: value for part, value in known.items() if value is not None} or None
+
+    def _number(self, name: str, told: object) -> float | None:
+        if not isinstance(told, numbers.Real | np.bool_):
+            self._say(f"{name} is {type(told).__name__}, not a number")
+            return None
+        value = float(told)
+        if not math.isfinite(value) or abs(value) > _GREATEST:
+            self._say(f"{name} is not finite, or beyond {_GREATEST:g}")
+            return None
+        return float(f"{value:.{_DIGITS}g}")
+
+    def _say(self, problem: str) -> None:
+        if problem not in self._said and len(self._said) < MOST_PARTS:
+            self._said.add(problem)
+            log.warning("what the method tells of its inner workings is left out: %s", problem)
