@@ -108,6 +108,12 @@ def stopped(tmp_path_factory):
     return folder
 
 
+def as_told_then(record):
+    """Without what methods tell of their inner workings: that release asked for nothing of the kind."""
+    replies = {device: replace(reply, internals={}) for device, reply in record.devices.items()}
+    return replace(record, internals={}, devices=replies)
+
+
 @pytest.mark.parametrize(("mode", "method"), OLD_RUNS_HOLD)
 def test_a_stopped_run_of_any_method_ends_as_its_own_release_would_have_ended_it(stopped, mode, method):
     """Tasks and replies to the byte, the shared model, the devices' own ones, records and traffic."""
@@ -118,7 +124,9 @@ def test_a_stopped_run_of_any_method_ends_as_its_own_release_would_have_ended_it
     run.play(begin=then.pop("begin"))
     now = run.end()
     run.close()
-    assert now.pop("records") == msgspec.convert(then.pop("records"), list[RoundRecord])
+    assert [as_told_then(record) for record in now.pop("records")] == msgspec.convert(
+        then.pop("records"), list[RoundRecord]
+    )
     assert now.pop("traffic") == msgspec.convert(then.pop("traffic"), dict[str, Traffic])
     assert json.loads(json.dumps(now)) == then
 

@@ -58,14 +58,14 @@ def _heat_map(course: InternalCourse, theme: Theme) -> Figure:
         height_in=1.35 + 0.27 * min(max(len(names), 3), _MOST_NAMED),
     )
     colours = LinearSegmentedColormap.from_list("inside", [theme.ground, theme.ours])
-    colours.set_bad(theme.grid)
+    axes.set_facecolor(theme.grid)  # seen where nothing was told
     rows = [[nan if one is None else one for one in row] for row in course.parts.values()]
     top = high if high > low else low + 1
     axes.imshow(rows, cmap=colours, vmin=low, vmax=top, aspect="auto", interpolation="nearest")
     axes.grid(visible=False)
     step = -(-len(names) // _MOST_NAMED)
     places = range(0, len(names), step)
-    axes.set_yticks(places, [readable.clip(names[place]) for place in places])
+    axes.set_yticks(places, [readable.clip(readable.printable(names[place])) for place in places])
     columns = _columns(len(course.rounds))
     axes.set_xticks(columns, [str(course.rounds[column]) for column in columns])
     last = course.last_parts
@@ -96,4 +96,4 @@ def _scale(course: InternalCourse) -> tuple[float, str]:
 
 
 def _title(words: str) -> str:
-    return words[:1].upper() + words[1:]
+    return readable.printable(words[:1].upper() + words[1:])
