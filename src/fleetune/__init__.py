@@ -8,8 +8,8 @@ A method of your own (docs/add-a-method.md):
     SharedModel, Task, Update; what `plan` and `work` are given and give: Round, Budget, Trainer, FitPlan,
     Pull, Contrast, Distillation, Fit, lazily; what it costs: Choice, Cost, DeviceReport, estimate_bytes; the
     model: ModelSpec, TensorSpec, FlatArray, MaskArray; what travels: Patch, CoveredMean, Selection (one of
-    Everything, Layers, Neurons, ChosenNeurons, Entries); random draws: Key; types for what a peer may say:
-    `bounds`.
+    Everything, Layers, Neurons, ChosenNeurons, Entries); random draws: Key; what it tells of its
+    inner workings: Internal; types for what a peer may say: `bounds`.
 
 Runs from Python:
     read_run gives the RunSettings of a run.toml, simulate plays them on a virtual clock, to a Summary, which
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from fleetune.protocols.skeletons.choice import Choice as Choice
     from fleetune.protocols.skeletons.choice import Cost as Cost
     from fleetune.protocols.skeletons.choice import DeviceReport as DeviceReport
+    from fleetune.protocols.skeletons.internals import Internal as Internal
     from fleetune.protocols.skeletons.method import Method as Method
     from fleetune.protocols.skeletons.method import Round as Round
     from fleetune.protocols.skeletons.method import lazily as lazily
@@ -92,6 +93,7 @@ __all__ = [
     "FitPlan",
     "FlatArray",
     "FleetuneError",
+    "Internal",
     "Key",
     "Layers",
     "MaskArray",
@@ -140,6 +142,7 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.protocols.settings.run_settings": "RunSettings",
     "fleetune.protocols.skeletons.averaging": "ModelAveraging PersonalModel SharedModel Task Update",
     "fleetune.protocols.skeletons.choice": "Budget Choice Cost DeviceReport",
+    "fleetune.protocols.skeletons.internals": "Internal",
     "fleetune.protocols.skeletons.method": "Method Round lazily",
     "fleetune.protocols.skeletons.submodels": "SubModels",
     "fleetune.protocols.skeletons.targets": "PersonalTargets",
