@@ -30,17 +30,20 @@ Who is not there
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Number
 from fleetune.protocols.finite import check_loss
+from fleetune.protocols.methods.dcpfl import seen
 from fleetune.protocols.methods.dcpfl.groups import Group, Grouping
 from fleetune.protocols.methods.dcpfl.splitting import GroupDevelopment, ServerState, Update
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -98,6 +101,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
+    internals: ClassVar[tuple[Internal, ...]] = seen.INTERNALS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, str]:  # noqa: ARG003 - the same for all
@@ -163,14 +167,25 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         """The mean of the groups' models; for people, and what guests start from."""
         return state.grouping.mean_model()
 
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        return seen.in_update(update, self.spec.num_parameters)
+
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        return seen.in_round(state, tuple(self.spec.layers))
+
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Whole layers, the smallest first. The cost is a plain full round's: a training, and the loss
-        before it. A trial's is that of two trainings and three losses.
+        """Whole layers, the smallest first.
+
+        The cost is the most that any round but a trial takes: all of these layers both ways, as in the first
+        rounds and at full syncs; a training, and the loss before it. Rounds in which layers wait take less.
+        A trial, of which there are a few in a run, takes two models down, none up, two trainings and three
+        losses. Its time is not counted, lest it shut devices out of all other rounds: one that is late in a
+        trial misses one round. Its memory is: two models more, the new group's and what training makes of it.
         """
         found = []
         for count in np.cumsum(np.sort(self._layer_sizes)):
             size = estimate_bytes(int(count))
-            cost = Cost(bytes_down=size, bytes_up=size, extra_epochs=EVALUATION_EPOCHS)
+            cost = Cost(size, size, memory_bytes=2 * 4 * self.spec.size, extra_epochs=EVALUATION_EPOCHS)
             found.append(Choice(int(count) / self.spec.num_parameters, cost))
         return found
 

@@ -45,6 +45,7 @@ class ServerState:
         synced: the round in which each device last took part; absent: it has the initial model.
         ratios: each device's.
         pairs: discrepancies so far.
+        won, lost: trials so far.
     """
 
     grouping: Grouping
@@ -58,6 +59,8 @@ class ServerState:
     synced: dict[DeviceId, int] = field(default_factory=dict)
     ratios: dict[DeviceId, float] = field(default_factory=dict)
     pairs: PairMeans = field(default_factory=PairMeans)
+    won: int = 0
+    lost: int = 0
 
     def on_trial(self, device: DeviceId) -> bool:
         """Whether the trial would change the device's group."""
@@ -175,8 +178,9 @@ class GroupDevelopment:
         old, new = zip(*votes, strict=True)
         state = replace(state, trial=None, phase="settle")
         if not better(new, old):
-            return replace(state, held_until=state.round + self.hold_rounds)
-        return replace(state, grouping=trial.refreshed(state.grouping), curve=(), accepted=state.round)
+            return replace(state, held_until=state.round + self.hold_rounds, lost=state.lost + 1)
+        grouping, won = trial.refreshed(state.grouping), state.won + 1
+        return replace(state, grouping=grouping, curve=(), accepted=state.round, won=won)
 
     def _split_due(self, state: ServerState) -> Split | None:
         """The groups to come; None: it is too early, or there are none."""

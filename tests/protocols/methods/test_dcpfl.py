@@ -596,7 +596,28 @@ def test_a_new_ratio_brings_the_layers_it_adds(fleet):
 def test_choices_are_whole_layers():
     choices = DCPFL(SPEC).choices(DeviceReport("d"))
     assert [choice.cost.bytes_up for choice in choices] == [estimate_bytes(n) for n in (6, 27, 57)]
+    assert [choice.cost.bytes_down for choice in choices] == [estimate_bytes(n) for n in (6, 27, 57)]
+    assert {choice.cost.memory_bytes for choice in choices} == {2 * 4 * SPEC.size}
     assert choices[-1].ratio == 1.0
+
+
+def test_no_round_but_a_trial_takes_more_than_its_price(fleet):
+    entries = {"a0": 6, "a1": 27, "b0": 27}
+    ratios = {device: count / 57 for device, count in entries.items()}
+    run, trials, most = fleet(low_discrepancy="auto", frequent_share=0.5, ratios=ratios), 0, {}
+    offered = [choice.ratio for choice in run.method.choices(DeviceReport("d"))]
+    assert offered == [6 / 57, 27 / 57, 1.0]
+    for _ in range(30):
+        run.round()
+        for device in NAMES:
+            task, update, priced = run.tasks[device], run.updates[device], entries.get(device, 57)
+            most[device] = max(most.get(device, 0), update.patch.values.size)
+            trials += task.trial is not None
+            assert task.patch.values.size <= priced
+            assert update.patch.values.size <= priced * (task.trial is None)
+            assert task.trial is None or task.trial.values.size <= priced
+    assert trials
+    assert most == {device: entries.get(device, 57) for device in NAMES}
 
 
 def test_a_final_evaluation_holds_no_trial_and_sends_nothing_up(fleet):
@@ -604,6 +625,48 @@ def test_a_final_evaluation_holds_no_trial_and_sends_nothing_up(fleet):
     _, tasks = run.method.plan(run.state, Round(run.number + 1, ("a0",), final_evaluation=True), Key.of(1))
     assert tasks["a0"].trial is None
     assert tasks["a0"].upload == Layers(())
+
+
+# what is told of its inner workings
+
+
+def seen(run):
+    updates = {device: run.method.seen_in_update(update) for device, update in run.updates.items()}
+    return updates, run.method.seen_in_round(run.state)
+
+
+def test_it_tells_what_it_declares_and_nothing_else(fleet):
+    run, told = fleet(low_discrepancy="auto", frequent_share=0.5), set()
+    for _ in range(20):
+        updates, state = seen(run.round())
+        told |= {("round", name) for name in state}
+        told |= {("update", name) for update in updates.values() for name in update}
+    assert told == {(one.of, one.name) for one in run.method.internals}
+
+
+def test_it_tells_which_layers_wait_and_what_is_sent(fleet):
+    updates, state = seen(fleet(calm="a", **AUTO).round().round().round().round())
+    assert updates["a0"] == {"sent": 27 / 57}
+    assert state["interval"] == {"a": 3.0, "n": 1.0, "b": 1.0}
+    assert state["layer_apart"]["a"] == 0.0
+    assert sum(state["layer_apart"].values()) == pytest.approx(3.0)
+
+
+def test_it_tells_trials_and_that_groups_are_of_those_who_are_alike(fleet):
+    run = fleet()
+    while run.groups() != HALVES:
+        assert seen(run)[1]["groups"] == 1
+        assert list(seen(run)[1].get("pairs_apart", ())) in ([], ["in one group"])
+        run.round()
+    updates, state = seen(run)
+    assert all(update["sent"] == 0 and update["trial_gain"] > 0 for update in updates.values())
+    assert (state["groups"], state["trials_won"], state["trials_lost"]) == (2, 1, 0)
+    assert state["gamma"] < 1
+    assert state["pairs_apart"]["in one group"] < 0.5
+    assert state["pairs_apart"]["in two groups"] > 1
+    run.until("trial").round(votes=(1.0, 2.0))
+    assert [seen(run)[1][name] for name in ("groups", "trials_won", "trials_lost")] == [2, 1, 1]
+    assert seen(run)[0]["a0"]["trial_gain"] == -1.0
 
 
 @pytest.mark.parametrize(

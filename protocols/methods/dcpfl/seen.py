@@ -1,0 +1,105 @@
+"""What is told of DC-PFL's inner workings: its groups and trials, which layers wait and why, what is sent."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans
+from fleetune.protocols.methods.dcpfl.groups import Grouping
+from fleetune.protocols.methods.dcpfl.splitting import ServerState, Update
+from fleetune.protocols.skeletons.internals import Figure, Internal
+
+_LAYERS = "mean over devices"
+
+INTERNALS = (
+    Internal("sent", "sent up", "parameters that a device sent, of all; 0 in a trial", "share", "update"),
+    Internal(
+        "trial_gain",
+        "gain of a trial",
+        "by how much the new group's model leaves less training loss than the old one's; above 0 it is kept",
+        "number",
+        "update",
+    ),
+    Internal("groups", "groups", "groups of devices, more with each trial that is won", "count", "round"),
+    Internal("gamma", "gamma", "normalised distance up to which devices share a group", "number", "round"),
+    Internal("trials_won", "trials won", "splits that were tried and kept so far", "count", "round"),
+    Internal("trials_lost", "trials lost", "splits that were tried and dropped so far", "count", "round"),
+    Internal(
+        "pairs_apart",
+        "discrepancy of pairs",
+        "D_ij over its mean over all pairs: groups whose members are alike lie below 1",
+        "number",
+        "round",
+        by="kinds of pair",
+    ),
+    Internal(
+        "interval",
+        "interval",
+        f"rounds from one upload of a layer to the next (tau_gl), {_LAYERS}; calm layers wait longer",
+        "number",
+        "round",
+        by="layers",
+    ),
+    Internal(
+        "layer_apart",
+        "layer discrepancy",
+        f"D_gl over D_g when the intervals were last set, {_LAYERS}; the largest do not wait",
+        "number",
+        "round",
+        by="layers",
+    ),
+)
+
+
+def in_update(update: Update, num_parameters: int) -> Mapping[str, Figure]:
+    """Of a device's update."""
+    found: dict[str, Figure] = {"sent": update.patch.values.size / num_parameters}
+    if update.trial is not None:
+        old, new = update.trial
+        found["trial_gain"] = old - new
+    return found
+
+
+def in_round(state: ServerState, layers: tuple[str, ...]) -> Mapping[str, Figure]:
+    """Of the state after a round, for layers of these names."""
+    grouping = state.grouping
+    sizes = np.array([len(grouping.members(place)) for place in range(len(grouping.groups))])
+    return {
+        "groups": len(grouping.groups),
+        "gamma": grouping.gamma,
+        "trials_won": state.won,
+        "trials_lost": state.lost,
+        "pairs_apart": _pairs_apart(state.pairs, grouping),
+        **_of_layers("interval", layers, sizes, [group.every for group in grouping.groups]),
+        **_of_layers("layer_apart", layers, sizes, [_relative(group.apart) for group in grouping.groups]),
+    }
+
+
+def _relative(apart: NDArray[np.float64]) -> NDArray[np.float64]:
+    """D_gl over D_g; empty where nothing was measured or all members are alike."""
+    return apart / apart.mean() if apart.size and apart.mean() > 0 else np.zeros(0)
+
+
+def _of_layers(
+    name: str, layers: tuple[str, ...], sizes: NDArray[np.int64], rows: list[NDArray[np.generic]]
+) -> Mapping[str, Figure]:
+    """Each group's figures of its layers, averaged by members; groups without figures do not count."""
+    counted = [place for place, row in enumerate(rows) if row.size and sizes[place]]
+    if not counted:
+        return {}
+    mean = np.average([rows[place] for place in counted], axis=0, weights=sizes[counted])
+    return {name: dict(zip(layers, mean.tolist(), strict=True))}
+
+
+def _pairs_apart(pairs: PairMeans, grouping: Grouping) -> Mapping[str, float]:
+    """Only of pairs that were compared; a kind of which there is no pair is left out."""
+    met = np.triu(pairs.counts > 0, 1)
+    means = pairs.sums / np.maximum(pairs.counts, 1)
+    usual = means[met].mean() if met.any() else 0.0
+    if not usual > 0:
+        return {}
+    places = np.array([-1 if (at := grouping.place_of(one)) is None else at for one in pairs.devices])
+    alike = places[:, np.newaxis] == places
+    kinds = {"in one group": met & alike, "in two groups": met & ~alike}
+    return {kind: float(means[these].mean() / usual) for kind, these in kinds.items() if these.any()}
