@@ -185,5 +185,15 @@ DC_PFL = [
         note="the paper's NoDC: groups of one threshold, without a trial",
         seed=2,
     ),
+    Case(
+        name="the most discrepant layers that fit go every round",
+        method="dc-pfl",
+        settings={**GROUPS, "low_discrepancy": "auto", "frequent_share": 0.5},
+        devices={"a": (10, 1.0), "b": (20, 1.0), "c": (30, 1.0), "d": (5, 1.0)},
+        rounds=("abcd", *["abcd"] * 9, "abd", "abcd/bcd"),
+        clusters=("ab", "cd"),
+        spread=0.2,
+        note="layers are measured only where all were averaged equally long ago",
+    ),
 ]
 CASES = [*FEDSPU, *SRP_PFED, *KAPC, *FEDPURIN, *DC_PFL]

@@ -58,7 +58,9 @@ none; alone in its group, none. After a round of whole uploads the trial's round
 `trial` is the new group's; devices report both losses after training and no weights. The winner is adopted
 and sent whole in the next round (phase settle), whose loss does not count for the curve, which is the mean
 of every device's latest loss. Averages are by samples. `groups` are named by their first member; `phase` is
-that of the next round; a guest starts from the mean of the groups and comes into the nearest one.
+that of the next round; a guest starts from the mean of the groups and comes into the nearest one. A
+`low_discrepancy` of "auto": by falling D_gl (eq. 5) layers go every tau rounds that still fit into
+`frequent_share` of the parameters, or the first of them; measured where all were averaged equally long ago.
 """,
 }
 

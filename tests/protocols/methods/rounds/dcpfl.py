@@ -116,9 +116,22 @@ class Coordinator:
                 sum(apart(w[at], weights[at]) for w in copies) / len(copies)
                 for at, copies in zip(self.layers, holders, strict=True)
             ]
-            low = self.settings["low_discrepancy"] * sum(found) / len(found)
-            every = [slow if less(own, low) else quick for own in found]
+            if self.settings["low_discrepancy"] == "auto":
+                if len(set(group["averaged"])) == 1:
+                    every = [quick if layer in self.frequent(found) else slow for layer in range(len(found))]
+            else:
+                low = self.settings["low_discrepancy"] * sum(found) / len(found)
+                every = [slow if less(own, low) else quick for own in found]
         return {"weights": weights, "averaged": averaged, "every": every}
+
+    def frequent(self, found):
+        """By falling discrepancy the layers that still fit into a share of the parameters, or the first."""
+        taken, share = [], self.settings["frequent_share"]
+        everything = sum(len(at) for at in self.layers)
+        for _, layer in sorted((-own, layer) for layer, own in enumerate(found)):
+            if sum(len(self.layers[at]) for at in [*taken, layer]) <= share * everything:
+                taken.append(layer)
+        return taken or [max(range(len(found)), key=lambda layer: (found[layer], -layer))]
 
     def compare(self, sent):
         """Each pair's first `start_rounds` discrepancies (eq. 3), over the layers that both sent."""

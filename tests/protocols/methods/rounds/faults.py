@@ -318,3 +318,15 @@ def the_curve_forgets_who_is_absent(after, method, state, heard):
 @fault("dc-pfl", groups, "covered_average")
 def a_groups_average_does_not_weigh_samples(average, weights, updates, spec):
     return average(weights, equally(updates), spec)
+
+
+@fault("dc-pfl", groups, "calm_layers")
+def the_least_discrepant_layers_go_every_round(calm_layers, found, sizes, share):
+    return calm_layers(-found, sizes, share)
+
+
+@fault("dc-pfl", groups.Averaging, "average")
+def layers_that_have_waited_are_measured_with_the_others(average, method, group, *rest, **also):
+    alike = replace(group, averaged=np.full_like(group.averaged, group.averaged.max()))
+    after = average(method, alike, *rest, **also)
+    return replace(after, averaged=average(method, group, *rest, **also).averaged)
