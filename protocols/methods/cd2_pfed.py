@@ -81,7 +81,7 @@ class CD2pFed(ModelAveraging):
         Internal(
             "private_share",
             "private",
-            "p: the share of the parameters that stays on the device; it grows to its largest value",
+            "p: the share of the parameters that stays on the device; it grows to its largest value.",
             "share",
             of="update",
         ),

@@ -202,11 +202,18 @@ class ClusterFL(PersonalTargets[ServerState]):
 
     state_type = ServerState
     internals: ClassVar[tuple[Internal, ...]] = (
-        Internal("group_devices", "devices in a group", "of K-means", "count", of="round", by="groups"),
+        Internal(
+            "group_devices",
+            "devices in a group",
+            "How many are in each group of K-means.",
+            "count",
+            of="round",
+            by="groups",
+        ),
         Internal(
             "consensus_gap",
             "copies apart",
-            "|O - F' W| / |F' W|: how far ADMM's copies are from what they stand for; falls as it converges",
+            "|O - F' W| / |F' W|: how far ADMM's copies are from what they stand for; falls as it converges.",
             "number",
             of="round",
         ),

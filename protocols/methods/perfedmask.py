@@ -162,7 +162,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         Internal(
             "trainers",
             "devices that train a layer",
-            "M: the share of the devices whose mask has the layer; a layer at 0 stays as it was drawn",
+            "M: the share of the devices whose mask has the layer; a layer at 0 stays as it was drawn.",
             "share",
             of="round",
             by="layers",

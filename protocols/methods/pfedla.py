@@ -158,7 +158,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         Internal(
             "own_share",
             "own share",
-            "alpha_i^li, mean over devices: how much of a layer is the device's own; 1 / devices at first",
+            "alpha_i^li, mean over devices: how much of a layer is the device's own; 1 / devices at first.",
             "share",
             of="round",
             by="layers",

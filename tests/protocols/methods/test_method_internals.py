@@ -1,6 +1,7 @@
 """What methods tell of their inner workings: all that is declared is seen, and nothing else."""
 
 import math
+from dataclasses import fields
 
 import pytest
 from tests.helpers.every_method import SETTINGS
@@ -28,9 +29,8 @@ class Watched(Run):
                 told.append(("round", self.seen_in_round(state)))
                 return state
 
-        self.method = Listening(
-            **{name: getattr(self.method, name) for name in self.method.__dataclass_fields__}
-        )
+        names = [one.name for one in fields(self.method)]
+        self.method = Listening(**{name: getattr(self.method, name) for name in names})
 
 
 def telling(name):
