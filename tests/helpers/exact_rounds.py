@@ -83,14 +83,16 @@ def _extra(w, plan):
 
 
 class Fleet:
-    """`tasks` and `updates` are the last round's; `device` and `state` what is kept."""
+    """`tasks` and `updates` are the last round's; `device` and `state` what is kept. With `ratio` all devices
+    run at it, instead of at their own.
+    """
 
-    def __init__(self, name, settings=None, devices="abc"):
+    def __init__(self, name, settings=None, devices="abc", ratio=None):
         self.method = create(name, SPEC, settings or {})
         self.state = self.method.init_coordinator(START)
         for device in devices:
-            samples, ratio = DEVICES[device]
-            report = DeviceReport(device, num_samples=samples, ratio=ratio)
+            samples, own_ratio = DEVICES[device]
+            report = DeviceReport(device, num_samples=samples, ratio=own_ratio if ratio is None else ratio)
             self.state = self.method.admit(self.state, report)
         self.device = {device: self.method.init_device(START) for device in devices}
         self.trainer = {device: Exact(device) for device in devices}

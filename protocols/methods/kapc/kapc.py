@@ -12,31 +12,39 @@ written back; targets mix participants only. A device's layers stay as last hear
 never heard from stands at the initial weights, which all devices start from. A late joiner gets 1/N of
 every row of R, the others keep their proportions; its own rows start uniform. An update overwrites the
 sender's own latest layers and nothing else; entries of norm layers in it have no effect.
+
+Who can afford less: at the ratio k / L a device exchanges the first k layers, both ways, from its first round
+on; each layer is related, and mixed, among the participants that exchange it. Fleetune's extension: the paper
+has devices that send and receive all.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from fleetune.protocols.methods.kapc import bls, relationship_cube
+from fleetune.protocols.methods.kapc import bls, relationship_cube, seen
 from fleetune.protocols.methods.kapc.bls import Visit
-from fleetune.protocols.methods.kapc.state import ServerState
+from fleetune.protocols.methods.kapc.circles import Circle, circles
+from fleetune.protocols.methods.kapc.state import Coached, ServerState
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.targets import Update
 from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
+
+PLAIN_RATE, PER_LAYER_RATE = 0.01, 0.1
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,12 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         coaching: lambda, strength of the pull towards the target.
         equal_sharing: beta, strength with which R is held near equal shares. The paper: 0.005 * lambda for
             very uneven classes (alpha 0.1), 0.5 * lambda for less uneven ones (alpha 0.3).
-        relation_rate: eta, learning rate of R.
+        step: how long a step on R is. `plain`: relation_rate times the gradient, as in section 7.1; how far R
+            moves then depends on how large layers and their weights are. `per-layer`: for each layer,
+            relation_rate / L_r, the inverse of its own curvature as in Theorem 1, along the rows that sum
+            to 1; it depends on nothing but how the devices' weights differ from one another.
+        relation_rate: eta, learning rate of R; without it 0.01 for plain steps, as in the paper, and
+            PER_LAYER_RATE for those per layer, where 1 is Theorem 1's. 0: R stays at equal shares.
         relation_steps: E_r, gradient steps on R a round.
         safe_step: keep each of them within the inverse of its curvature; for many steps, which else may run
             away. A row that did becomes uniform.
@@ -65,13 +78,15 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     spec: ModelSpec
     coaching: Annotated[float, Meta(ge=0)] = 1.0
     equal_sharing: Annotated[float, Meta(ge=0)] = 0.005
-    relation_rate: Annotated[float, Meta(ge=0)] = 0.01
+    step: Literal["plain", "per-layer"] = "plain"
+    relation_rate: Annotated[float, Meta(ge=0)] | None = None
     relation_steps: Annotated[int, Meta(ge=0, le=1000)] = 1
     safe_step: bool = False
     rows: Literal["clip", "simplex"] = "clip"
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
+    internals: ClassVar[tuple[Internal, ...]] = seen.INTERNALS
 
     @cached_property
     def layers(self) -> dict[str, slice]:
@@ -83,7 +98,11 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return ServerState.of(weights, len(self.layers))
 
     def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
-        return state if report.device in state.devices else state.knowing([report.device])
+        if report.device not in state.devices:
+            state = state.knowing([report.device])
+        if state.ratios.get(report.device, 1.0) == report.ratio:
+            return state
+        return replace(state, ratios={**state.ratios, report.device: report.ratio})
 
     def init_device(self, weights: FlatArray) -> ClientState:
         return ClientState(weights)
@@ -92,19 +111,29 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
         state = state.knowing(round_.participants).related_to_all()
-        places = state.places(round_.participants)
-        copies = state.copies(round_.participants, self.layers.values())
-        shares = self._step(relationship_cube.slice_participants(state.cube, places), copies)
+        reach = {device: self._reach(state.ratios.get(device, 1.0)) for device in round_.participants}
+        exchanged = [self._circle(state, *circle) for circle in circles(reach)]
+        own = self._own_shares(exchanged, round_.participants)
+        sent = {
+            device: self._sent(shares, reach[device], state.uploaded.get(device))
+            for device, shares in zip(round_.participants, own, strict=True)
+        }
 
         def task(device: DeviceId) -> Task:
-            place = round_.participants.index(device)
-            target = relationship_cube.server_model(shares[place], copies)
-            sent = self._sent(shares[place], place, state.uploaded.get(device))
-            values = np.concatenate([np.empty(0), *(target[layer] for layer in sent)])
-            return Task(Patch(self._named(sent), values.astype(np.float32)))
+            layers = sent[device]
+            target = [target for circle in exchanged for target in circle.targets(device, layers)]
+            values = np.concatenate([np.empty(0), *target])
+            return Task(Patch(self._named(layers), values.astype(np.float32)))
 
-        written = relationship_cube.write_back(state.cube, places, shares)
-        return replace(state, cube=written), lazily(round_.participants, task)
+        cube = state.cube.copy()
+        for circle in exchanged:
+            span, places = slice(circle.layers.start, circle.layers.stop), state.places(circle.devices)
+            cube[:, span] = relationship_cube.write_back(cube[:, span], places, circle.shares)
+        is_sent = np.array(
+            [[layer in layers for layer in range(len(self.layers))] for layers in sent.values()]
+        )
+        coached = Coached(own, np.array(list(reach.values()), dtype=np.int64), is_sent)
+        return replace(state, cube=cube, coached=coached), lazily(round_.participants, task)
 
     def work(
         self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
@@ -114,8 +143,8 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         pull = Pull(target, self.coaching, Layers(tuple(self.layers)).mask(self.spec))
         weights = trainer.fit(state.weights, FitPlan(pull=pull), key).weights
         visit = self._select(state.visit, weights, target, trainer.num_classes_held)
-        affordable = max(1, int(budget.ratio * len(self.layers) + 1e-9))
-        count = len(self.layers) if visit is None else min(visit.uploaded, affordable)
+        affordable = self._reach(budget.ratio)
+        count = affordable if visit is None else min(visit.uploaded, affordable)
         return ClientState(weights, visit), Update(Patch.of(weights, self._named(range(count)), self.spec))
 
     def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
@@ -127,29 +156,75 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return replace(state, latest=latest, uploaded=uploaded)
 
     def shared_model(self, state: ServerState) -> FlatArray:
-        """The plain mean of the devices heard from, for whoever comes without a model of their own."""
+        """The plain mean of the devices heard from, of each layer those that exchange it, for whoever comes
+        without a model of their own.
+        """
         shared = state.initial.copy()
-        if state.latest:
-            equal = np.full((len(self.layers), len(state.latest)), 1 / len(state.latest))
-            copies = state.copies(sorted(state.latest), self.layers.values())
-            mean = relationship_cube.server_model(equal, copies)
-            for where, layer in zip(self.layers.values(), mean, strict=True):
+        reach = {device: self._reach(state.ratios.get(device, 1.0)) for device in sorted(state.latest)}
+        places = list(self.layers.values())
+        for layers, devices in circles(reach):
+            span = places[layers.start : layers.stop]
+            equal = np.full((len(span), len(devices)), 1 / len(devices))
+            mean = relationship_cube.server_model(equal, state.copies(devices, span))
+            for where, layer in zip(span, mean, strict=True):
                 shared[where] = layer
         return shared
 
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        return seen.in_update(self._prefix(update.patch), self._sizes)
+
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        return {} if state.coached is None else seen.in_round(state.coached, list(self.layers), self._sizes)
+
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """All layers both ways; the device holds its target beside its model."""
-        return [self._choice(len(self.layers))]
+        """The first layers both ways, any number of them. At each the device holds a whole target beside its
+        model: layers that do not come are pulled to where they were.
+        """
+        return [self._choice(count) for count in range(1, len(self.layers) + 1)]
+
+    def _choice(self, exchanged: int) -> Choice:
+        each_way = estimate_bytes(sum(self._sizes[:exchanged]))
+        cost = Cost(bytes_down=each_way, bytes_up=each_way, memory_bytes=4 * self.spec.size)
+        return Choice(exchanged / len(self.layers), cost)
+
+    def _reach(self, ratio: float) -> int:
+        """How many layers, from the first, a device exchanges at most."""
+        return max(1, int(ratio * len(self.layers) + 1e-9))
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """How many entries each layer has."""
+        return [where.stop - where.start for where in self.layers.values()]
+
+    def _circle(self, state: ServerState, layers: range, devices: tuple[DeviceId, ...]) -> Circle:
+        """The step on a circle's part of the cube, from how it stands in `state`."""
+        places, span = state.places(devices), slice(layers.start, layers.stop)
+        copies = state.copies(devices, list(self.layers.values())[span])
+        before = relationship_cube.slice_participants(state.cube[:, span], places)
+        return Circle(layers, devices, self._step(before, copies), copies)
+
+    def _own_shares(
+        self, exchanged: Sequence[Circle], participants: Sequence[DeviceId]
+    ) -> NDArray[np.float64]:
+        """Each participant's share in its own target, shape (participants, L); 1 where it has none."""
+        own = np.ones((len(participants), len(self.layers)))
+        at = {device: place for place, device in enumerate(participants)}
+        for circle in exchanged:
+            for place, device in enumerate(circle.devices):
+                own[at[device], circle.layers] = circle.shares[place, :, place]
+        return own
 
     def _step(self, shares: relationship_cube.Cube, copies: list[list[FlatArray]]) -> relationship_cube.Cube:
         """`relation_steps` gradient steps on the participants' cube, then shares again (eq. 12 and 32)."""
-        grams = [relationship_cube.gram(layer) for layer in copies]
+        per_layer = self.step == "per-layer"
+        default = PER_LAYER_RATE if per_layer else PLAIN_RATE
         step = partial(
             relationship_cube.descend,
-            grams=grams,
+            grams=[relationship_cube.gram(layer, centred=per_layer) for layer in copies],
             coaching=self.coaching,
             equal_sharing=self.equal_sharing,
-            rate=self.relation_rate,
+            rate=default if self.relation_rate is None else self.relation_rate,
+            per_layer=per_layer,
             safe=self.safe_step,
         )
         with np.errstate(over="ignore", invalid="ignore"):
@@ -161,9 +236,9 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
             shares
         )
 
-    def _sent(self, rows: NDArray[np.float64], place: int, uploaded: int | None) -> Sequence[int]:
-        """The layers to send down."""
-        return range(len(self.layers))
+    def _sent(self, own: NDArray[np.float64], reach: int, uploaded: int | None) -> Sequence[int]:
+        """The layers to send down to a device with these shares in its own target, shape (L,)."""
+        return range(reach)
 
     def _prefix(self, patch: Patch) -> int:
         """How many layers, from the first, are in a patch."""
@@ -181,41 +256,38 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         names = tuple(self.layers)
         return Layers(tuple(names[layer] for layer in layers))
 
-    def _choice(self, uploaded: int) -> Choice:
-        sizes = [where.stop - where.start for where in self.layers.values()]
-        down, up = estimate_bytes(sum(sizes)), estimate_bytes(sum(sizes[:uploaded]))
-        cost = Cost(bytes_down=down, bytes_up=up, memory_bytes=4 * self.spec.size)
-        return Choice(uploaded / len(sizes), cost)
-
 
 @dataclass(frozen=True)
 class KAPCwithBLS(KAPC):
     """KAPC that sends only the layers worth sending. Settings beyond KAPC's:
 
     Attributes:
-        self_threshold: mu. A layer is not sent down when the device's share in its own target is above it.
+        self_threshold: mu. A layer is not sent down when the device's share in its own target is above it;
+            at 1 none is left out for that, which is BLS without its downlink part.
         search: for Omega, the number of layers that go up: `largest`, the largest that satisfies
             inequality (29); or `literal`, as Algorithm 4 is printed.
         targets: which layers get a target: those that the device sent up at its last visit (eq. 20; at the
             first visit all), or `all` (Algorithm 5 as printed): the mix then holds layers that hardly
             anybody ever sent, and pulls them back to the initial weights (measured in docs/decisions.md).
 
-    A device's budget may send up fewer layers than Omega, at least one: Fleetune's extension. The ratio
-    of a choice is the share of layers, not of bytes.
+    A device's ratio bounds Omega, too. It is the share of layers, not of bytes.
     """
 
     self_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.7
     search: bls.Search = "largest"
     targets: Literal["uploaded", "all"] = "uploaded"
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The first layers up, any number of them; down, at most all."""
-        return [self._choice(count) for count in range(1, len(self.layers) + 1)]
+    internals = seen.BLS_INTERNALS
 
-    def _sent(self, rows: NDArray[np.float64], place: int, uploaded: int | None) -> Sequence[int]:
-        dropped = bls.self_taught(rows, place, self.self_threshold)
-        reach = len(self.layers) if uploaded is None or self.targets == "all" else uploaded
-        return [layer for layer in range(reach) if layer not in dropped]
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        if state.coached is None:
+            return {}
+        return {**super().seen_in_round(state), **seen.self_taught(state.coached, self.self_threshold)}
+
+    def _sent(self, own: NDArray[np.float64], reach: int, uploaded: int | None) -> Sequence[int]:
+        dropped = bls.self_taught(own[:, np.newaxis], 0, self.self_threshold)
+        bounded = reach if uploaded is None or self.targets == "all" else min(reach, uploaded)
+        return [layer for layer in range(bounded) if layer not in dropped]
 
     def _select(
         self, last: Visit | None, weights: FlatArray, target: FlatArray, num_classes: int

@@ -18,11 +18,16 @@ Copies = Sequence[Sequence[Vector]]
 _CHUNK = 8192  # entries of a layer at a time: memory stays flat, however many devices and however large
 
 
-def gram(copies: Sequence[Vector]) -> NDArray[np.float64]:
-    """The inner products <w_i, w_j> of one layer of N devices, float64, shape (N, N)."""
+def gram(copies: Sequence[Vector], *, centred: bool = False) -> NDArray[np.float64]:
+    """The inner products <w_i, w_j> of one layer of N devices, float64, shape (N, N).
+
+    With `centred`, of the weights less their mean over the devices: exactly 0 where all are equal.
+    """
     products = np.zeros((len(copies), len(copies)))
     for start in range(0, copies[0].size, _CHUNK):
         part = np.stack([copy[start : start + _CHUNK] for copy in copies]).astype(np.float64)
+        if centred:
+            part -= part.mean(axis=0)
         products += part @ part.T
     return products
 
@@ -47,18 +52,35 @@ def descend(
     coaching: float,
     equal_sharing: float,
     rate: float,
+    per_layer: bool = False,
     safe: bool = False,
 ) -> Cube:
     """One gradient step on the cube (eq. 12); rows are no shares any more until they are normalised.
 
-    `rate` is the paper's eta. With `safe`, no layer steps further than 1 / the Lipschitz constant of its
-    gradient, so that many steps in a row cannot run away.
+    Args:
+        cube: rows that sum to 1.
+        grams: of each layer; centred ones give the gradient along the rows that sum to 1.
+        coaching: lambda.
+        equal_sharing: beta.
+        rate: the paper's eta.
+        per_layer: `rate` counts in units of 1 / each layer's curvature, see `curvature`; a layer without
+            any stays as it is.
+        safe: no layer steps further than 1 / its curvature, so that many steps in a row cannot run away.
     """
     rates = np.full(len(grams), rate)
-    if safe:
-        curvatures = [2 * coaching * np.linalg.eigvalsh(gram)[-1] + equal_sharing for gram in grams]
-        rates = np.array([min(rate, 1 / curvature) if curvature > 0 else rate for curvature in curvatures])
+    if per_layer or safe:
+        curvatures = np.array([curvature(gram, coaching, equal_sharing) for gram in grams])
+        inverse = np.divide(1, curvatures, out=np.zeros_like(curvatures), where=curvatures > 0)
+        if per_layer:
+            rates = rate * inverse
+        if safe:
+            rates = np.where(curvatures > 0, np.minimum(rates, inverse), rates)
     return cube - rates[:, np.newaxis] * coaching_gradient(cube, grams, coaching, equal_sharing)
+
+
+def curvature(gram: NDArray[np.float64], coaching: float, equal_sharing: float) -> float:
+    """The Lipschitz constant of a layer's `coaching_gradient`: L_r of Theorem 1, for one layer."""
+    return float(2 * coaching * np.linalg.eigvalsh(gram)[-1] + equal_sharing)
 
 
 def normalise(cube: Cube) -> Cube:

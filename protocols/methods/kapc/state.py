@@ -1,7 +1,7 @@
 """What KAPC's coordinator knows between rounds: the relationship cube, and each device's latest layers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -10,6 +10,21 @@ from numpy.typing import NDArray
 from fleetune.protocols.methods.kapc.relationship_cube import grow
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.method import DeviceId
+
+
+@dataclass(frozen=True)
+class Coached:
+    """What the participants of the last round were sent; rows in the order of participants.
+
+    Attributes:
+        own: each one's share in its own target (r_ii), float64, shape (participants, L).
+        reach: how many layers, from the first, each one exchanges, int64, shape (participants,).
+        sent: which layers' targets were sent down, bool, shape (participants, L).
+    """
+
+    own: NDArray[np.float64]
+    reach: NDArray[np.int64]
+    sent: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -23,6 +38,8 @@ class ServerState:
         cube: R, float64, shape (len(related), layers, len(related)).
         latest: of each device heard from, its latest known layers, shape (spec.size,); `initial` elsewhere.
         uploaded: of each device heard from, how many layers, from the first, its last update held.
+        ratios: as reported; who is missing runs at 1.
+        coached: of the last round planned; None: of none that was noted.
     """
 
     initial: FlatArray
@@ -31,6 +48,8 @@ class ServerState:
     cube: NDArray[np.float64]
     latest: dict[DeviceId, FlatArray]
     uploaded: dict[DeviceId, int]
+    ratios: dict[DeviceId, float] = field(default_factory=dict)
+    coached: Coached | None = None
 
     @classmethod
     def of(cls, initial: FlatArray, num_layers: int) -> Self:

@@ -22,7 +22,7 @@ LAYERS = {name: SPEC.layers[name] for name in ("a", "b")}
 
 def test_kapc_mixes_each_layer_of_the_latest_models_by_shares_that_took_a_step():
     """Eq. (12) to (15) on what was heard last; `c` took part in round 2 but its update got lost."""
-    fleet = Fleet("kapc", {"coaching": 0.5, "equal_sharing": 0.25, "relation_rate": 0.02})
+    fleet = Fleet("kapc", {"coaching": 0.5, "equal_sharing": 0.25, "relation_rate": 0.02}, ratio=1.0)
     latest, shares = dict.fromkeys(DEVICES, START), np.full((3, 2, 3), 1 / 3)
     for taking_part, arriving in ROUNDS:
         own = {device: fleet.personal(device) for device in DEVICES}
@@ -52,7 +52,7 @@ def test_kapc_mixes_each_layer_of_the_latest_models_by_shares_that_took_a_step()
 
 def test_bls_bounds_are_the_largest_ever_seen_after_all_layers_were_sent():
     """Eq. (30), (31): B and tau bound what was seen at any visit, not what was seen last."""
-    fleet = Fleet("kapc-bls", {"self_threshold": 1.0})
+    fleet = Fleet("kapc-bls", {"self_threshold": 1.0}, ratio=1.0)
     fleet.round()
     seen = []
     for scale in (3, 1 / 3, 1):
@@ -76,7 +76,7 @@ def test_bls_bounds_are_the_largest_ever_seen_after_all_layers_were_sent():
 
 
 def test_bls_keeps_its_bounds_while_some_layers_stay_at_home():
-    fleet = Fleet("kapc-bls", {"self_threshold": 1.0})
+    fleet = Fleet("kapc-bls", {"self_threshold": 1.0}, ratio=1.0)
     fleet.round()
     first = fleet.device["c"].visit
     assert first.uploaded == 1

@@ -38,12 +38,11 @@ def own(device):
 
 def test_kapc_costs_are_those_of_its_layers():
     sizes = [4 * 6 + 6, 6 * 3 + 3]
-    (choice,) = create("kapc", SPEC, {}).choices(DeviceReport("d"))
-    assert choice.cost.bytes_down == choice.cost.bytes_up == estimate_bytes(sum(sizes))
-    assert choice.cost.memory_bytes == 4 * SPEC.size
-    first, _ = create("kapc-bls", SPEC, {}).choices(DeviceReport("d"))
-    assert first.cost.bytes_down == estimate_bytes(sum(sizes))
-    assert first.cost.bytes_up == estimate_bytes(sizes[0])
+    for name in ("kapc", "kapc-bls"):
+        first, whole = create(name, SPEC, {}).choices(DeviceReport("d"))
+        assert first.cost.bytes_down == first.cost.bytes_up == estimate_bytes(sizes[0])
+        assert whole.cost.bytes_down == whole.cost.bytes_up == estimate_bytes(sum(sizes))
+        assert first.cost.memory_bytes == whole.cost.memory_bytes == 4 * SPEC.size
 
 
 def test_bls_takes_each_layer_for_a_matrix_of_outputs_and_inputs():

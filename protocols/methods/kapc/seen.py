@@ -1,0 +1,73 @@
+"""What is told of KAPC's and BLS's inner workings: own shares r_ii, and how many layers travel each way."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from fleetune.protocols.methods.kapc.state import Coached
+from fleetune.protocols.skeletons.internals import Figure, Internal
+
+_OWN = "the share r_ii that a device has in its own target"
+
+
+def _share(
+    name: str, title: str, about: str, *, of: Literal["update", "round"] = "round", by: str | None = None
+) -> Internal:
+    return Internal(name, title, about, unit="share", of=of, by=by)
+
+
+INTERNALS = (
+    Internal("layers_up", "layers up", "layers that a device sent, from the first on", "count", "update"),
+    _share("entries_up", "sent up", "of the entries of all layers, those that a device sent", of="update"),
+    _share(
+        "own_share",
+        "own share, mean",
+        f"{_OWN}, mean over the participants that exchange the layer; 1/N at the start, grows as they differ",
+        by="layers",
+    ),
+    _share("own_share_largest", "own share, largest", f"{_OWN}, the largest among them", by="layers"),
+    Internal(
+        "layers_down", "layers down", "layers sent to a device, mean over participants", "number", "round"
+    ),
+    _share("entries_down", "sent down", "of the entries of all layers, those sent to a device, mean"),
+)
+
+BLS_INTERNALS = (
+    *INTERNALS,
+    _share(
+        "self_taught",
+        "self-taught",
+        "of the layers that participants exchange, those whose own share r_ii is above mu: not sent down",
+    ),
+)
+
+
+def in_update(uploaded: int, sizes: Sequence[int]) -> Mapping[str, Figure]:
+    """Of an update with the first `uploaded` layers, of these sizes in entries."""
+    return {"layers_up": uploaded, "entries_up": sum(sizes[:uploaded]) / max(1, sum(sizes))}
+
+
+def in_round(coached: Coached, names: Sequence[str], sizes: Sequence[int]) -> Mapping[str, Figure]:
+    """Of a round, for layers of these names and sizes; a layer that nobody exchanges is left out."""
+    exchanged = _exchanged(coached)
+    own = {name: coached.own[exchanged[:, layer], layer] for layer, name in enumerate(names)}
+    return {
+        "own_share": {name: float(shares.mean()) for name, shares in own.items() if shares.size},
+        "own_share_largest": {name: float(shares.max()) for name, shares in own.items() if shares.size},
+        "layers_down": float(coached.sent.sum(axis=1).mean()),
+        "entries_down": float((coached.sent @ np.array(sizes)).mean() / max(1, sum(sizes))),
+    }
+
+
+def self_taught(coached: Coached, threshold: float) -> Mapping[str, Figure]:
+    """The share of (device, layer) pairs above BLS's mu, `threshold`."""
+    return {"self_taught": float((coached.own > threshold)[_exchanged(coached)].mean())}
+
+
+def _exchanged(coached: Coached) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Which layers each participant exchanges, shape (participants, L)."""
+    places: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = (
+        np.arange(coached.own.shape[1]) < coached.reach[:, np.newaxis]
+    )
+    return places
