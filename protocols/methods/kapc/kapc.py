@@ -14,15 +14,15 @@ every row of R, the others keep their proportions; its own rows start uniform. A
 sender's own latest layers and nothing else; entries of norm layers in it have no effect.
 
 Who can afford less: at the ratio k / L a device exchanges the first k layers, both ways, from its first round
-on; each layer is related, and mixed, among the participants that exchange it. Fleetune's extension: the paper
-has devices that send and receive all.
+on; each layer is related, and mixed, among the participants that exchange it, and the layers above are the
+device's own business, without a pull. Fleetune's extension: the paper has devices that exchange all layers.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -44,7 +44,7 @@ from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Layers
 
-PLAIN_RATE, PER_LAYER_RATE = 0.01, 0.1
+PLAIN_RATE, THEOREM_RATE = 0.01, 1.0
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,18 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         coaching: lambda, strength of the pull towards the target.
         equal_sharing: beta, strength with which R is held near equal shares. The paper: 0.005 * lambda for
             very uneven classes (alpha 0.1), 0.5 * lambda for less uneven ones (alpha 0.3).
-        step: how long a step on R is. `plain`: relation_rate times the gradient, as in section 7.1; how far R
-            moves then depends on how large layers and their weights are. `per-layer`: for each layer,
-            relation_rate / L_r, the inverse of its own curvature as in Theorem 1, along the rows that sum
-            to 1; it depends on nothing but how the devices' weights differ from one another.
-        relation_rate: eta, learning rate of R; without it 0.01 for plain steps, as in the paper, and
-            PER_LAYER_RATE for those per layer, where 1 is Theorem 1's. 0: R stays at equal shares.
+        step: how long a step on R is. `per-layer`: of each layer relation_rate / L_r, L_r being its own
+            curvature as in Theorem 1, so that it depends on nothing but how the devices' weights differ from
+            one another. `plain`: relation_rate times the gradient, as in section 7.1; R then moves by how
+            large layers and their weights are, and stood nearly still in what we measured. Runs that began
+            before there was a choice go on with it.
+        relation_rate: eta, learning rate of R; left out it is 1 per layer, Theorem 1's, and 0.01 for plain
+            steps, the paper's. 0: R stays at equal shares.
         relation_steps: E_r, gradient steps on R a round.
         safe_step: keep each of them within the inverse of its curvature; for many steps, which else may run
             away. A row that did becomes uniform.
-        rows: how a row of R becomes shares again: clipped at 0 and divided by its sum, or projected.
+        rows: how a row of R becomes shares again: clipped at 0 and divided by its sum, or projected to the
+            nearest shares (`simplex`); left out it is projected with steps per layer, else clipped.
     """
 
     spec: ModelSpec
@@ -82,11 +84,15 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     relation_rate: Annotated[float, Meta(ge=0)] | None = None
     relation_steps: Annotated[int, Meta(ge=0, le=1000)] = 1
     safe_step: bool = False
-    rows: Literal["clip", "simplex"] = "clip"
+    rows: Literal["clip", "simplex"] | None = None
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     internals: ClassVar[tuple[Internal, ...]] = seen.INTERNALS
+
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - of any length
+        return {"step": "per-layer"}
 
     @cached_property
     def layers(self) -> dict[str, slice]:
@@ -138,12 +144,14 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def work(
         self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
-        """Algorithm 2: from the device's own weights; a layer that did not come pulls towards these, too."""
+        """Algorithm 2: from the device's own weights; a layer that did not come pulls towards these, too, and
+        one that the device does not exchange is not pulled.
+        """
+        affordable = self._reach(budget.ratio)
         target = task.patch.apply(state.weights, self.spec)
-        pull = Pull(target, self.coaching, Layers(tuple(self.layers)).mask(self.spec))
+        pull = Pull(target, self.coaching, self._named(range(affordable)).mask(self.spec))
         weights = trainer.fit(state.weights, FitPlan(pull=pull), key).weights
         visit = self._select(state.visit, weights, target, trainer.num_classes_held)
-        affordable = self._reach(budget.ratio)
         count = affordable if visit is None else min(visit.uploaded, affordable)
         return ClientState(weights, visit), Update(Patch.of(weights, self._named(range(count)), self.spec))
 
@@ -177,8 +185,8 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return {} if state.coached is None else seen.in_round(state.coached, list(self.layers), self._sizes)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The first layers both ways, any number of them. At each the device holds a whole target beside its
-        model: layers that do not come are pulled to where they were.
+        """The first layers both ways, any number of them; the target beside the device's model is a whole
+        vector at each, as `Pull` takes it.
         """
         return [self._choice(count) for count in range(1, len(self.layers) + 1)]
 
@@ -217,7 +225,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     def _step(self, shares: relationship_cube.Cube, copies: list[list[FlatArray]]) -> relationship_cube.Cube:
         """`relation_steps` gradient steps on the participants' cube, then shares again (eq. 12 and 32)."""
         per_layer = self.step == "per-layer"
-        default = PER_LAYER_RATE if per_layer else PLAIN_RATE
+        default = THEOREM_RATE if per_layer else PLAIN_RATE
         step = partial(
             relationship_cube.descend,
             grams=[relationship_cube.gram(layer, centred=per_layer) for layer in copies],
@@ -232,9 +240,8 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
                 shares = step(shares)
         ran_away = ~np.isfinite(shares.sum(axis=-1, keepdims=True))
         shares = np.where(ran_away, 1 / len(shares), shares)
-        return (relationship_cube.normalise if self.rows == "clip" else relationship_cube.project_simplex)(
-            shares
-        )
+        projected = self.rows == "simplex" or (self.rows is None and per_layer)
+        return (relationship_cube.project_simplex if projected else relationship_cube.normalise)(shares)
 
     def _sent(self, own: NDArray[np.float64], reach: int, uploaded: int | None) -> Sequence[int]:
         """The layers to send down to a device with these shares in its own target, shape (L,)."""

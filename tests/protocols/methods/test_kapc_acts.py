@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from tests.conftest import PullToTarget, tiny_spec
 
-from fleetune.protocols.methods import create
+from fleetune.protocols.methods import create, with_defaults_of_run
 from fleetune.protocols.methods.kapc import relationship_cube
-from fleetune.protocols.methods.kapc.kapc import KAPC, PER_LAYER_RATE, KAPCwithBLS, Update
+from fleetune.protocols.methods.kapc.kapc import KAPC, THEOREM_RATE, KAPCwithBLS, Update
 from fleetune.protocols.methods.kapc.state import ServerState
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
@@ -126,9 +126,14 @@ def test_eta_decides_how_far_r_goes_and_zero_stops_it():
 
 def test_a_rate_that_is_not_given_is_the_steps_own():
     assert own_share({}) == own_share({"relation_rate": 0.01})
-    assert own_share({"step": "per-layer"}) == own_share(
-        {"step": "per-layer", "relation_rate": PER_LAYER_RATE}
-    )
+    assert own_share({"step": "per-layer"}) == own_share({"step": "per-layer", "relation_rate": THEOREM_RATE})
+
+
+def test_new_runs_step_per_layer_and_those_of_before_go_on_with_plain_steps():
+    for name in ("kapc", "kapc-bls"):
+        assert create(name, CHAIN, {}).step == "plain"
+        assert with_defaults_of_run({"name": name}, 10)["step"] == "per-layer"
+        assert with_defaults_of_run({"name": name, "step": "plain"}, 10)["step"] == "plain"
 
 
 # BLS both ways
@@ -153,7 +158,7 @@ def test_bls_leaves_out_layers_both_ways_as_own_shares_grow():
 
 
 def test_what_is_told_is_what_was_sent():
-    method = KAPCwithBLS(CHAIN, step="per-layer", self_threshold=0.5)
+    method = KAPCwithBLS(CHAIN, step="per-layer", relation_rate=0.1, self_threshold=0.5)
     assert method.seen_in_round(known(method, {})) == {}
     state = heard(method, known(method, dict(zip(FOUR, (0.25, 0.5, 1.0, 1.0), strict=True))), FOUR)
     for number in (1, 2, 3):
@@ -220,6 +225,29 @@ def test_a_layer_is_mixed_among_those_who_exchange_it():
     assert np.array_equal(after.cube[0, 2:], state.related_to_all().cube[0, 2:])
     assert after.coached.reach.tolist() == [2, 4, 4]
     assert after.coached.own[0, 2:].tolist() == [1, 1]
+
+
+@dataclass
+class Watching(PullToTarget):
+    """Notes which entries were pulled."""
+
+    def __post_init__(self):
+        PullToTarget.__init__(self, CHAIN, "watching")
+
+    def fit(self, weights, plan, key):
+        self.pulled = plan.pull.mask.copy()
+        return super().fit(weights, plan, key)
+
+
+@pytest.mark.parametrize("name", ["kapc", "kapc-bls"])
+def test_layers_that_a_device_does_not_exchange_train_without_a_pull(name):
+    """Those that it could, and that did not come, are pulled to where they were: eq. 20."""
+    method, trainer = create(name, CHAIN, {"coaching": 0.5}), Watching()
+    _, tasks = plan(method, known(method, {"d0": 0.5, "d1": 1.0}), ("d0", "d1"))
+    method.work(method.init_device(START), tasks["d0"], trainer, Budget(0.5), KEY)
+    assert trainer.pulled.tolist() == [True] * 3200 + [False] * 3200
+    method.work(method.init_device(START), tasks["d1"], trainer, Budget(), KEY)
+    assert trainer.pulled.all()
 
 
 def test_a_changed_ratio_counts_from_the_next_round_and_a_known_one_changes_nothing():
