@@ -121,8 +121,12 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         exchanged = [self._circle(state, *circle) for circle in circles(reach)]
         own = self._own_shares(exchanged, round_.participants)
         sent = {
-            device: self._sent(shares, reach[device], state.uploaded.get(device))
-            for device, shares in zip(round_.participants, own, strict=True)
+            device: self._sent(
+                device,
+                [circle for circle in exchanged if device in circle.devices],
+                state.uploaded.get(device),
+            )
+            for device in round_.participants
         }
 
         def task(device: DeviceId) -> Task:
@@ -243,9 +247,9 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         projected = self.rows == "simplex" or (self.rows is None and per_layer)
         return (relationship_cube.project_simplex if projected else relationship_cube.normalise)(shares)
 
-    def _sent(self, own: NDArray[np.float64], reach: int, uploaded: int | None) -> Sequence[int]:
-        """The layers to send down to a device with these shares in its own target, shape (L,)."""
-        return range(reach)
+    def _sent(self, device: DeviceId, exchanged: Sequence[Circle], uploaded: int | None) -> Sequence[int]:
+        """The layers to send down to a device, of the circles that it is in."""
+        return [layer for circle in exchanged for layer in circle.layers]
 
     def _prefix(self, patch: Patch) -> int:
         """How many layers, from the first, are in a patch."""
@@ -291,10 +295,14 @@ class KAPCwithBLS(KAPC):
             return {}
         return {**super().seen_in_round(state), **seen.self_taught(state.coached, self.self_threshold)}
 
-    def _sent(self, own: NDArray[np.float64], reach: int, uploaded: int | None) -> Sequence[int]:
-        dropped = bls.self_taught(own[:, np.newaxis], 0, self.self_threshold)
-        bounded = reach if uploaded is None or self.targets == "all" else min(reach, uploaded)
-        return [layer for layer in range(bounded) if layer not in dropped]
+    def _sent(self, device: DeviceId, exchanged: Sequence[Circle], uploaded: int | None) -> Sequence[int]:
+        bound = len(self.layers) if uploaded is None or self.targets == "all" else uploaded
+        sent = []
+        for circle in exchanged:
+            place = circle.devices.index(device)
+            dropped = bls.self_taught(circle.shares[place], place, self.self_threshold)
+            sent += [layer for at, layer in enumerate(circle.layers) if at not in dropped and layer < bound]
+        return sent
 
     def _select(
         self, last: Visit | None, weights: FlatArray, target: FlatArray, num_classes: int
