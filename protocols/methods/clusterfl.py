@@ -347,10 +347,12 @@ class ClusterFL(PersonalTargets[ServerState]):
 
     def _sums(self, state: ServerState, relations: Mapping[DeviceId, Floats]) -> Floats:
         """F' W, shape (columns, parameters)."""
-        total: Floats = np.zeros(())
+        columns = len(next(iter(relations.values())))
+        total = np.zeros((columns, self.spec.num_parameters))
         for device in sorted(relations):
-            own = state.models[device][: self.spec.num_parameters].astype(np.float64)
-            total = total + np.outer(relations[device], own)
+            own, row = state.models[device][: self.spec.num_parameters].astype(np.float64), relations[device]
+            for column in np.flatnonzero(row):  # one, where relations are groups
+                total[column] += row[column] * own
         return total
 
     def _members(self, state: ServerState, group: int) -> list[DeviceId]:

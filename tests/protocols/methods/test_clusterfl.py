@@ -5,7 +5,7 @@ import pytest
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.methods import create
+from fleetune.protocols.methods import create, from_section, with_defaults_of_run
 from fleetune.protocols.methods.clusterfl import ClusterFL, group_relations, soft_relations, stepped
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget
@@ -160,6 +160,12 @@ def test_who_was_not_heard_yet_is_pulled_towards_the_mean_of_all():
     assert tasks["new"].strength == 0.5
     assert tasks["new"].patch.values == pytest.approx((found["d0"] + found["d1"]) / 4, abs=1e-6)
     assert tasks["d0"].strength == pytest.approx(0.5 + 2.0 / 2)  # alone in its group: shrink + rho / 2
+
+
+def test_a_run_that_begins_is_solved_as_published_and_an_old_one_as_it_was():
+    begun = from_section(with_defaults_of_run({"name": "clusterfl"}, 20), SPEC)
+    assert begun == ClusterFL(SPEC, solver="admm", regroup_rounds=3)
+    assert from_section({"name": "clusterfl"}, SPEC) == ClusterFL(SPEC, solver="direct", regroup_rounds=0)
 
 
 @pytest.mark.parametrize(
