@@ -122,27 +122,36 @@ class Averaging:
         layers = len(self.spec.layers)
         return Group(weights, np.zeros(layers, dtype=np.int64), np.full(layers, self.tau, dtype=np.int64))
 
-    def average(self, group: Group, updates: Mapping[DeviceId, Update], round_: int, *, alone: bool) -> Group:
+    def average(
+        self,
+        group: Group,
+        updates: Mapping[DeviceId, Update],
+        round_: int,
+        *,
+        alone: bool,
+        whole: bool = True,
+    ) -> Group:
         """The group after its members' updates of a round: layers averaged where sent, by samples.
 
         Layers that nobody sent stay. After a full sync of at least two members the intervals are set
         anew; a group of one has nothing to agree on and uploads at full syncs only.
 
-        With `low` "auto" they are set by rounds only before which all layers had been averaged equally long
-        ago: a layer that members have trained for alpha * tau rounds lies further apart than one that they
-        have trained for tau, whatever kind of layer it is, and would change places with it at each full sync.
+        With `low` "auto" they are set only in rounds in which all layers were due (`whole`) and had been
+        averaged equally long ago: a layer that members have trained for alpha * tau rounds lies further apart
+        than one that they have trained for tau, and the two would change places at each full sync.
+        Layers that nobody sends, because all members' ratios are small, then count as the calmest.
         """
         weights = covered_average(group.weights, updates.items(), self.spec)
         sent = np.zeros(len(self.spec.layers), dtype=bool)
         for update in updates.values():
             sent |= self.layers_in(update)
+        alike = whole and sent.any() and np.ptp(group.averaged[sent]) == 0
         every, apart = group.every, group.apart
         if alone:
             every, apart = np.full_like(every, self.alpha * self.tau), np.zeros(0)
-        elif self.low != "auto" or np.ptp(group.averaged) == 0:
-            found = self._apart(updates, weights)
-            if found.size:
-                every, apart = self._intervals(found), found
+        elif len(updates) > 1 and (alike if self.low == "auto" else sent.all()):
+            apart = self._apart(updates, weights, sent)
+            every = self._intervals(apart)
         return Group(weights, np.where(sent, round_, group.averaged), every, apart)
 
     def split(
@@ -191,18 +200,17 @@ class Averaging:
                 return np.array([layer in names for layer in self.spec.layers])
         return np.zeros(len(self.spec.layers), dtype=bool)
 
-    def _apart(self, updates: Mapping[DeviceId, Update], weights: FlatArray) -> Discrepancies:
-        """D_gl of eq. (5), shape (layers,); empty unless two members or more sent all layers between them."""
-        sent = np.array([self.layers_in(update) for update in updates.values()])
-        if len(sent) < 2 or not sent.any(axis=0).all():
-            return np.zeros(0)
+    def _apart(
+        self, updates: Mapping[DeviceId, Update], weights: FlatArray, sent: NDArray[np.bool_]
+    ) -> Discrepancies:
+        """D_gl of eq. (5), shape (layers,); 0 of layers that nobody sent."""
         dense = [update.patch.apply(np.zeros_like(weights), self.spec) for update in updates.values()]
-        layers = list(self.spec.layers.values())
-        copies = [
-            [dense[row][where] for row in np.flatnonzero(sent[:, layer])]
-            for layer, where in enumerate(layers)
-        ]
-        return layer_discrepancy(copies, [weights[where] for where in layers])[0]
+        held = np.array([self.layers_in(update) for update in updates.values()])
+        layers, at = list(self.spec.layers.values()), np.flatnonzero(sent)
+        copies = [[dense[row][layers[layer]] for row in np.flatnonzero(held[:, layer])] for layer in at]
+        apart = np.zeros(sent.size)
+        apart[at] = layer_discrepancy(copies, [weights[layers[layer]] for layer in at])[0]
+        return apart
 
     def _intervals(self, apart: Discrepancies) -> Labels:
         if self.low == "auto":

@@ -158,9 +158,9 @@ class GroupDevelopment:
         staying = [device for device in heard if not state.on_trial(device)]
         for place, group in enumerate(grouping.groups):
             sent = {device: heard[device] for device in staying if grouping.place_of(device) == place}
-            alone = len(grouping.members(place)) == 1
-            groups.append(self.averaging.average(group, sent, state.round, alone=alone))
-            if state.phase != "settle" and self.due(state, group).all():
+            alone, whole = len(grouping.members(place)) == 1, bool(self.due(state, group).all())
+            groups.append(self.averaging.average(group, sent, state.round, alone=alone, whole=whole))
+            if state.phase != "settle" and whole:
                 pairs = self._compared(pairs, sent)
         return replace(state, grouping=replace(grouping, groups=tuple(groups)), pairs=pairs)
 

@@ -420,6 +420,15 @@ def test_layers_that_have_waited_are_not_measured_against_those_that_have_not(fl
     assert np.array_equal(run.state.grouping.groups[0].apart, first)
 
 
+def test_layers_wait_in_a_fleet_of_small_ratios_too(fleet):
+    run = fleet(**{**AUTO, "frequent_share": 0.15}, ratios=dict.fromkeys(NAMES, 0.5))
+    _, _, layers = sent_up(run, 6)
+    assert layers == ["bn", "bn", "bn", "n", "n", "bn"]
+    run.join("c0")
+    sent = [sorted(run.round().updates["c0"].patch.selection.mask(SPEC).nonzero()[0].tolist()) for _ in "123"]
+    assert [len(one) for one in sent] == [6, 6, 57]
+
+
 def test_new_groups_measure_their_layers_anew(fleet):
     run = fleet(low_discrepancy="auto", frequent_share=0.5)
     while run.groups() != HALVES:
