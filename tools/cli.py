@@ -60,7 +60,7 @@ def compare(
     run_file: RunFile,
     methods: Annotated[
         str | None,
-        typer.Option(help="comma-separated, or `all`; else local-only, fedavg and the file's own"),
+        typer.Option(help="comma-separated, `kapc*`, or `all`; else local-only, fedavg and the file's own"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs of each method, with run.seed and the seeds after it")] = 1,
     target: Annotated[
@@ -77,7 +77,7 @@ def compare(
     `compare.fedspu` sets keys of one method; `compare.mine` with name = "fedspu" enters it again:
     --methods fedspu,mine. On the command line: --set compare.fedspu.KEY=VALUE.
 
-    Leaves report.html, methods.csv, runs.csv, rounds.csv and pictures in NAME.compare. The same
+    Leaves report.html, methods.md, methods.csv, runs.csv, rounds.csv and pictures in NAME.compare. The same
     command again goes on where it was stopped, and runs again only what has other settings now.
     """
     from fleetune.tools.compare.compare import compare as side_by_side

@@ -1,6 +1,7 @@
 """edge-sim compare: methods side by side, each with several seeds, on the same fleet and data."""
 
 import difflib
+import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,14 @@ from fleetune.tools.compare.comparison import Comparison, Contender, target_of
 from fleetune.tools.compare.figures import inside
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import internals_csv, methods_csv, rounds_csv, runs_csv, tables
+from fleetune.tools.compare.tables import (
+    internals_csv,
+    markdown,
+    methods_csv,
+    rounds_csv,
+    runs_csv,
+    tables,
+)
 from fleetune.tools.simulator.show import progress_bar
 
 YARDSTICKS = ("local-only", "fedavg")
@@ -104,13 +112,33 @@ def labels_of(settings: RunSettings, methods: str | None) -> list[str]:
 
     Args:
         settings: of the run file.
-        methods: comma-separated labels; `all`: every method there is, and what [compare] has; None: the
-            yardsticks, the file's own method, and what [compare] has.
+        methods: comma-separated labels, or patterns (`kapc*`) of what [compare] has and of methods; `all`:
+            every method there is, and what [compare] has; None: the yardsticks, the file's own method, and
+            what [compare] has.
+
+    Raises:
+        SettingError: a pattern fits nothing.
     """
     if methods not in (None, "all"):
-        return [label.strip() for label in methods.split(",")]
+        return _expanded(
+            [label.strip() for label in methods.split(",")], [*settings.compare, *sorted(REGISTRY)]
+        )
     named = sorted(REGISTRY) if methods else [settings.method["name"]]
     return list(dict.fromkeys([*YARDSTICKS, *named, *settings.compare]))
+
+
+def _expanded(asked: Sequence[str], known: Sequence[str]) -> list[str]:
+    """With every pattern replaced by the known labels that it fits and nobody named before it."""
+    labels: list[str] = []
+    for label in asked:
+        if not set(label) & set("*?["):
+            labels.append(label)
+            continue
+        fitting = list(dict.fromkeys(fnmatch.filter(known, label)))
+        if not fitting:
+            raise SettingError(f"--methods: nothing fits {label!r}; known: {', '.join(dict.fromkeys(known))}")
+        labels += [one for one in fitting if one not in labels]
+    return labels
 
 
 def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int, folder: Path) -> list[Cell]:
@@ -213,6 +241,7 @@ def _report(
     plots: list[Plot] = []
     files = {
         "methods.csv": methods_csv(comparison),
+        "methods.md": markdown(comparison),
         "runs.csv": runs_csv(comparison),
         "rounds.csv": rounds_csv(comparison),
     }
@@ -230,7 +259,7 @@ def _report(
     for name, data in files.items():
         write_atomically(folder / name, data, durable=False)
     console.print(tables(comparison))
-    for name in ("report.html", *(name for name in files if name.endswith(".csv"))):
+    for name in ("report.html", *(name for name in files if name.endswith((".md", ".csv")))):
         console.print(f"  {folder / name}", soft_wrap=True)
 
 

@@ -12,12 +12,19 @@ from rich.text import Text
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import BEFORE_MEAN, PERSONAL_MEAN, TOOK_PART
+from fleetune.coordinator.reports.metrics import (
+    BEFORE_MEAN,
+    BYTES_DOWN,
+    BYTES_UP,
+    PERSONAL_MEAN,
+    TOOK_PART,
+)
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.tools.compare.comparison import Comparison, Contender, Spread
 from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, costs, inside, metrics
 
 NOT_REACHED = "not reached"
+_COSTS_OF_A_PAGE = (BYTES_UP, BYTES_DOWN)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,19 @@ def tables(comparison: Comparison) -> Group:
             _note(f"until personal accuracy was {at}: {comparison.target.reason}"),
         ]
     return Group(*parts)
+
+
+def markdown(comparison: Comparison) -> bytes:
+    """What a page of documentation says of it: a row a contender, accuracies in percent; the best bold."""
+    columns = (*ACCURACIES, *_COSTS_OF_A_PAGE)
+    heads = ["method", "settings", *(metric.head("comparison") for metric in columns)]
+    lines = [f"Accuracy in percent; {about_seeds(comparison)}.", ""]
+    lines += [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * len(columns)}"]
+    for contender in comparison.shown:
+        found = cells(comparison, contender, ACCURACIES) + cells(comparison, contender, _COSTS_OF_A_PAGE)
+        row = [f"**{cell.text}**" if cell.best else cell.text for cell in found]
+        lines.append(f"| {' | '.join((title_of(comparison, contender), contender.options, *row))} |")
+    return "\n".join([*lines, ""]).encode()
 
 
 def title_of(comparison: Comparison, contender: Contender) -> str:

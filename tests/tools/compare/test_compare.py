@@ -29,7 +29,7 @@ from fleetune.tools.compare.comparison import Comparison, Contender, spread, tar
 from fleetune.tools.compare.figures import ROUNDS_TO_TARGET, figures_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import NOT_ALL, NOT_REACHED, best, tables
+from fleetune.tools.compare.tables import NOT_ALL, NOT_REACHED, best, markdown, tables
 
 SECTIONS = {
     "run": {"name": "duel", "seed": 3, "rounds": 3},
@@ -248,6 +248,25 @@ def test_settings_go_to_the_method_they_are_for():
     assert methods["fedspu"] == {"name": "fedspu", "early_stopping": True, "patience": 3}
     assert methods["fedprox"] == {"name": "fedprox", "proximal": 0.5}
     assert methods["mine"] == {"name": "fedspu"}
+
+
+def test_a_pattern_names_what_it_fits_once():
+    settings = settings_of(compare={"kapc": {}, "kapc-eta-0": {"name": "kapc", "relation_rate": 0.0}})
+    assert labels_of(settings, "kapc*") == ["kapc", "kapc-eta-0", "kapc-bls"]
+    assert labels_of(settings, "kapc-eta-0,fedavg,kapc*") == ["kapc-eta-0", "fedavg", "kapc", "kapc-bls"]
+    assert labels_of(settings, "fed?vg") == ["fedavg"]
+    with pytest.raises(SettingError, match=r"nothing fits 'kpac\*'; known: kapc, kapc-eta-0, "):
+        labels_of(settings, "kpac*")
+
+
+def test_a_table_for_a_page_has_mean_and_deviation_over_seeds(duel):
+    _, comparison, _ = duel
+    lines = markdown(comparison).decode().splitlines()
+    assert lines[0] == "Accuracy in percent; mean ± standard deviation over 2 seeds (3 to 4)."
+    (row,) = [line for line in lines if line.startswith("| fedspu |")]
+    found = comparison.spread("fedspu", PERSONAL_MEAN)
+    assert f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}" in row
+    assert {line.count("|") for line in lines[2:]} == {11}
 
 
 def test_contenders_may_differ_in_the_ratios_of_the_fleet(tmp_path):
