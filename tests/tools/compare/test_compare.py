@@ -265,7 +265,7 @@ def test_a_table_for_a_page_has_mean_and_deviation_over_seeds(duel):
     assert lines[0] == "Accuracy in percent; mean ± standard deviation over 2 seeds (3 to 4)."
     (row,) = [line for line in lines if line.startswith("| fedspu |")]
     found = comparison.spread("fedspu", PERSONAL_MEAN)
-    assert f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}" in row
+    assert f"{100 * found.mean:.1f} ±{100 * found.deviation:.1f}" in row
     assert {line.count("|") for line in lines[2:]} == {11}
 
 
