@@ -105,7 +105,8 @@ def compare(
 @app.command()
 def paper(
     cell: Annotated[
-        str | None, typer.Argument(help="a cell's name, or a file like these; none: list them")
+        str | None,
+        typer.Argument(help="a cell's name, `kapc*`, `all`, or a file like these; none: list them"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="runs, with the cell's run.seed and the seeds after it")] = 3,
     data: Annotated[str | None, typer.Option(help="folder of the data set's original files")] = None,
@@ -120,15 +121,23 @@ def paper(
     give as our choice. With --set or fewer data a run is labelled as scaled, and nothing is claimed.
 
     Leaves result.json and result.md in RUNS/paper/CELL. The same command again goes on where it was stopped.
+    `all`, or a pattern, plays many, the cheapest first, and passes over those whose data is not here.
     """
-    from fleetune.tools.papers.cells import list_cells, play_cell
+    from fleetune.protocols.errors import SettingError
+    from fleetune.tools.papers.cells import ALL, list_cells, play_cell, play_cells
     from fleetune.tools.simulator.show import console
 
     with one_line_errors("edge-sim"):
         if cell is None:
             list_cells(console)
             return
+        several = cell == ALL or bool(set(cell) & set("*?["))
+        if several and (changes or data):
+            raise SettingError("--set and --data go with one cell; data for many is found in $FLEETUNE_DATA")
         try:
+            if several:
+                play_cells(cell, seeds=seeds, runs=runs, workers=workers, fresh=fresh, console=console)
+                return
             play_cell(
                 cell,
                 seeds=seeds,

@@ -6,7 +6,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -22,12 +22,17 @@ _STORED = {("run", "final_evaluation"): "rehearsal"}
 """Keys that were called something else once: both names are read, and runs are stored with the older one."""
 
 
-def read_run(path: Path, changes: Sequence[str] = ()) -> RunSettings:
+def read_run(
+    path: Path,
+    changes: Sequence[str] = (),
+    adapt: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> RunSettings:
     """Read a run.toml.
 
     Args:
         path: the file.
         changes: `section.key=value` each, on top of the file; the value as in TOML, bare words are text.
+        adapt: makes of the file's content what the changes go on top of; it may raise SettingError.
 
     Raises:
         SettingError: the file is missing, is no TOML, or a key is unknown, given twice, of the wrong type or
@@ -35,6 +40,7 @@ def read_run(path: Path, changes: Sequence[str] = ()) -> RunSettings:
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = adapt(content) if adapt else content
         for change in changes:
             _change(content, change)
     except FileNotFoundError:

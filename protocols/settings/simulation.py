@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from fleetune.protocols.bounds import MAX_NUMBER, NonNegative, Positive, Share
-from fleetune.protocols.settings.section import Count, Fraction, Settings
+from fleetune.protocols.bounds import MAX_NUMBER, FleetName, NonNegative, Positive, Share
+from fleetune.protocols.settings.section import Count, Settings
 
 Decibels = Annotated[float, Meta(ge=-500, le=500)]
 Deviation = Annotated[float, Meta(ge=0, le=100)]  # in decibels
@@ -126,18 +126,21 @@ class PaperSection(Settings, frozen=True):
 
     Attributes:
         table: of which paper, and where in it.
-        value, deviation: the paper's number and its standard deviation, fractions; None: it gives none.
-        meaning: what the paper says its accuracy is.
-        accuracy: which of our measures that is, see `tools.papers.accuracies`.
+        value, deviation: the paper's number and its standard deviation, in the measure's unit (accuracies are
+            fractions); None: it gives none.
+        meaning: what the paper says its number is.
+        accuracy: which of our measures that is, an accuracy or what travels, see `tools.papers.measures`.
         samples: that the whole data set has; a source with fewer makes a scaled run.
         cpu_minutes: of one seed on one core, about.
         scaled: what the file itself has smaller than the paper.
         open: what the paper leaves open: a key of this file, or of one of its sections, and why it is our
             choice. Such a key may be changed without scaling the run.
+        rows: other cells of the same table, by name: the sections and keys in which they differ from this
+            file, [paper] among them. A `method` of another name replaces the file's.
     """
 
     table: str
-    value: Fraction
+    value: NonNegative
     meaning: str
     accuracy: str
     samples: Count
@@ -145,3 +148,4 @@ class PaperSection(Settings, frozen=True):
     deviation: NonNegative | None = None
     scaled: tuple[str, ...] = ()
     open: dict[str, str] = field(default_factory=dict)
+    rows: dict[FleetName, dict[str, Any]] = field(default_factory=dict)

@@ -1,6 +1,5 @@
 """edge-sim paper: the cells of tools/papers as runs, kept seed by seed, and their tables."""
 
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -19,68 +18,27 @@ from fleetune.protocols.errors import DataError, FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section, with_defaults_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
-from fleetune.tools.papers.accuracies import MEASURES, Label, Outcome, label_of, points
+from fleetune.tools.papers.cell_files import cell_names, read_cell
+from fleetune.tools.papers.measures import MEASURES, Label, Outcome, label_of, measures_beside, points
+from fleetune.tools.papers.traffic import count_traffic
 from fleetune.tools.simulator.show import progress_bar
 
-CELLS = Path(__file__).parent
-_FORMATS = ("idx", "cifar", "npz")
-
-
-def read_cell(
-    name: str, changes: Sequence[str] = (), data: str | None = None
-) -> tuple[RunSettings, RunSettings]:
-    """A cell's settings as its file has them, and as asked for.
-
-    Args:
-        name: of a cell of tools/papers, or a path to a file like these.
-        changes: section.key=value each.
-        data: where the cell's files lie, or another source as in data.source.
-
-    Raises:
-        SettingError: there is no such cell, a change is wrong, or makes another paper's cell of it.
-    """
-    file = Path(name) if name.endswith(".toml") else CELLS / f"{name}.toml"
-    if not name.endswith(".toml") and not file.is_file():
-        known = cell_names()
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or f'none in {CELLS}'}"
-        raise SettingError(f"no cell {name!r}; {hint}")
-    cell, asked = read_run(file), read_run(file, changes)
-    if cell.paper is None or asked.paper != cell.paper:
-        raise SettingError(f"{file}: a cell needs a [paper] table, and --set cannot change it")
-    if cell.paper.accuracy not in MEASURES:
-        raise SettingError(
-            f"{file}: paper.accuracy: {cell.paper.accuracy!r} is none of {', '.join(MEASURES)}"
-        )
-    if asked.method["name"] != cell.method["name"]:
-        raise SettingError(
-            f"method.name: this cell is {cell.method['name']}'s; else: edge-sim compare {file} --methods ..."
-        )
-    if data is not None:
-        kind = cell.data.source.partition(":")[0]
-        source = data if data.partition(":")[0] in _FORMATS else f"{kind}:{data}"
-        asked = replace(asked, data=replace(asked.data, source=source))
-    return cell, asked
-
-
-def cell_names() -> list[str]:
-    """Of tools/papers."""
-    return sorted(file.stem for file in CELLS.glob("*.toml"))
+ALL = "all"
 
 
 def list_cells(console: Console) -> None:
     """Show what there is and what it needs."""
     table = Table(box=None, pad_edge=False)
     table.add_column("cell", no_wrap=True)
-    table.add_column("paper, %", no_wrap=True)
+    table.add_column("paper", no_wrap=True)
     table.add_column("CPU min\na seed", justify="right")
     table.add_column("what it is; the data it needs")
     for name in cell_names():
         cell, _ = read_cell(name)
         assert cell.paper is not None
-        paper, value = cell.paper, points(cell.paper.value, cell.paper.deviation)
+        paper, unit = cell.paper, MEASURES[cell.paper.accuracy].unit
+        value = f"{points(paper.value, paper.deviation, unit)} {unit}"
         what = "; ".join((paper.table, *paper.scaled))
         table.add_row(name, value, f"{paper.cpu_minutes:g}", escape(f"{what}\n{cell.data.source}"))
     console.print(table)
@@ -111,13 +69,20 @@ def play_cell(
         raise SettingError(f"--seeds {seeds}: at least 1")
     cell, asked = read_cell(name, changes, data)
     assert cell.paper is not None
-    label = label_of(cell, asked, _check(asked))
+    counted = MEASURES[cell.paper.accuracy].counted is not None
+    label = label_of(cell, asked, cell.paper.samples if counted else _check(asked))
     folder = runs / "paper" / _folder(Path(name).stem, label)
-    method = with_defaults_of_run(asked.method, asked.run.rounds)
+    command = _command(name, seeds, changes, data)
+    if counted:
+        of = {
+            seed: count_traffic(_seeded(asked, seed))
+            for seed in range(asked.run.seed, asked.run.seed + seeds)
+        }
+        return _told(Outcome(Path(name).stem, cell.paper, label, [], of), folder, command, asked, console)
     to_play = [
         Cell(
             f"seed {seed}",
-            replace(asked, run=replace(asked.run, seed=seed), method=method, paper=None),
+            _seeded(asked, seed),
             folder / f"seed-{seed}",
             runs,
         )
@@ -127,12 +92,64 @@ def play_cell(
     done = [run for one in to_play if (run := finished(one))]
     outcome = Outcome(Path(name).stem, cell.paper, label, done)
     if done:
-        _keep(outcome, folder, _command(name, seeds, changes, data), asked)
-        console.print(table_of(outcome))
-        console.print(f"  {folder / 'result.json'}", soft_wrap=True)
+        _told(outcome, folder, command, asked, console)
     if stopped:
         console.print(f"{len(done)} of {seeds} seeds are finished; the same command goes on")
         raise stopped
+    return outcome
+
+
+def play_cells(pattern: str, *, seeds: int, runs: Path, workers: int, fresh: bool, console: Console) -> None:
+    """Play every cell that a pattern fits (`all`: every one), the cheapest first; one whose data is not here
+    is passed over with a line. In the end all outcomes stand in one table, RUNS/paper/cells.md.
+
+    Raises:
+        SettingError: nothing fits.
+        KeyboardInterrupt: interrupted; the same command goes on.
+    """
+    names = cell_names("*" if pattern == ALL else pattern)
+    if not names:
+        raise SettingError(f"no cell fits {pattern!r}; known: {', '.join(cell_names())}")
+    outcomes: list[Outcome] = []
+    for name in sorted(names, key=_cpu_minutes):
+        console.print(f"{name}:")
+        try:
+            options = {"seeds": seeds, "workers": workers, "fresh": fresh}
+            outcomes.append(
+                play_cell(name, changes=(), data=None, runs=runs, console=console, **options)  # type: ignore[arg-type]
+            )
+        except FleetuneError as problem:
+            console.print(f"{name}: passed over: {problem}")
+    if outcomes:
+        lines = ["| cell | of | paper | ours | label |", "|---|---|--:|--:|---|"]
+        lines += [f"| {' | '.join(_line(one))} |" for one in outcomes]
+        write_atomically(runs / "paper" / "cells.md", "\n".join([*lines, ""]).encode(), durable=False)
+        console.print(f"  {runs / 'paper' / 'cells.md'}", soft_wrap=True)
+
+
+def _cpu_minutes(name: str) -> float:
+    cell, _ = read_cell(name)
+    assert cell.paper is not None
+    return cell.paper.cpu_minutes
+
+
+def _line(outcome: Outcome) -> tuple[str, ...]:
+    paper, found, unit = outcome.paper, outcome.ours, MEASURES[outcome.paper.accuracy].unit
+    theirs = f"{points(paper.value, paper.deviation, unit)} {unit}"
+    ours = f"{points(found.mean, found.deviation, unit)} {unit}" if found else UNKNOWN
+    return outcome.name, paper.table, theirs, ours, str(outcome.label)
+
+
+def _seeded(settings: RunSettings, seed: int) -> RunSettings:
+    method = with_defaults_of_run(settings.method, settings.run.rounds)
+    return replace(settings, run=replace(settings.run, seed=seed), method=method, paper=None)
+
+
+def _told(outcome: Outcome, folder: Path, command: str, settings: RunSettings, console: Console) -> Outcome:
+    """Keep it and show it."""
+    _keep(outcome, folder, command, settings)
+    console.print(table_of(outcome))
+    console.print(f"  {folder / 'result.json'}", soft_wrap=True)
     return outcome
 
 
@@ -210,7 +227,7 @@ def table_of(outcome: Outcome) -> Table:
     """For the terminal: the paper's number beside ours, then the other readings of our runs."""
     title = escape(f"{outcome.paper.table}\n{outcome.label}")
     table = Table(title=title, caption=outcome.verdict, title_justify="left", caption_justify="left")
-    table.add_column("accuracy, %")
+    table.add_column("")
     for title in ("paper", "ours", "seeds"):
         table.add_column(title, justify="right")
     for row in _rows(outcome):
@@ -221,7 +238,7 @@ def table_of(outcome: Outcome) -> Table:
 def markdown_of(outcome: Outcome, command: str, date: str) -> str:
     """The same as Markdown, with its origin and what the paper leaves open."""
     lines = [f"# {outcome.paper.table}", "", f"{outcome.label}. {outcome.verdict}.", ""]
-    lines += [f"`{command}`, {date}", "", "| accuracy, % | paper | ours | seeds |", "|---|--:|--:|--:|"]
+    lines += [f"`{command}`, {date}", "", "| | paper | ours | seeds |", "|---|--:|--:|--:|"]
     lines += [f"| {' | '.join(row)} |" for row in _rows(outcome)]
     lines += ["", f"The paper: {outcome.paper.meaning}. It leaves open:", ""]
     lines += [f"- `{key}`: {what}" for key, what in outcome.paper.open.items()]
@@ -230,11 +247,11 @@ def markdown_of(outcome: Outcome, command: str, date: str) -> str:
 
 def _rows(outcome: Outcome) -> list[tuple[str, str, str, str]]:
     """The paper's reading first."""
-    names = sorted(MEASURES, key=lambda name: name != outcome.paper.accuracy)
     rows = []
-    for name in names:
-        found, is_papers = outcome.measured(name), name == outcome.paper.accuracy
-        theirs = points(outcome.paper.value, outcome.paper.deviation) if is_papers else ""
-        ours = points(found.mean, found.deviation) if found else UNKNOWN
-        rows.append((MEASURES[name].about, theirs, ours, str(found.count) if found else "0"))
+    for name in measures_beside(outcome.paper.accuracy):
+        found, measure, is_papers = outcome.measured(name), MEASURES[name], name == outcome.paper.accuracy
+        theirs = points(outcome.paper.value, outcome.paper.deviation, measure.unit) if is_papers else ""
+        ours = points(found.mean, found.deviation, measure.unit) if found else UNKNOWN
+        about = f"{measure.about}, {measure.unit}"
+        rows.append((about, theirs, ours, str(found.count) if found else "0"))
     return rows

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from tests.conftest import tiny_spec
 from typer.testing import CliRunner
 
 import fleetune.tools.papers.cells
 from fleetune.coordinator.reports.summary import Accuracies, PayloadBytes, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.methods import from_section
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.simulation import Partition
@@ -22,19 +24,14 @@ from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
 from fleetune.tools.compare.cells import play_all
 from fleetune.tools.compare.played import Played
-from fleetune.tools.papers.accuracies import MEASURES, Outcome, label_of, points
-from fleetune.tools.papers.cells import CELLS, cell_names, play_cell, read_cell, table_of
+from fleetune.tools.papers.cell_files import CELLS, cell_names, read_cell
+from fleetune.tools.papers.cells import play_cell, table_of
+from fleetune.tools.papers.measures import MEASURES, Outcome, label_of, measures_beside, points
 from fleetune.tools.simulator.partition import partition
 
-NAMES = [
-    "dc-pfl-fmnist",
-    "fedpurin-fmnist",
-    "fedpurin-fmnist-short",
-    "fedspu-cifar10",
-    "kapc-bls-mnist",
-    "kapc-mnist",
-    "srp-pfed-cifar10",
-]
+FILES = ["dc-pfl-fmnist", "fedpurin-fmnist", "fedspu-cifar10", "kapc-mnist", "srp-pfed-cifar10"]
+ROWS = ["fedpurin-fmnist-short", "fedspu-cifar10-early-stopping", "kapc-bls-mnist", "kapc-mnist-fedavg"]
+COUNTED = [name for name in cell_names() if MEASURES[read_cell(name)[0].paper.accuracy].counted]
 TINY = [
     "run.rounds=1",
     "run.final_evaluation=false",
@@ -112,7 +109,8 @@ def test_each_reading_of_accuracy():
             {"b": (0.7, 0.2, 30)},  # 0.5, weighted 0.35
         ]
     )
-    found = {name: measure.of(run) for name, measure in MEASURES.items()}
+    found = {name: MEASURES[name].of(run) for name in measures_beside("best-mean")}
+    assert found.pop("seconds-up") == 0.0
     assert found == {
         "best-mean": pytest.approx(0.85),
         "best-weighted": pytest.approx(0.875),
@@ -203,16 +201,41 @@ def test_a_cell_that_is_short_itself_says_so():
 # the files
 
 
-def test_the_cells_are_those_of_the_papers():
-    assert cell_names() == NAMES
+def test_every_row_of_a_file_is_a_cell_with_what_differs():
+    assert set(FILES) | set(ROWS) | set(COUNTED) < set(cell_names())
+    assert cell_names("kapc-fmnist*") == ["kapc-fmnist", "kapc-fmnist-03", "kapc-fmnist-local"]
+    whole, _ = read_cell("kapc-mnist")
+    bls, _ = read_cell("kapc-bls-mnist")
+    assert (bls.method["name"], bls.method["self_threshold"], bls.run.rounds) == ("kapc-bls", 0.7, 50)
+    assert (bls.paper.value, bls.paper.deviation, bls.paper.samples) == (0.98, 0.0003, whole.paper.samples)
+    assert "method.search" in bls.paper.open
+    local, asked = read_cell("kapc-mnist-local", ["training.batch_size=64"])
+    assert local.method == {"name": "local-only"}
+    assert (local.run.rounds, local.training.epochs) == (1, 5)
+    assert not any(key.startswith("method.") for key in local.paper.open)
+    assert str(label_of(local, asked, 70_000)) == "full, another choice of ours: training.batch_size=64"
+    early, _ = read_cell("fedspu-cifar10-early-stopping")
+    assert (early.method["early_stopping"], early.fleet.ratios) == (True, (0.2, 0.4, 0.6, 0.8, 1.0))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", cell_names())
+def test_every_cell_has_a_method_that_takes_its_settings(name):
+    cell, _ = read_cell(name)
+    assert cell.run.name == name
+    assert not cell.paper.rows or name in FILES
+    from_section(cell.method, tiny_spec())
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_what_is_marked_as_our_choice_is_what_the_paper_leaves_open(name):
     text = (CELLS / f"{name}.toml").read_text()
     marked, section = set(), ""
     for line in text.splitlines():
         section = line.strip("[]") if line.startswith("[") else section
+        if section.startswith("paper.rows."):
+            key = line.partition("=")[0].strip()
+            assert "# our choice" not in line or key in read_cell(section[11:])[0].paper.open
+            continue
         if "# our choice" in line and "=" in line:
             marked.add(f"{section}.{line.partition('=')[0].strip()}")
     left_open = set(tomllib.loads(text)["paper"]["open"])
@@ -224,7 +247,7 @@ def test_what_is_marked_as_our_choice_is_what_the_paper_leaves_open(name):
     assert read_cell(name)[0].run.name == name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES + ROWS)
 def test_every_cell_plays_at_tiny_scale(name, sources, tmp_path):
     cell, _ = read_cell(name)
     some = ["round.participants=2"] if cell.round.participants else []
@@ -318,7 +341,7 @@ def test_data_that_is_not_there_is_asked_for(tmp_path):
 def test_the_command_lists_cells_and_names_a_mistake():
     listed = CliRunner().invoke(app, ["paper"])
     assert listed.exit_code == 0
-    assert all(name in listed.output for name in NAMES)
+    assert all(name in listed.output for name in FILES + ROWS)
     wrong = CliRunner().invoke(app, ["paper", "kapc-mnits"])
     assert wrong.exit_code == 2
     assert wrong.output == "edge-sim: no cell 'kapc-mnits'; did you mean 'kapc-mnist'?\n"

@@ -1,12 +1,14 @@
-"""A cell of a paper's table beside our runs of it: what its accuracy means, and what may be claimed. No I/O.
+"""A cell of a paper's table beside our runs of it: what its number means, and what may be claimed. No I/O.
 
 Papers differ in which models they test, when, and over whom they average. `MEASURES` has these readings by
-name; [paper] accuracy names the one a cell stands for. All are fractions on the devices' own test samples.
+name; [paper] accuracy names the one a cell stands for. Accuracies are fractions on the devices' own test
+samples. What travels is read two ways: the seconds that payloads took on their links, and bytes as papers
+count them: every number at its full width, nothing compressed, no packaging (`tools.papers.traffic`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,6 +27,7 @@ from fleetune.protocols.settings.simulation import PaperSection
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.compare.comparison import Spread, spread
 from fleetune.tools.compare.played import Played
+from fleetune.tools.papers.traffic import Traffic
 
 Average = Callable[[Collection[Measures]], float | None]
 
@@ -33,10 +36,19 @@ _SAME_RUN = ("run.name", "run.seed", "run.rehearsal", "data.source")  # the sour
 
 @dataclass(frozen=True)
 class Measure:
-    """One reading of "accuracy": what it is, and its value for a finished run (None: not measured)."""
+    """One reading of a paper's number.
+
+    Attributes:
+        about: what it is.
+        of: its value for a finished run; None: not measured.
+        unit: `%` is a fraction; MB are 2^20 bytes, Gbit 10^9 bits.
+        counted: reads it from what a method would send, without any training; `of` gives None then.
+    """
 
     about: str
     of: Callable[[Played], float | None]
+    unit: Literal["%", "s", "MB", "Gbit"] = "%"
+    counted: Callable[[Traffic], float] | None = None
 
 
 def after_mean(devices: Collection[Measures]) -> float | None:
@@ -74,6 +86,19 @@ def at_the_end(metric: Metric) -> Callable[[Played], float | None]:
     return lambda played: metric.of_run(played.summary)
 
 
+def seconds_up(played: Played) -> float | None:
+    """What sending its updates took a device in all rounds together, mean over devices."""
+    by_device: dict[str, float] = {}
+    for record in played.records:
+        for device, reply in record.devices.items():
+            by_device[device] = by_device.get(device, 0.0) + (reply.actual.upload_s or 0.0)
+    return mean(by_device.values())
+
+
+def _counted(about: str, unit: Literal["MB", "Gbit"], counted: Callable[[Traffic], float]) -> Measure:
+    return Measure(about, lambda _: None, unit, counted)
+
+
 MEASURES: Mapping[str, Measure] = {
     "best-mean": Measure("best round, mean over all devices", best_of_fleet(after_mean)),
     "best-weighted": Measure("best round, weighted by samples", best_of_fleet(after_weighted)),
@@ -89,7 +114,20 @@ MEASURES: Mapping[str, Measure] = {
     "final-before-mean": Measure(
         "after the last round, mean, before one more round's training", at_the_end(BEFORE_MEAN)
     ),
+    "seconds-up": Measure("sending updates, all rounds, mean over devices", seconds_up, "s"),
+    "up-mb": _counted("an update, mean of all rounds", "MB", lambda sent: sent.up / 2**20),
+    "down-mb": _counted("a task, mean of all rounds but the first", "MB", lambda sent: sent.down / 2**20),
+    "total-gbit": _counted("all tasks and updates of a run", "Gbit", lambda sent: 8e-9 * sent.total),
 }
+
+
+def measures_beside(name: str) -> list[str]:
+    """What a cell's result shows: its own measure first, then the others that the same runs give."""
+    if MEASURES[name].counted:
+        return [name]
+    return sorted(
+        (one for one, measure in MEASURES.items() if not measure.counted), key=lambda one: one != name
+    )
 
 
 def _fleet(played: Played) -> Iterator[list[Measures]]:
@@ -178,12 +216,14 @@ class Outcome:
         paper: its [paper] table.
         label: how far the runs are the paper's.
         runs: finished ones.
+        traffic: of a cell about bytes, counted by seed.
     """
 
     name: str
     paper: PaperSection
     label: Label
     runs: Sequence[Played]
+    traffic: Mapping[int, Traffic] = field(default_factory=dict)
 
     @property
     def ours(self) -> Spread | None:
@@ -192,18 +232,23 @@ class Outcome:
 
     def measured(self, measure: str) -> Spread | None:
         """Mean and standard deviation over seeds; None when no run has it."""
+        counted = MEASURES[measure].counted
+        if counted:
+            return spread(counted(sent) for sent in self.traffic.values())
         return spread(MEASURES[measure].of(run) for run in self.runs)
 
     @property
     def verdict(self) -> str:
-        """What may be claimed, in points of percent."""
-        ours, paper = self.ours, self.paper
+        """What may be claimed, in points of percent or in the measure's unit."""
+        ours, paper, unit = self.ours, self.paper, MEASURES[self.paper.accuracy].unit
         if ours is None:
             return "nothing measured"
-        gain = 100 * (ours.mean - paper.value)
-        apart = f"{abs(gain):.2f} points {'above' if gain >= 0 else 'below'} the paper's"
+        gain, of = ours.mean - paper.value, "points" if unit == "%" else unit
+        apart = f"{points(abs(gain), None, unit)} {of} {'above' if gain >= 0 else 'below'} the paper's"
         if self.label.scaled:
             return "no claim: a scaled run says nothing about the paper's number"
+        if unit != "%" and points(ours.mean, None, unit) == points(paper.value, None, unit):
+            return "the paper's number, to the last digit that it prints"
         if paper.deviation is None:
             return f"{apart}, which has no standard deviation"
         times = abs(ours.mean - paper.value) / paper.deviation if paper.deviation else float("inf")
@@ -219,12 +264,12 @@ class Outcome:
             "ours": _spread(self.ours),
             "label": str(self.label),
             "verdict": self.verdict,
-            "measures": {name: _spread(self.measured(name)) for name in MEASURES},
+            "measures": {name: _spread(self.measured(name)) for name in measures_beside(self.paper.accuracy)},
             "runs": [
                 {
                     "seed": run.seed,
                     ROUNDS.name: ROUNDS.of_run(run.summary),
-                    **{name: measure.of(run) for name, measure in MEASURES.items()},
+                    **{name: MEASURES[name].of(run) for name in measures_beside(self.paper.accuracy)},
                     **{one.name: one.of_run(run.summary) for one in (BYTES_UP, BYTES_DOWN)},
                 }
                 for run in self.runs
@@ -236,8 +281,9 @@ def _spread(found: Spread | None) -> dict[str, Any] | None:
     return {"mean": found.mean, "deviation": found.deviation, "seeds": found.count} if found else None
 
 
-def points(value: float | None, deviation: float | None = None) -> str:
-    """97.97 ± 0.75: percent as papers print it."""
+def points(value: float | None, deviation: float | None = None, unit: str = "%") -> str:
+    """97.97 ± 0.75: percent, or what else it is measured in, as papers print it."""
     if value is None:
         return "–"  # noqa: RUF001 - an en dash, as in printed tables
-    return f"{100 * value:.2f}" + (f" ± {100 * deviation:.2f}" if deviation is not None else "")
+    scale = 100 if unit == "%" else 1
+    return f"{scale * value:.2f}" + (f" ± {scale * deviation:.2f}" if deviation is not None else "")

@@ -1,0 +1,124 @@
+"""What a method sends, counted as papers count it: every number at its full width, masks at a bit a mark.
+
+Compression and packaging do not count. A method's own plans, work and aggregation are played, device by
+device, with the run's keys, so that the same devices take part with the same neurons as in a simulation; only
+training is left out: what FedAvg, FedCAC or FedSPU send is the same whatever their devices learn. So a
+thousand rounds of a table take seconds, and need no data.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleetune.coordinator.run.models import find_model
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
+from fleetune.protocols.wire.payloads import run_key, work_key
+from fleetune.tools.simulator.simulated_fleet import simulated_devices
+
+_NUM_SAMPLES = 100  # of each device: averages are never weighted by nothing
+_DRAWS = 4096  # then they repeat: drawing as many as there are weights would take most of the time
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one run, in bytes.
+
+    Attributes:
+        up: of an update, mean over all.
+        down: of a task, mean over those behind the first round: in it a device may hold the model already.
+        total: of all tasks and updates.
+    """
+
+    up: float
+    down: float
+    total: float
+
+
+@dataclass(frozen=True)
+class StillTrainer:
+    """A device that learns nothing: its weights take small random steps, all its losses are alike."""
+
+    spec: ModelSpec
+    num_samples: int = _NUM_SAMPLES
+    num_classes_held: int = 1
+
+    def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
+        step = np.resize(key.generator().normal(0, 0.01, _DRAWS).astype(np.float32), weights.size)
+        step[self.spec.num_parameters :] = 0
+        if plan.trainable is not None:
+            step[~plan.trainable] = 0
+        return Fit(weights + step, 1.0, 1, -step if plan.keep_last_gradient else None)
+
+    def loss(self, weights: FlatArray, part: Part = "train") -> float:  # noqa: ARG002
+        return 1.0
+
+    def accuracy(self, weights: FlatArray, part: Part) -> float | None:  # noqa: ARG002
+        return 0.5
+
+    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:  # noqa: ARG002
+        return np.full_like(weights, 0.01)
+
+    def batches(self, key: Key) -> Iterable[Rows]:  # noqa: ARG002
+        return [np.arange(self.num_samples)]
+
+
+def num_bytes(message: object) -> float:
+    """Of all arrays in a task or an update: 4 bytes a number, a bit a mark; single numbers are packaging."""
+    if isinstance(message, np.ndarray):
+        return message.size / 8 if message.dtype == np.bool_ else 4.0 * message.size
+    if isinstance(message, msgspec.Struct):
+        return sum(num_bytes(getattr(message, name)) for name in message.__struct_fields__)
+    if is_dataclass(message):
+        return sum(num_bytes(getattr(message, field.name)) for field in fields(message))
+    if isinstance(message, list | tuple):
+        return sum(map(num_bytes, message))
+    return sum(map(num_bytes, message.values())) if isinstance(message, dict) else 0.0
+
+
+def count_traffic(settings: RunSettings) -> Traffic:
+    """Play a run's rounds without training, every device at the ratio that [fleet] deals it, else at 1.
+
+    Raises:
+        SettingError, ModelError: the model or the method cannot be made; [model] must say its shape.
+    """
+    model = find_model(settings)
+    method: Any = from_section(settings.method, model.spec)
+    trainer, seed = StillTrainer(model.spec), settings.run.seed
+    ratios = {one.name: settings.fleet.dealt(one.name) or 1.0 for one in simulated_devices(settings)}
+    state = method.init_coordinator(model.weights)
+    for device, ratio in ratios.items():
+        report = DeviceReport(device, num_samples=_NUM_SAMPLES, ratio=ratio)
+        state = method.admit(state, report)
+    devices = {device: method.init_device(model.weights) for device in ratios}
+    up, down = [], []
+    for number in range(1, settings.run.rounds + 1):
+        taking_part = participants(tuple(ratios), settings, number)
+        state, tasks = method.plan(state, Round(number, taking_part), run_key(seed).child("plan", number, 1))
+        updates = []
+        for device in taking_part:
+            task = tasks[device]
+            key = work_key(seed, number, 1, device)
+            devices[device], update = method.work(devices[device], task, trainer, Budget(ratios[device]), key)
+            down.append((number, num_bytes(task)))
+            up.append(num_bytes(update))
+            updates.append((device, update))
+        state = method.aggregate(state, updates)
+    later = [size for number, size in down if number > 1] or [size for _, size in down]
+    total = sum(up) + sum(size for _, size in down)
+    return Traffic(sum(up) / len(up), sum(later) / len(later), total)
+
+
+def participants(devices: tuple[str, ...], settings: RunSettings, number: int) -> tuple[str, ...]:
+    """Who a simulation in which nobody is missing would ask in a round, ascending."""
+    key = run_key(settings.run.seed).child("participants", number, 1)
+    count = min(settings.round.participants or len(devices), len(devices))
+    return tuple(sorted(devices[index] for index in key.sample(count, len(devices))))
