@@ -1,0 +1,124 @@
+"""The five papers' methods over several rounds on a real fleet, to the last bit their simulation.
+
+What their coordinators keep from round to round comes about: memory, cube, Omega, delta and bar, trials. One
+fleet, whose agents stay, plays one run after another.
+"""
+
+import numpy as np
+import pytest
+from tests.helpers.fleet_processes import Fleet, assert_equal, run_toml, simulated
+
+from fleetune.coordinator.run.stored_run import method_of
+from fleetune.coordinator.store.method_state import read_state
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+
+pytestmark = pytest.mark.fleet
+
+DEVICES = ("device-0", "device-1", "device-2")
+
+
+def toml(method, *settings, learning_rate=0.02, **others):
+    """A run that is called like its method."""
+    text = run_toml(name=method, method=method, **others)
+    more = "\n".join([f'name = "{method}"', *settings, "[data]", "validation_fraction = 0.2\n"])
+    text = text.replace(f'name = "{method}"\n[data]\n', more)
+    return text.replace("learning_rate = 0.02", f"learning_rate = {learning_rate}")
+
+
+def state_of(folder):
+    """What the coordinator of a finished run knows."""
+    store = RunStore.open(folder / "state.sqlite")
+    enrolment = codec.decode(store.get("enrolment"), Enrolment, None)
+    state = read_state(store, method_of(enrolment).state_type, enrolment.spec)
+    store.close()
+    return state
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """A broker and three agents that wait for runs."""
+    with Fleet(tmp_path_factory.mktemp("fleet"), toml("fedavg")) as fleet:
+        for device in DEVICES:
+            fleet.start_agent(device, options=())
+        yield fleet
+        for agent in fleet.agents.values():
+            assert not agent.lines("ERROR")
+            assert agent.stop() == 0
+
+
+@pytest.fixture
+def play(fleet, tmp_path):
+    """Plays a run on the fleet and in simulation: what it came to, and both coordinators' states."""
+
+    def played(text):
+        fleet.run_file.write_text(text)
+        assert fleet.start_coordinator("--fleet", fleet.name).wait() == 0
+        name = text.split('name = "')[1].split('"')[0]
+        found, wanted = fleet.outcome(name), simulated(text, tmp_path / name)
+        assert_equal(found, wanted)
+        assert set(found.personal) == set(DEVICES)
+        return found, state_of(fleet.folder / "runs" / name), state_of(tmp_path / name)
+
+    return played
+
+
+def test_fedspu_stops_a_device_early(play):
+    found, _, _ = play(toml("fedspu", "early_stopping = true", rounds=5, learning_rate=0.3))
+    taking_part = [participants for *_, participants, _ in found.rounds[:-1]]
+    assert set(taking_part[0]) == set(DEVICES)
+    assert 0 < len(taking_part[-1]) < 3
+
+
+def test_srp_pfeds_memory_prefers_rates(play):
+    found, state, wanted = play(toml("srp-pfed", "num_rates = 5", "draws = 3", rounds=4))
+    assert np.array_equal(state.memory, wanted.memory)
+    assert state.memory.max() > state.memory.min() + 0.1
+    up = {reply[1] for _, _, _, replies in found.rounds[:-1] for reply in replies.values()}
+    assert max(up) > 2 * min(up)
+
+
+def test_kapcs_cube_leaves_equal_shares(play):
+    _, state, wanted = play(toml("kapc", "relation_rate = 1.0", rounds=4, learning_rate=0.1))
+    assert np.array_equal(state.cube, wanted.cube)
+    assert np.allclose(state.cube.sum(axis=2), 1)
+    assert abs(state.cube - 1 / 3).max() > 0.05
+
+
+def test_bls_leaves_layers_out_both_ways(play):
+    settings = ("relation_rate = 1.0", "self_threshold = 0.4")
+    found, state, wanted = play(toml("kapc-bls", *settings, rounds=5, learning_rate=0.1))
+    assert np.array_equal(state.cube, wanted.cube)
+    assert state.uploaded == wanted.uploaded
+    assert 1 <= min(state.uploaded.values()) < 3
+    down = [[reply[0] for reply in replies.values()] for _, _, _, replies in found.rounds[:-1]]
+    assert max(down[0]) > 20 * min(down[-1])
+
+
+def test_fedpurin_collaborates_until_beta_and_not_beyond(play, tmp_path):
+    settings = ("tau = 0.5", "beta = 2")
+    model = {"model": "cnn-fedspu-emnist"}
+    found, state, wanted = play(toml("fedpurin", *settings, rounds=5, **model))
+    shorter = simulated(toml("fedpurin", *settings, rounds=2, **model), tmp_path / "shorter")
+    assert shorter.rounds[:2] == found.rounds[:2]
+    until_beta = state_of(tmp_path / "shorter")
+    assert any(held.collaborated is not None for held in until_beta.held.values())
+    for device in DEVICES:
+        held = state.held[device]
+        assert np.array_equal(held.critical, wanted.held[device].critical)
+        assert held.critical.any()
+        assert held.collaborated is None
+    assert (state.weights == 0).any(), "bar shrinks: what nobody sends is 0"
+
+
+def test_dc_pfl_splits_by_a_trial_and_lets_layers_wait(play):
+    settings = ("start_rounds = 1", "window = 1", "observe = 1", "low_discrepancy = 1.0")
+    _, state, wanted = play(toml("dc-pfl", *settings, rounds=9))
+    assert state.accepted == wanted.accepted > 0
+    assert state.grouping.placed == wanted.grouping.placed
+    assert state.grouping.gamma == wanted.grouping.gamma < 1
+    assert state.curve == wanted.curve
+    waits = [group.every.tolist() for group in state.grouping.groups]
+    assert waits == [group.every.tolist() for group in wanted.grouping.groups]
+    assert {1, 3} == {rounds for group in waits for rounds in group}
