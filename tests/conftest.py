@@ -117,7 +117,7 @@ class PullToTarget:
         moved[self.spec.num_parameters :] = weights[self.spec.num_parameters :] * np.float32(0.9)
         return Fit(moved, self.loss(moved), 1, gradient if plan.keep_last_gradient else None)
 
-    def loss(self, weights: np.ndarray, part: str = "train") -> float:
+    def loss(self, weights: np.ndarray, part: str = "train", rows: np.ndarray | None = None) -> float:
         return float(np.mean((weights - self.target) ** 2)) / 2 + {"validation": 0.1}.get(part, 0.0)
 
     def batches(self, key: Key) -> list[np.ndarray]:

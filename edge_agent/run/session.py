@@ -233,8 +233,8 @@ class _Observed:
         self.train_loss = fit.loss
         return fit
 
-    def loss(self, weights: FlatArray, part: Part = "train") -> float:
-        return self._trainer.loss(weights, part)
+    def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
+        return self._trainer.loss(weights, part, rows)
 
     def accuracy(self, weights: FlatArray, part: Part) -> float | None:
         return self._trainer.accuracy(weights, part)

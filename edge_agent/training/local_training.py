@@ -140,9 +140,9 @@ class LocalTrainer:
             rate = self.settings.learning_rate
             raise TrainingDiverged(f"training diverged ({what}): lower training.learning_rate (now {rate:g})")
 
-    def loss(self, weights: FlatArray, part: Part = "train") -> float:
-        """Mean loss in evaluation mode. An empty part has loss 0."""
-        return self._evaluate(weights, part)[0]
+    def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
+        """Mean loss in evaluation mode over a part, or those of its samples in `rows`. Of none it is 0."""
+        return self._evaluate(weights, part, rows)[0]
 
     def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
         """Fraction predicted correctly in evaluation mode, 0..1. None: the part is empty."""
@@ -177,11 +177,11 @@ class LocalTrainer:
                 yield order[batch]
                 self.progress((done + 1) / num_batches)
 
-    def _evaluate(self, weights: FlatArray, part: Part) -> tuple[float, float]:
-        """The mean loss over a part, and the fraction predicted correctly."""
+    def _evaluate(self, weights: FlatArray, part: Part, rows: Rows | None = None) -> tuple[float, float]:
+        """The mean loss over a part, or over `rows` of it, and the fraction predicted correctly."""
         self.backend.load(weights)
-        results = [self.backend.evaluate(x, y) for x, y in self._parts(part)]
-        size = max(1, self.data.size(part))
+        results = [self.backend.evaluate(x, y) for x, y in self._parts(part, rows)]
+        size = max(1, self.data.size(part) if rows is None else rows.size)
         return sum(loss for loss, _ in results) / size, sum(correct for _, correct in results) / size
 
     def _parts(self, part: Part, rows: Rows | None = None) -> Iterator[tuple[InputArray, LabelArray]]:

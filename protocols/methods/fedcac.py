@@ -17,7 +17,7 @@ coordinator has never heard of gets the global model.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -27,13 +27,17 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
+    COLLABORATION_INTERNALS,
     EARLIER_BETA,
+    Collaboration,
     beta_of_run,
     collaborated_models,
     critical_entries,
     masked_mean,
     perturbation,
+    seen_of,
 )
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -57,11 +61,14 @@ class Held:
 
 @dataclass(frozen=True)
 class ServerState:
-    """The global model, shape (spec.size,), t of the round at hand, and what is held of each device."""
+    """The global model, shape (spec.size,), t of the round at hand, what is held of each device, and how
+    alike the last round's were.
+    """
 
     weights: FlatArray
     number: int = 0
     held: dict[DeviceId, Held] = field(default_factory=dict)
+    collaboration: Collaboration | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
     beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA
 
     state_type, task_type, update_type = ServerState, Task, Update
+    internals: ClassVar[tuple[Internal, ...]] = COLLABORATION_INTERNALS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, int]:
@@ -129,12 +137,20 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
             devices.append(device)
             masks.append(self._marks(update.critical))
             models.append(update.patch.apply(state.weights, self.spec))
-        customised = collaborated_models(masks, models, state.number, self.beta)
+        customised, collaboration = collaborated_models(masks, models, state.number, self.beta)
         held = {
             device: Held(mask, None if model is None else model[mask])
             for device, mask, model in zip(devices, masks, customised, strict=True)
         }
-        return replace(state, weights=masked_mean(models), held={**state.held, **held})
+        return replace(
+            state, weights=masked_mean(models), held={**state.held, **held}, collaboration=collaboration
+        )
+
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        return {"critical": float(np.mean(update.critical)) if update.critical.size else 0.0}
+
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        return seen_of(state.collaboration)
 
     def _marks(self, critical: MaskArray) -> MaskArray:
         """m_i, shape (spec.size,). Marks that are not one for each parameter count as none."""

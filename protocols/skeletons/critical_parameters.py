@@ -6,12 +6,14 @@ with a `spec`, d is spec.size.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import Kind, MaskArray, ModelSpec
+from fleetune.protocols.skeletons.internals import Figure, Internal
 
 Floats = NDArray[Any]
 
@@ -85,16 +87,18 @@ def mean_and_largest(overlap: NDArray[np.float64]) -> tuple[float, float]:
     return (float(others.mean()), float(others.max())) if others.size else (0.0, 0.0)
 
 
+def threshold_of(mean: float, largest: float, number: int, beta: int) -> float:
+    """T = mean + t / beta * (largest - mean) (section 3.3) for `number` t, at most beta."""
+    return mean + number / beta * (largest - mean)
+
+
 def collaborators(
     overlap: NDArray[np.float64], mean: float, largest: float, number: int, beta: int
 ) -> list[list[int]]:
-    """C_i = {j != i : O_ij >= T}, T = mean + t / beta * (largest - mean) (section 3.3); `number` is t.
-
-    Beyond t = beta nobody collaborates.
-    """
+    """C_i = {j != i : O_ij >= T} (section 3.3); `number` is t. Beyond t = beta nobody collaborates."""
     if number > beta:
         return [[] for _ in overlap]
-    threshold = mean + number / beta * (largest - mean) - _SLACK
+    threshold = threshold_of(mean, largest, number, beta) - _SLACK
     return [[int(j) for j in np.flatnonzero(row >= threshold) if j != i] for i, row in enumerate(overlap)]
 
 
@@ -123,18 +127,92 @@ def masked_mean(
     return divided
 
 
+@dataclass(frozen=True)
+class Collaboration:
+    """How alike the devices of a round were, and what followed; nobody looks beyond t = beta.
+
+    Attributes:
+        mean_overlap, largest_overlap: O_avg and O_max.
+        threshold: T, the overlap from which two collaborate.
+        collaborators: of a device, on average.
+    """
+
+    mean_overlap: float
+    largest_overlap: float
+    threshold: float
+    collaborators: float
+
+
 def collaborated_models(
     masks: Sequence[MaskArray], models: Sequence[Floats], number: int, beta: int
-) -> list[Floats | None]:
-    """delta_i for every device in round `number`, None where C_i is empty (eq. 9).
+) -> tuple[list[Floats | None], Collaboration | None]:
+    """delta_i for every device in round `number`, None where C_i is empty (eq. 9), and how they came about;
+    None: nobody collaborates beyond beta.
 
     `masks` and `models` are m_i and the masked weights of each device.
     """
     if number > beta:
-        return [None] * len(masks)
+        return [None] * len(masks), None
     overlap = overlap_ratios(masks)
-    chosen = collaborators(overlap, *mean_and_largest(overlap), number, beta)
-    return [
+    mean, largest = mean_and_largest(overlap)
+    chosen = collaborators(overlap, mean, largest, number, beta)
+    deltas = [
         masked_mean([models[i], *(models[j] for j in others)]) if others else None
         for i, others in enumerate(chosen)
     ]
+    number_of_others = sum(map(len, chosen)) / max(1, len(chosen))
+    threshold = threshold_of(mean, largest, number, beta)
+    return deltas, Collaboration(mean, largest, threshold, number_of_others)
+
+
+COLLABORATION_INTERNALS = (
+    Internal(
+        "mean_overlap",
+        "overlap, mean",
+        "O_avg: how much devices' critical entries overlap, 1 where they are the same.",
+        "number",
+        "round",
+    ),
+    Internal("largest_overlap", "overlap, largest", "O_max, of any two devices.", "number", "round"),
+    Internal(
+        "overlap_threshold",
+        "overlap needed",
+        "T: from O_avg in the first round it rises to O_max at t = beta, so that ever fewer collaborate.",
+        "number",
+        "round",
+    ),
+    Internal(
+        "collaborators",
+        "collaborators",
+        "How many others a device's critical entries were averaged with, mean over devices; 0 beyond beta.",
+        "number",
+        "round",
+    ),
+    Internal(
+        "collaborating",
+        "in the first phase",
+        "1 up to t = beta, 0 beyond it, where nobody collaborates on critical entries.",
+        "count",
+        "round",
+    ),
+    Internal(
+        "critical",
+        "critical",
+        "The share of all parameters that the device marked as critical.",
+        "share",
+        "update",
+    ),
+)
+
+
+def seen_of(collaboration: Collaboration | None) -> dict[str, Figure]:
+    """`COLLABORATION_INTERNALS` of a round."""
+    if collaboration is None:
+        return {"collaborators": 0, "collaborating": 0}
+    return {
+        "mean_overlap": collaboration.mean_overlap,
+        "largest_overlap": collaboration.largest_overlap,
+        "overlap_threshold": collaboration.threshold,
+        "collaborators": collaboration.collaborators,
+        "collaborating": 1,
+    }

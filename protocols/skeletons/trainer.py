@@ -94,8 +94,8 @@ class Trainer(Protocol):
         """
         ...
 
-    def loss(self, weights: FlatArray, part: Part = "train") -> float:
-        """Mean loss in evaluation mode. An empty part has loss 0."""
+    def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
+        """Mean loss in evaluation mode over a part, or those of its samples in `rows`. Of none it is 0."""
         ...
 
     def accuracy(self, weights: FlatArray, part: Part) -> float | None:

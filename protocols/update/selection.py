@@ -1,12 +1,12 @@
 """Which entries of the flat vector are sent, trained or averaged.
 
-Five ways to say it, each with its mask over the vector, shape (spec.size,), True = selected, and each
+Six ways to say it, each with its mask over the vector, shape (spec.size,), True = selected, and each
 as small on the wire as it can be. Running statistics are never selected.
 """
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -97,7 +97,40 @@ class Entries(Struct, frozen=True, tag=True):
         return int(np.count_nonzero(self.mask(spec)))
 
 
-Selection = Everything | Layers | Neurons | ChosenNeurons | Entries
+class DrawnEntries(Struct, frozen=True, tag=True):
+    """A share of the parameters, drawn entry by entry; both sides find them alike from `start`.
+
+    Entry i has its place on a circle of 2**64, draw i of the key 0. Selected are those on the arc that begins
+    at `start` and is `share` of the circle long, about that share of every layer. Arcs that follow each other
+    take every entry in turn.
+    """
+
+    share: Ratio
+    start: Bits64
+
+    @classmethod
+    def of_round(cls, share: float, number: int, key: Key) -> Self:
+        """Those of a round: arcs of rounds that follow each other do, too. `key` says where the first is."""
+        return cls(share, (key.value + number * _arc(share)) % 2**64)
+
+    def mask(self, spec: ModelSpec) -> MaskArray:
+        """Raises PacketCorrupt when the share is outside (0, 1] or the start no 64-bit number."""
+        if not 0 < self.share <= 1 or not 0 <= self.start < 2**64:
+            raise PacketCorrupt(f"entries drawn at share {self.share} from {self.start}: not possible")
+        distance = Key(0).bits(spec.num_parameters) - np.uint64(self.start)  # modulo 2**64
+        chosen = np.zeros(spec.size, dtype=bool)
+        chosen[: spec.num_parameters] = distance < _arc(self.share) if self.share < 1 else True
+        return chosen
+
+    def count(self, spec: ModelSpec) -> int:
+        return int(np.count_nonzero(self.mask(spec)))
+
+
+Selection = Everything | Layers | Neurons | ChosenNeurons | Entries | DrawnEntries
+
+
+def _arc(share: float) -> int:
+    return int(share * 2.0**64)
 
 
 def num_active(neurons: int, ratio: float) -> int:

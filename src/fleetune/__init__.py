@@ -8,8 +8,8 @@ A method of your own (docs/add-a-method.md):
     SharedModel, Task, Update; what `plan` and `work` are given and give: Round, Budget, Trainer, FitPlan,
     Pull, Contrast, Distillation, Fit, lazily; what it costs: Choice, Cost, DeviceReport, estimate_bytes; the
     model: ModelSpec, TensorSpec, FlatArray, MaskArray; what travels: Patch, CoveredMean, Selection (one of
-    Everything, Layers, Neurons, ChosenNeurons, Entries); random draws: Key; what it tells of its
-    inner workings: Internal; types for what a peer may say: `bounds`.
+    Everything, Layers, Neurons, ChosenNeurons, Entries, DrawnEntries); random draws: Key; what it tells of
+    its inner workings: Internal; types for what a peer may say: `bounds`.
 
 Runs from Python:
     read_run gives the RunSettings of a run.toml, simulate plays them on a virtual clock, to a Summary, which
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from fleetune.protocols.update.patch import CoveredMean as CoveredMean
     from fleetune.protocols.update.patch import Patch as Patch
     from fleetune.protocols.update.selection import ChosenNeurons as ChosenNeurons
+    from fleetune.protocols.update.selection import DrawnEntries as DrawnEntries
     from fleetune.protocols.update.selection import Entries as Entries
     from fleetune.protocols.update.selection import Everything as Everything
     from fleetune.protocols.update.selection import Layers as Layers
@@ -87,6 +88,7 @@ __all__ = [
     "Dataset",
     "DeviceReport",
     "Distillation",
+    "DrawnEntries",
     "Entries",
     "Everything",
     "Fit",
@@ -149,7 +151,9 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.protocols.skeletons.trainer": "Fit FitPlan Pull Trainer",
     "fleetune.protocols.update.codec": "estimate_bytes",
     "fleetune.protocols.update.patch": "CoveredMean Patch",
-    "fleetune.protocols.update.selection": "ChosenNeurons Entries Everything Layers Neurons Selection",
+    "fleetune.protocols.update.selection": (
+        "ChosenNeurons DrawnEntries Entries Everything Layers Neurons Selection"
+    ),
     "fleetune.protocols.version": "__version__=VERSION",
     "fleetune.tools.simulator.simulate": "simulate",
 }

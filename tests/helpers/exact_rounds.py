@@ -51,7 +51,7 @@ class Exact:
         """The weights that `fit` ends with."""
         return self.fit(np.asarray(weights, np.float32), FitPlan(**plan), Key(0)).weights
 
-    def loss(self, weights, part="train"):
+    def loss(self, weights, part="train", rows=None):
         return float(np.mean(np.square(weights - self.targets[part], dtype=np.float64)[PARAMETERS]))
 
     def accuracy(self, weights, part):

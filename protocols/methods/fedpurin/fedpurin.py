@@ -21,7 +21,7 @@ The paper has every device in every round. For the others:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -32,6 +32,7 @@ from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import (
+    COLLABORATION_INTERNALS,
     EARLIER_BETA,
     Floats,
     beta_of_run,
@@ -39,12 +40,14 @@ from fleetune.protocols.skeletons.critical_parameters import (
     critical_entries,
     masked_mean,
     perturbation,
+    seen_of,
 )
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
-from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
-from fleetune.protocols.update.selection import Entries, Layers
+from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything, Layers
 
 SHARED: tuple[Kind, ...] = ("weight", "bias")  # normalisation layers stay on the device (section 4.3)
 
@@ -89,6 +92,8 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         personal: the model the device uses. `trained`: whole. `sparse`: with 0 at what is not critical;
             its accuracy is the paper's "before aggregation". This changes no training: a second run with
             the same seed and the other value reports both, beside that of the combined model (`before`).
+        downlink: a device whose tau is lower than `tau` is sent its share of bar only, other entries in
+            every round, and keeps its own elsewhere (`share`); or all of bar (`whole`).
 
     A device's budget may lower its tau: Fleetune's extension. Unlike the authors' code, gradients are not
     rounded to float16 before scoring, and ties at a threshold are compared with a slack of 1e-12.
@@ -103,13 +108,16 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     average: Literal["devices", "coverage"] = "devices"
     weighted: bool = False
     personal: Literal["trained", "sparse"] = "trained"
+    downlink: Literal["share", "whole"] = "whole"
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
+    internals: ClassVar[tuple[Internal, ...]] = COLLABORATION_INTERNALS
 
     @classmethod
-    def defaults_of_run(cls, rounds: int) -> Mapping[str, int]:
-        return {"beta": beta_of_run(rounds)}
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:
+        """Half of its rounds, and what runs of earlier releases do otherwise."""
+        return {"beta": beta_of_run(rounds), "downlink": "share"}
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights)
@@ -126,14 +134,30 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         def task(device: DeviceId) -> Task:
             held = state.held.get(device)
             ratio, holds = state.ratios.get(device, 1.0), held.number if held else 0
-            return Task(round_.number, holds, ratio, self._unknown_to(held, state))
+            unknown = self._unknown_to(held, state, self._sent_of_bar(ratio, round_.number))
+            return Task(round_.number, holds, ratio, unknown)
 
         return replace(state, number=round_.number), lazily(round_.participants, task)
 
-    def _unknown_to(self, held: Held | None, state: ServerState) -> Patch:
+    def _share_of_bar(self, ratio: float) -> float:
+        """How much of bar a device of this ratio is sent: with its critical entries it is sent that share of
+        a model that its tau is of `tau`.
+        """
+        if ratio >= self.tau or self.downlink == "whole":
+            return 1.0
+        share = ratio / self.tau
+        return share if self.tau == 1 else (share - ratio) / (1 - ratio)
+
+    def _sent_of_bar(self, ratio: float, number: int) -> MaskArray:
+        """Which entries of bar a device of this ratio is sent, shape (spec.size,): both sides know."""
+        share = self._share_of_bar(ratio)
+        drawn = DrawnEntries.of_round(share, number, Key.of("downlink")) if share < 1 else Everything()
+        return drawn.mask(self.spec)
+
+    def _unknown_to(self, held: Held | None, state: ServerState, sent_of_bar: MaskArray) -> Patch:
         if not state.merged:
             return Patch(Layers(()), state.weights[:0])
-        start, unknown = state.weights, shared_entries(self.spec) & (state.weights != 0)
+        start, unknown = state.weights, shared_entries(self.spec) & sent_of_bar & (state.weights != 0)
         if held is not None and held.collaborated is not None:
             start, unknown = start.copy(), unknown | held.critical
             start[held.critical] = held.collaborated
@@ -161,10 +185,11 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         """The next model (eq. 11) as the device puts it together, shape (spec.size,).
 
         If the coordinator holds its latest update: its own critical entries, the patch over them, 0
-        elsewhere. Otherwise see the rules at the top.
+        elsewhere, or its own weights where bar was not sent. Otherwise see the rules at the top.
         """
         if 0 < task.holds == state.number:
-            return task.patch.apply(self._sparse(state), self.spec)
+            told = self._sent_of_bar(task.ratio, task.number)
+            return task.patch.apply(np.where(told, self._sparse(state), state.weights), self.spec)
         return combined(state.critical, state.weights, task.patch.apply(state.weights, self.spec))
 
     def _patch(self, weights: FlatArray, entries: MaskArray) -> Patch:
@@ -174,12 +199,18 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         received = [self._received(device, update) for device, update in updates]
         masks, models = [one.critical for one in received], [one.weights for one in received]
         held = {device: replace(earlier, collaborated=None) for device, earlier in state.held.items()}
-        deltas = collaborated_models(masks, models, state.number, self.beta)
+        deltas, collaboration = collaborated_models(masks, models, state.number, self.beta)
         for one, delta in zip(received, deltas, strict=True):
             collaborated = None if delta is None else delta[one.critical]
             held[one.device] = Held(state.number, one.critical, collaborated)
         weights = combined(shared_entries(self.spec), self._bar(received), state.weights)
-        return replace(state, weights=weights, merged=True, held=held)
+        return replace(state, weights=weights, merged=True, held=held, collaboration=collaboration)
+
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        return {"critical": update.patch.values.size / self.spec.num_parameters}
+
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        return seen_of(state.collaboration)
 
     def _bar(self, received: Sequence[_Received]) -> FlatArray:
         shares = [one.num_samples if self.weighted else 1 for one in received]
@@ -198,12 +229,18 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return np.where(shared_entries(self.spec) & ~state.critical, np.float32(0), state.weights)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Values of tau. Down at most every shared entry: bar covers more than any one device."""
+        """Values of tau. Down, at most every shared entry or the device's share of them: bar covers more than
+        any one device.
+        """
         ratios = [ratio for ratio in RATIOS if ratio < self.tau] + [self.tau]
         return [Choice(ratio, self._cost(ratio)) for ratio in ratios]
 
     def _cost(self, ratio: float) -> Cost:
         sizes = [tensor.size for tensor in self.spec.tensors if tensor.kind in SHARED]
-        bitmap = self.spec.num_parameters // 8
-        sent = sum(int(ratio * size) for size in sizes)
-        return Cost(bytes_down=estimate_bytes(sum(sizes)) + bitmap, bytes_up=estimate_bytes(sent) + bitmap)
+        up = sum(int(ratio * size) for size in sizes)
+        down = up + round(self._share_of_bar(ratio) * (sum(sizes) - up))
+        return Cost(bytes_down=self._bytes(down), bytes_up=self._bytes(up))
+
+    def _bytes(self, num_entries: int) -> int:
+        bitmap = estimate_bitmap_bytes(num_entries, self.spec.num_parameters)
+        return estimate_bytes(num_entries) + bitmap

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from fleetune.protocols.bounds import Number, NumSamples, Ratio
 from fleetune.protocols.model.spec import FlatArray, MaskArray
+from fleetune.protocols.skeletons.critical_parameters import Collaboration
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update.patch import Patch
 
@@ -34,6 +35,7 @@ class ServerState:
         merged: whether `weights` is a bar yet, not the initial model.
         ratios: what each device's budget allows, an upper bound of its tau.
         held: of every device that has sent an update.
+        collaboration: how alike the last round's devices were; None: nobody looked.
     """
 
     weights: FlatArray
@@ -41,6 +43,7 @@ class ServerState:
     merged: bool = False
     ratios: dict[DeviceId, float] = field(default_factory=dict)
     held: dict[DeviceId, Held] = field(default_factory=dict)
+    collaboration: Collaboration | None = None
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,35 @@
 Round: the coordinator draws K rates and sends its whole model; a device shares, for each rate p, the p of its
 weights that are smallest in magnitude, takes the coordinator's values there, keeps the mixture of least
 training loss, trains all of it and sends back the entries that it shared. Each entry is averaged over the
-devices that sent it; rates drawn in rounds of low loss become likelier.
+devices that sent it; rates used in rounds of low loss become likelier.
 
-Round 1 gives everybody the same model and so the same loss at every rate. A device that joins late, or that
-is first chosen late, likewise starts from the coordinator's present model, not from the run's first one; a
-device that was away goes on from its own model. Neither needs anything from the coordinator.
+Round 1 gives everybody the same model and so the same loss at every rate: the first one drawn is used.
+Neither a device that joins late nor one that was away needs anything from the coordinator: the one starts as
+`first` says, the other goes on from its own model.
+
+The paper's rates know nothing of resources. That a device's ratio bounds a round is Fleetune's extension: at
+a ratio r below 1 it is sent r of the coordinator's entries, others in every round (`DrawnEntries`), and
+shares among these. At r = 1 that is the paper's round to the bit.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from fleetune.protocols.bounds import Loss, NumSamples, Ratio
+from fleetune.protocols.bounds import Ratio
 from fleetune.protocols.finite import check_loss
+from fleetune.protocols.methods.srp_pfed.mixing import (
+    Aggregation,
+    choose,
+    fuse,
+    merge,
+    num_shared,
+    shared_mask,
+)
 from fleetune.protocols.methods.srp_pfed.random_walk import (
     Reduction,
     distinct,
@@ -29,95 +40,54 @@ from fleetune.protocols.methods.srp_pfed.random_walk import (
     probabilities,
     reinforce,
 )
+from fleetune.protocols.methods.srp_pfed.state import (
+    MAX_RATES,
+    ClientState,
+    RatedUpdate,
+    ServerState,
+    Task,
+    Update,
+)
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
-from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.skeletons.trainer import FitPlan, Rows, Trainer
+from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import CoveredMean, Patch
-from fleetune.protocols.update.selection import Entries, Everything
+from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything
 
-Aggregation = Literal["covered", "delta", "literal"]
-MAX_RATES = 1000
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """w_g, shape (spec.size,); h, float64, shape (num_rates,); the devices' largest rates.
-
-    `drawn` are the indices of the rates of the round under way, without repetition.
-    """
-
-    weights: FlatArray
-    memory: NDArray[np.float64]
-    ratios: dict[DeviceId, float]
-    drawn: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class ClientState:
-    """w_i, shape (spec.size,), and whether it has been trained here."""
-
-    weights: FlatArray
-    trained: bool = False
-
-
-@dataclass(frozen=True)
-class Task:
-    """The whole w_g, and the rates to try in this order."""
-
-    patch: Patch
-    rates: Annotated[tuple[Ratio, ...], Meta(min_length=1, max_length=MAX_RATES)]
-
-
-@dataclass(frozen=True)
-class Update:
-    """The shared entries after training, and the training loss of the mixture before it."""
-
-    patch: Patch
-    num_samples: NumSamples
-    loss: Loss
-
-
-def num_shared(rate: float, size: int) -> int:
-    """How many of `size` entries are shared: rate * size, half up, within 1..size."""
-    return min(size, max(1, math.floor(rate * size + 0.5)))
-
-
-def shared_mask(weights: FlatArray, rate: float) -> MaskArray:
-    """The `num_shared` entries of least magnitude (section III-A2); of equals the first ones."""
-    magnitude, count = np.abs(weights), num_shared(rate, weights.size)
-    threshold = np.partition(magnitude, count - 1)[count - 1]
-    mask: MaskArray = magnitude < threshold
-    equal = np.flatnonzero(magnitude == threshold)
-    mask[equal[: count - np.count_nonzero(mask)]] = True
-    return mask
-
-
-def fuse(mask: MaskArray, shared: FlatArray, own: FlatArray) -> FlatArray:
-    """Shared values where the mask is True, own ones elsewhere (eq. 5)."""
-    return np.where(mask, shared, own)
-
-
-def choose(losses: Sequence[float]) -> int | None:
-    """Index of the least loss, the first of equals (eq. 8); None if none is finite."""
-    finite = [index for index, loss in enumerate(losses) if math.isfinite(loss)]
-    return min(finite, key=losses.__getitem__, default=None)
-
-
-def merge(previous: FlatArray, mean: CoveredMean, num_samples: float, how: Aggregation) -> FlatArray:
-    """The next w_g from sum(n m w), sum(n m) and sum(n) over the updates; n are the training samples.
-
-    covered: each entry's mean over the devices that sent it; what nobody sent stays.
-    delta: previous + sum(n m (w - previous)) / sum(n), the form of the proof (eq. 16).
-    literal: sum(n m w) / sum(n) (eq. 4), where entries shrink that not everybody sends.
-    """
-    if how == "covered" or not num_samples:
-        return mean.over(previous)
-    base = previous if how == "delta" else np.zeros_like(previous)
-    return (base + (mean.sums - mean.weights * base) / num_samples).astype(previous.dtype)
+INTERNALS = (
+    Internal(
+        "probabilities",
+        "chance of each rate",
+        "pi of eq. 7, after the round's credit: uniform at the start, it gathers on rates that were used in"
+        " rounds of low loss.",
+        "share",
+        "round",
+        "rates",
+    ),
+    Internal(
+        "rates_credited", "rates credited", "How many different rates the round credited.", "count", "round"
+    ),
+    Internal(
+        "rate",
+        "rate used",
+        "p_i, the share of what it was sent that the device shared: that of least loss among those drawn.",
+        "share",
+        "update",
+    ),
+    Internal(
+        "mixture_loss",
+        "loss of the mixture",
+        "f_i of the mixture before training, which decides the rates' credit.",
+        "number",
+        "update",
+    ),
+    Internal("shared", "share sent", "The share of all parameters that the device sent.", "share", "update"),
+)
 
 
 @dataclass(frozen=True)
@@ -126,36 +96,59 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
 
     Attributes:
         num_rates: c; the candidates are 1/c, 2/c, ..., 1.
-        draws: K, with replacement.
+        draws: K, with replacement; 1: without client clustering (Table VII's CL).
         decay: lambda of eq. 6. The paper gives none.
+        memory: whether rates are credited (Table VII's RM); false: all are always as likely (its RD).
+        fixed_rates: these are the candidates, and all of them are tried in every round, nothing is drawn
+            (Table VII without RD and RM; its rates are "rules of CD2-pFed", not given).
+        credit: whom a round's loss credits: the rates that were `used`, each once; or all that were `drawn`
+            (eq. 6 as printed), whether a device used them, could afford them, or is of an earlier round.
         aggregation: `covered`, each entry's mean over the devices that sent it; `delta`, the form of the
             proof (eq. 16); or `literal`, eq. 4 as printed, which drives w_g to zero (docs/methods.md).
         loss: by which a round's rates are credited, the "mean" or the "sum" of the devices' losses.
+        loss_share: share of the training samples, drawn anew each round, on which mixtures are compared.
+            The paper's cost analysis has the test set, a fifth as many.
         ranking: magnitudes are compared over the whole "model" or within each "layer".
-
-    The ratio a device reports bounds its rates: it tries those drawn that fit, else the largest candidate
-    that does. That is Fleetune's extension; the paper's rates know nothing of resources.
+        first: a device that takes part for the first time mixes what it is sent with the coordinator's
+            present model (`shared`: all of it), or with the initial weights that all have in common
+            (`own`: w_i^1 of Algorithm 1).
+        downlink: a device of ratio r is sent that `share` of the entries, and any rate; or the `whole`
+            model, and no rate above r.
     """
 
     spec: ModelSpec
     num_rates: Annotated[int, Meta(ge=1, le=MAX_RATES)] = 10
     draws: Annotated[int, Meta(ge=1, le=MAX_RATES)] = 2
     decay: Annotated[float, Meta(gt=0, lt=1)] = 0.9
+    memory: bool = True
+    fixed_rates: Annotated[tuple[Ratio, ...], Meta(max_length=MAX_RATES)] = ()
+    credit: Literal["used", "drawn"] = "drawn"
     aggregation: Aggregation = "covered"
     loss: Reduction = "mean"
+    loss_share: Ratio = 1.0
     ranking: Literal["model", "layer"] = "model"
+    first: Literal["shared", "own"] = "shared"
+    downlink: Literal["share", "whole"] = "whole"
 
     state_type, device_state_type = ServerState, ClientState
-    task_type, update_type = Task, Update
+    task_type, update_type = Task, RatedUpdate
     semi_asynchronous: ClassVar[bool] = True
+    internals: ClassVar[tuple[Internal, ...]] = INTERNALS
+
+    @classmethod
+    def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - whatever they are
+        """What runs of earlier releases do otherwise."""
+        return {"credit": "used", "downlink": "share"}
 
     @property
     def rates(self) -> list[float]:
         """The candidates, ascending."""
+        if self.fixed_rates:
+            return sorted(set(self.fixed_rates))
         return [(index + 1) / self.num_rates for index in range(self.num_rates)]
 
     def init_coordinator(self, weights: FlatArray) -> ServerState:
-        return ServerState(weights, np.ones(self.num_rates), {})
+        return ServerState(weights, np.ones(len(self.rates)), {})
 
     def admit(self, state: ServerState, report: DeviceReport) -> ServerState:
         return replace(state, ratios={**state.ratios, report.device: report.ratio})
@@ -163,82 +156,139 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     def init_device(self, weights: FlatArray) -> ClientState:
         return ClientState(weights)
 
+    def start_from(self, state: ClientState, weights: FlatArray) -> ClientState:
+        return ClientState(weights, trained=True)
+
     def plan(
         self, state: ServerState, round_: Round, key: Key
     ) -> tuple[ServerState, Mapping[DeviceId, Task]]:
-        u = 1 - key.child("rates").uniform(self.draws)
-        drawn = distinct(draw(probabilities(state.memory), u))
+        drawn = self._drawn(state, key.child("rates"))
         whole = Patch.of(state.weights, Everything(), self.spec)
-        tasks = lazily(
-            round_.participants,
-            lambda device: Task(whole, self._affordable(drawn, state.ratios.get(device, 1.0))),
-        )
-        return replace(state, drawn=drawn), tasks
+
+        def task(device: DeviceId) -> Task:
+            ratio = state.ratios.get(device, 1.0)
+            if self.downlink == "whole":
+                return Task(whole, self._affordable(drawn, ratio))
+            rates = tuple(self.rates[index] for index in drawn)
+            if ratio >= 1:
+                return Task(whole, rates)
+            sent = DrawnEntries.of_round(ratio, round_.number, Key.of("downlink", device))
+            return Task(Patch.of(state.weights, sent, self.spec), rates)
+
+        return replace(state, drawn=drawn), lazily(round_.participants, task)
 
     def work(
         self, state: ClientState, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[ClientState, Update]:
         shared = task.patch.apply(state.weights, self.spec)
-        own = state.weights if state.trained else shared
-        mask, start, loss = self._cluster(own, shared, task.rates, trainer)
+        own = state.weights if state.trained or self.first == "own" else shared
+        rate, mask, start, loss = self._cluster(own, shared, task, trainer, key.child("loss"))
         check_loss(loss, "srp-pfed: the training loss before training")
         fit = trainer.fit(start, FitPlan(), key)
         sent = Patch.of(fit.weights, Entries(mask[: self.spec.num_parameters]), self.spec)
-        return ClientState(fit.weights, trained=True), Update(sent, trainer.num_samples, loss)
+        told = sent, trainer.num_samples, loss
+        update = RatedUpdate(*told, rate) if self.credit == "used" else Update(*told)
+        return ClientState(fit.weights, trained=True), update
 
     def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
-        mean, num_samples, losses = CoveredMean(self.spec), 0, []
+        mean, num_samples, losses, used = CoveredMean(self.spec), 0, [], set[int]()
         for _, update in updates:
             mean.add(update.patch, update.num_samples)
             num_samples += update.num_samples
             losses.append(update.loss)
+            used.update(self._credited(update, state.drawn))
         weights, parameters = state.weights.copy(), slice(0, self.spec.num_parameters)
         weights[parameters] = merge(state.weights, mean, num_samples, self.aggregation)[parameters]
-        gain = increment(losses, self.loss)
-        memory = reinforce(state.memory, state.drawn, gain, self.decay)
-        return replace(state, weights=weights, memory=memory, drawn=())
+        credited, gain = tuple(sorted(used)), increment(losses, self.loss)
+        memory = reinforce(state.memory, credited, gain, self.decay) if self.memory else state.memory
+        return replace(state, weights=weights, memory=memory, drawn=(), used=credited)
 
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
-        """Section III-D. The loss counts whole, for the rates drawn last, which may not be the update's."""
+        """Section III-D. The loss counts whole."""
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Always the whole model down; up, the shared entries and a bitmap of where they are. A loss for
-        each rate drawn, if all differ and fit.
-        """
-        return [Choice(rate, self._cost(rate)) for rate in self.rates]
+    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+        shared = update.patch.values.size / self.spec.num_parameters
+        rate = _rate_of(update)
+        return {"mixture_loss": update.loss, "shared": shared, **({} if rate is None else {"rate": rate})}
 
-    def _cost(self, rate: float) -> Cost:
-        size, fitting = self.spec.num_parameters, sum(other <= rate for other in self.rates)
+    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+        chances = probabilities(state.memory)
+        by_rate = {f"{rate:g}": float(chance) for rate, chance in zip(self.rates, chances, strict=True)}
+        return {"probabilities": by_rate, "rates_credited": len(state.used)}
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
+        """Down, the entries that a device of this ratio is sent. Up, at most as many, and where they are: how
+        many less is drawn round by round. A loss for each rate, if all that are drawn differ.
+        """
+        ratios = self.rates if self.downlink == "whole" else RATIOS
+        return [Choice(ratio, self._cost(ratio)) for ratio in ratios]
+
+    def _cost(self, ratio: float) -> Cost:
+        size, whole = self.spec.num_parameters, self.downlink == "whole"
+        fitting = sum(rate <= ratio for rate in self.rates) if whole else len(self.rates)
+        tried = fitting if self.fixed_rates else min(self.draws, fitting)
+        shared = num_shared(ratio if whole else ratio * max(self.rates), size)
         return Cost(
-            bytes_down=estimate_bytes(size),
-            bytes_up=size // 8 + estimate_bytes(num_shared(rate, size)),
-            extra_epochs=EVALUATION_EPOCHS * min(self.draws, fitting),
+            bytes_down=estimate_bytes(size if whole else num_shared(ratio, size)),
+            bytes_up=estimate_bitmap_bytes(shared, size) + estimate_bytes(shared),
+            extra_epochs=EVALUATION_EPOCHS * tried * self.loss_share,
         )
+
+    def _drawn(self, state: ServerState, key: Key) -> tuple[int, ...]:
+        if self.fixed_rates:
+            return tuple(range(len(self.rates)))
+        return distinct(draw(probabilities(state.memory), 1 - key.uniform(self.draws)))
 
     def _affordable(self, drawn: Sequence[int], limit: float) -> tuple[float, ...]:
         fitting = tuple(self.rates[index] for index in drawn if self.rates[index] <= limit)
         return fitting or (max((rate for rate in self.rates if rate <= limit), default=self.rates[0]),)
 
+    def _credited(self, update: Update, drawn: Sequence[int]) -> Iterable[int]:
+        """Indices of the candidates that an update speaks for; of a rate that is none, nothing."""
+        used = _rate_of(update)
+        if self.credit == "drawn" or used is None:
+            return drawn
+        return [index for index, rate in enumerate(self.rates) if rate == used]
+
     def _cluster(
-        self, own: FlatArray, shared: FlatArray, rates: Sequence[float], trainer: Trainer
-    ) -> tuple[MaskArray, FlatArray, float]:
-        """The mask and mixture of least training loss, and that loss (Alg. 2, CLIENTCLUSTERING).
+        self, own: FlatArray, shared: FlatArray, task: Task, trainer: Trainer, key: Key
+    ) -> tuple[float, MaskArray, FlatArray, float]:
+        """The rate, mask and mixture of least training loss, and that loss (Alg. 2, CLIENTCLUSTERING).
 
         Differs from the paper, whose cost analysis takes these losses on the test set. When no mixture has
         a finite loss, the device goes on from its own model and shares at the first rate.
         """
-        losses = [trainer.loss(fuse(self._mask(own, rate), shared, own)) for rate in rates]
+        candidates, rows = self._candidates(task.patch), self._rows(trainer, key)
+        masks = (self._mask(own, rate, candidates) for rate in task.rates)
+        losses = [trainer.loss(fuse(mask, shared, own), rows=rows) for mask in masks]
         best = choose(losses)
-        mask = self._mask(own, rates[best or 0])
+        rate = task.rates[best or 0]
+        mask = self._mask(own, rate, candidates)
         if best is None:
-            return mask, own, trainer.loss(own)
-        return mask, fuse(mask, shared, own), losses[best]
+            return rate, mask, own, trainer.loss(own, rows=rows)
+        return rate, mask, fuse(mask, shared, own), losses[best]
 
-    def _mask(self, weights: FlatArray, rate: float) -> MaskArray:
-        """Which entries are shared, shape (spec.size,); running statistics never are."""
+    def _rows(self, trainer: Trainer, key: Key) -> Rows | None:
+        """The samples on which mixtures are compared; None: all."""
+        if self.loss_share == 1 or not trainer.num_samples:
+            return None
+        return key.sample(num_shared(self.loss_share, trainer.num_samples), trainer.num_samples)
+
+    def _candidates(self, sent: Patch) -> list[NDArray[np.intp]]:
+        """The entries that were sent, in one piece or by layer: among each piece's, magnitudes are ranked."""
+        here = sent.selection.mask(self.spec)
+        parts = [slice(0, here.size)] if self.ranking == "model" else list(self.spec.layers.values())
+        return [part.start + np.flatnonzero(here[part]) for part in parts]
+
+    def _mask(self, own: FlatArray, rate: float, candidates: Sequence[NDArray[np.intp]]) -> MaskArray:
+        """Which entries are shared, shape (spec.size,); running statistics never are, nothing sends them."""
         mask = np.zeros(self.spec.size, dtype=bool)
-        whole = [slice(0, self.spec.num_parameters)]
-        for part in whole if self.ranking == "model" else self.spec.layers.values():
-            mask[part] = shared_mask(weights[part], rate)
+        for entries in candidates:
+            if entries.size:
+                mask[entries[shared_mask(own[entries], rate)]] = True
         return mask
+
+
+def _rate_of(update: Update) -> float | None:
+    return update.rate if isinstance(update, RatedUpdate) else None

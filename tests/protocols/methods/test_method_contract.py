@@ -45,9 +45,10 @@ class Counting:
         self.epochs += 1 if rows is None else rows.size / self._trainer.num_samples
         return self._trainer.gradient(weights, rows)
 
-    def loss(self, weights, part="train"):
-        self.epochs += (part == "train") * EVALUATION_EPOCHS
-        return self._trainer.loss(weights, part)
+    def loss(self, weights, part="train", rows=None):
+        share = 1 if rows is None else rows.size / self._trainer.num_samples
+        self.epochs += (part == "train") * share * EVALUATION_EPOCHS
+        return self._trainer.loss(weights, part, rows)
 
     def accuracy(self, weights, part):
         self.epochs += (part == "train") * EVALUATION_EPOCHS

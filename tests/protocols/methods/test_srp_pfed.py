@@ -1,7 +1,7 @@
 """SRP-pFed's steps in small cases, and its rules for devices that come late or stay away."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.protocols.errors import PacketCorrupt, SettingError
 from fleetune.protocols.methods import create
+from fleetune.protocols.methods.srp_pfed.mixing import choose, num_shared, shared_mask
 from fleetune.protocols.methods.srp_pfed.random_walk import (
     distinct,
     draw,
@@ -18,14 +19,8 @@ from fleetune.protocols.methods.srp_pfed.random_walk import (
     probabilities,
     reinforce,
 )
-from fleetune.protocols.methods.srp_pfed.srp_pfed import (
-    SRPpFed,
-    Task,
-    Update,
-    choose,
-    num_shared,
-    shared_mask,
-)
+from fleetune.protocols.methods.srp_pfed.srp_pfed import SRPpFed
+from fleetune.protocols.methods.srp_pfed.state import RatedUpdate, Task, Update
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.skeletons.method import Round
@@ -44,11 +39,21 @@ class Wells(PullToTarget):
 
     def __init__(self, name="d", **settings):
         super().__init__(SPEC, name, **settings)
-        self.losses = []
+        self.losses, self.rows = [], []
 
-    def loss(self, weights, part="train"):
+    def loss(self, weights, part="train", rows=None):
+        self.rows.append(None if rows is None else rows.tolist())
         self.losses.append(float(np.mean((weights - self.target)[PARAMETERS] ** 2)))
         return self.losses[-1]
+
+
+@dataclass(frozen=True)
+class EarlierUpdate:
+    """As agents sent it that did not say their rate."""
+
+    patch: Patch
+    num_samples: int
+    loss: float
 
 
 class Fleet:
@@ -79,7 +84,7 @@ def task(weights, *rates):
 
 
 def update(weights, mask, num_samples=1, loss=1.0):
-    return Update(Patch(Entries(mask), weights[PARAMETERS][mask]), num_samples, loss)
+    return RatedUpdate(Patch(Entries(mask), weights[PARAMETERS][mask]), num_samples, loss)
 
 
 def shared_by(reply):
@@ -223,6 +228,113 @@ def test_a_rate_that_went_with_low_loss_is_drawn_more_often(weights):
         state = method.aggregate(state, [("a", update(weights, mask, loss=loss))])
     assert np.bincount(seen, minlength=10).argmax() == 6
     assert seen[-50:].count(6) > 25
+
+
+def test_what_is_credited_is_what_was_used(weights):
+    method = SRPpFed(SPEC, num_rates=4, decay=0.5, credit="used")
+    state = replace(method.init_coordinator(weights), drawn=(0, 2))
+    mask = np.ones(SPEC.num_parameters, bool)
+
+    def credited(*used, method=method):
+        told = {str(i): replace(update(weights, mask, loss=0.0), rate=rate) for i, rate in enumerate(used)}
+        after = method.aggregate(state, told.items())
+        assert after.used == tuple(np.flatnonzero(after.memory > 0.5))
+        return after.used
+
+    assert credited(0.5, 0.5) == (1,)  # capped, or planned in an earlier round; once
+    assert credited(0.25, 1.0) == (0, 3)
+    assert credited(0.33) == ()  # of another run's candidates
+    assert credited(0.5, None) == (0, 1, 2)  # one that does not say stands for all that were drawn
+    assert credited(0.5, method=SRPpFed(SPEC, num_rates=4, decay=0.5)) == (0, 2)  # as the paper prints it
+
+
+def test_an_update_says_the_rate_it_used_and_one_of_an_earlier_release_is_read(weights):
+    told = {}
+    for credit in ("used", "drawn"):
+        method, trainer = SRPpFed(SPEC, credit=credit), Wells()
+        device = replace(method.init_device(weights), trained=True)
+        _, good = method.work(device, task(trainer.target, 0.2, 0.9), trainer, Budget(), Key.of(1))
+        told[credit] = codec.encode(good, SPEC)
+    assert codec.decode(told["used"], SRPpFed.update_type, SPEC).rate == 0.9
+    earlier = codec.encode(EarlierUpdate(good.patch, good.num_samples, good.loss), SPEC)
+    assert told["drawn"] == earlier  # a run of an earlier release goes on to the byte
+    assert codec.decode(earlier, SRPpFed.update_type, SPEC).rate is None
+
+
+def test_memory_gathers_on_the_rate_that_devices_use_and_not_on_one_that_only_is_drawn(weights):
+    """All devices use the largest drawn: memory learns that, if there is one and the drawn do not count."""
+    last = {}
+    for name, settings in {
+        "used": {"credit": "used"},
+        "drawn": {"credit": "drawn"},
+        "uniform": {"credit": "used", "memory": False},
+    }.items():
+        method = SRPpFed(SPEC, draws=3, num_rates=4, **settings)
+        state, mask = method.init_coordinator(weights), np.ones(SPEC.num_parameters, bool)
+        for number in range(60):
+            state, tasks = method.plan(state, Round(number, ("a",)), Key.of("memory", number))
+            told = replace(update(weights, mask, loss=0.1), rate=max(tasks["a"].rates))
+            state = method.aggregate(state, [("a", told)])
+        last[name] = method.seen_in_round(state)["probabilities"]
+    assert last["used"]["1"] > 0.9
+    assert last["drawn"]["1"] < 0.6
+    assert set(last["uniform"].values()) == {0.25}
+
+
+def test_fixed_rates_are_tried_in_every_round_and_nothing_is_drawn(weights):
+    method = create("srp-pfed", SPEC, {"fixed_rates": [0.7, 0.33], "draws": 1, "credit": "used"})
+    state = method.init_coordinator(weights)
+    for number in range(3):
+        state, tasks = method.plan(state, Round(number, ("a",)), Key.of(number))
+        assert tasks["a"].rates == (0.33, 0.7)
+        _, reply = method.work(method.init_device(weights), tasks["a"], Wells(), Budget(), Key(1))
+        state = method.aggregate(state, [("a", reply)])
+    assert method.seen_in_round(state)["probabilities"].keys() == {"0.33", "0.7"}
+
+
+def test_a_device_new_to_training_may_keep_the_initial_weights_that_all_have(weights):
+    method, sent = SRPpFed(SPEC, first="own"), weights + 1
+    fitted, reply = method.work(method.init_device(weights), task(sent, 0.4), Wells(), Budget(), Key(1))
+    shared = shared_mask(weights[PARAMETERS], 0.4)
+    assert np.array_equal(shared_by(reply), shared)
+    start = np.where(np.append(shared, [False] * 6), sent, weights)
+    assert np.array_equal(fitted.weights, Wells().fit(start, FitPlan(), Key(1)).weights)
+
+
+def test_a_device_that_comes_with_a_model_of_another_run_keeps_it(weights):
+    method = SRPpFed(SPEC)
+    device = method.start_from(method.init_device(weights), weights + 3)
+    _, reply = method.work(device, task(weights, 0.3), Wells(), Budget(), Key(1))
+    assert np.array_equal(shared_by(reply), shared_mask((weights + 3)[PARAMETERS], 0.3))
+
+
+def test_losses_are_taken_on_a_sample_the_same_for_all_mixtures_and_another_each_round(weights):
+    method = SRPpFed(SPEC, loss_share=0.4)
+    device, seen = replace(method.init_device(weights), trained=True), []
+    for number in range(3):
+        trainer = Wells()
+        method.work(device, task(weights + 1, 0.2, 0.9), trainer, Budget(), Key(number))
+        first, second, *_ = trainer.rows
+        assert first == second
+        assert len(set(first)) == len(first) == 4  # of ten
+        seen.append(tuple(first))
+    assert len(set(seen)) == 3
+    whole, part = (SRPpFed(SPEC, loss_share=s).choices(DeviceReport("a"))[-1].cost for s in (1.0, 0.4))
+    assert part.extra_epochs == pytest.approx(0.4 * whole.extra_epochs)
+    assert part.extra_epochs > 0
+
+
+def test_what_is_seen_of_updates_and_rounds(weights):
+    run = Fleet(weights, credit="used", num_rates=4)
+    run.round(1, ("a", "b"))
+    _, tasks = run.method.plan(run.state, Round(2, ("a",)), Key.of(2))
+    _, reply = run.method.work(run.devices["a"], tasks["a"], Wells("a"), Budget(), Key.of(2))
+    told = run.method.seen_in_update(reply)
+    assert told == {"rate": reply.rate, "mixture_loss": reply.loss, "shared": shared_by(reply).mean()}
+    told = run.method.seen_in_round(run.state)
+    assert sum(told["probabilities"].values()) == pytest.approx(1)
+    assert told["rates_credited"] == len(run.state.used) == 1  # all start alike, the first one drawn wins
+    assert {one.name for one in run.method.internals} == {*told, "rate", "mixture_loss", "shared"}
 
 
 @pytest.mark.parametrize(

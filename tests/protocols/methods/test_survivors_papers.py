@@ -15,12 +15,12 @@ from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans, groups_at, i
 from fleetune.protocols.methods.dcpfl.splitting import Update
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
+from fleetune.protocols.methods.srp_pfed.mixing import num_shared, shared_mask
 from fleetune.protocols.methods.srp_pfed.random_walk import increment
-from fleetune.protocols.methods.srp_pfed.srp_pfed import num_shared, shared_mask
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.skeletons.method import Round
-from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers
 
@@ -244,11 +244,13 @@ def test_no_choice_of_fedpurin_is_listed_twice():
 
 def test_the_bitmap_is_part_of_the_cost():
     spec = tiny_spec(4000)
-    bitmap, shared = spec.num_parameters // 8, 4 * 4000 + 4000 + 3 * 4000 + 3
+    shared = 4 * 4000 + 4000 + 3 * 4000 + 3
     cost = create("fedpurin", spec, {"tau": 1.0}).choices(DeviceReport("d"))[-1].cost
+    bitmap = estimate_bitmap_bytes(shared, spec.num_parameters)
     assert (cost.bytes_down, cost.bytes_up) == (estimate_bytes(shared) + bitmap,) * 2
     cost = create("srp-pfed", spec, {}).choices(DeviceReport("d"))[0].cost
-    assert cost.bytes_up == bitmap + estimate_bytes(num_shared(0.1, spec.num_parameters))
+    sent = num_shared(0.1, spec.num_parameters)
+    assert cost.bytes_up == estimate_bitmap_bytes(sent, spec.num_parameters) + estimate_bytes(sent)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.35, 0.8])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleetune.protocols.methods.srp_pfed import random_walk, srp_pfed
+from fleetune.protocols.methods.srp_pfed import mixing, random_walk
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.update.patch import CoveredMean, Patch
 from fleetune.protocols.update.selection import Entries
@@ -20,15 +20,15 @@ def aggregate(w_prev, uploads, masks, n, mode="covered"):
     mean = CoveredMean(ModelSpec("flat", (tensor,), (), (1,), 2))
     for upload, mask, weight in zip(uploads, np.asarray(masks, dtype=bool), n, strict=True):
         mean.add(Patch(Entries(mask), upload[mask]), weight)
-    return srp_pfed.merge(w_prev, mean, float(np.sum(n)), mode)
+    return mixing.merge(w_prev, mean, float(np.sum(n)), mode)
 
 
 def choose(losses):
-    return srp_pfed.choose(losses)
+    return mixing.choose(losses)
 
 
 def fuse(w_global, w_local, m):
-    return srp_pfed.fuse(m == 1, w_global, w_local)
+    return mixing.fuse(m == 1, w_global, w_local)
 
 
 def increment(losses, reduce="mean"):
@@ -36,7 +36,7 @@ def increment(losses, reduce="mean"):
 
 
 def shared_mask(w, p):
-    return srp_pfed.shared_mask(w, p)
+    return mixing.shared_mask(w, p)
 
 
 def probabilities(h):
