@@ -20,6 +20,13 @@ def unit_of(unit: str) -> Unit:
     return _UNITS.get(unit, NUMBER)
 
 
+def sentence(about: str) -> str:
+    """What a method says of a figure, as a sentence: some write a phrase. A symbol that begins it stays."""
+    first, *_ = about.split(maxsplit=1) or [""]
+    begun = about[:1].upper() + about[1:] if first.isalpha() and len(first) > 1 else about
+    return begun if begun.endswith(".") else f"{begun}."
+
+
 def metric_of(internal: Internal) -> Metric:
     """A figure as a metric; where it has parts, their mean.
 
@@ -37,7 +44,7 @@ def metric_of(internal: Internal) -> Metric:
     return Metric(
         PREFIX + name,
         internal.title,
-        internal.about,
+        sentence(internal.about),
         unit_of(internal.unit),
         reply=of_reply if internal.of == "update" else None,
         over_rounds=mean,
@@ -54,7 +61,7 @@ def metrics_in(summaries: Iterable[Summary]) -> list[Metric]:
         for name, course in summary.inside.items():
             found.setdefault(name, course)
     return [
-        Metric(PREFIX + name, one.title, one.about, unit_of(one.unit), run=_of_run(name))
+        Metric(PREFIX + name, one.title, sentence(one.about), unit_of(one.unit), run=_of_run(name))
         for name, one in found.items()
     ]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from fleetune.coordinator.reports.internals.entries import PICTURE, PREFIX, metrics_in, unit_of
+from fleetune.coordinator.reports.internals.entries import PICTURE, PREFIX, metrics_in, sentence, unit_of
 from fleetune.coordinator.reports.internals.words import between
 from fleetune.coordinator.reports.markup import Plot, element, figure, row, table
 from fleetune.coordinator.reports.outcome import Column
@@ -22,7 +22,7 @@ def section(summary: Summary, plots: Sequence[Plot]) -> list[Element]:
         return []
     pictures = {plot.name.removeprefix(PICTURE): plot for plot in plots if plot.name.startswith(PICTURE)}
     shown = [
-        figure(pictures[name], f"{one.about} {_read(one)}")
+        figure(pictures[name], f"{sentence(one.about)} {_read(one)}".strip())
         for name, one in summary.inside.items()
         if name in pictures
     ]
@@ -42,7 +42,10 @@ def device_columns(summary: Summary) -> list[Column]:
 
 def inside_table(summary: Summary) -> Element:
     """A row a figure."""
-    rows = [row([*cells(one), element("td", one.about, class_="prose")]) for one in summary.inside.values()]
+    rows = [
+        row([*cells(one), element("td", sentence(one.about), class_="prose")])
+        for one in summary.inside.values()
+    ]
     return table(_HEADS, rows, left=_HEADS[-1:])
 
 

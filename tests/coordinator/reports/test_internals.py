@@ -15,7 +15,7 @@ from tests.coordinator.reports.test_report import summary_of as plain_summary
 from tests.helpers.telling_methods import INTERNALS, KEPT, PEAK, SENT, SPREAD
 
 from fleetune.coordinator.reports.internals.course import MOST_POINTS, courses
-from fleetune.coordinator.reports.internals.entries import metric_of
+from fleetune.coordinator.reports.internals.entries import metric_of, sentence
 from fleetune.coordinator.reports.internals.table import internals_table
 from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.live import plain_line
@@ -236,3 +236,16 @@ def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_thei
     text = " ".join(Outline(write_comparison(ComparisonPage(comparison, [], [], ""))).texts)
     assert "Inside the methods" in text
     assert text.count(KEPT.about) == 1
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ("layers that it sent", "Layers that it sent."),
+        ("r_ii, its own share", "r_ii, its own share."),
+        ("", "."),
+    ],
+)
+def test_a_phrase_is_told_as_a_sentence(about, told):
+    assert sentence(about) == told
+    assert sentence("Whole sentences stay.") == "Whole sentences stay."
