@@ -6,7 +6,7 @@ FEDSPU = [
     Case(
         name="four ratios, a lost update, an absent device, early stopping",
         method="fedspu",
-        settings={"early_stopping": True, "loss_weight": 0.7},
+        settings={"early_stopping": True, "loss_weight": 0.7, "local_model": "full"},
         devices={"a": (10, 1.0), "b": (30, 0.25), "c": (20, 0.5), "d": (5, 0.75)},
         rounds=("abd", "abcd/abc", "acd", "abcd", "bcd", "abcd/acd", "abcd"),
         joins={"c": 2},
@@ -15,7 +15,7 @@ FEDSPU = [
     Case(
         name="without early stopping",
         method="fedspu",
-        settings={"early_stopping": False, "loss_weight": 0.5},
+        settings={"early_stopping": False, "loss_weight": 0.5, "local_model": "full"},
         devices={"a": (10, 0.5), "b": (30, 0.25), "c": (20, 0.5)},
         rounds=("abc", "ab", "c", "abc/b"),
         note="entries that nobody sent keep their value",
@@ -67,6 +67,7 @@ SRP_PFED = [
 COACHING = {
     "coaching": 0.4,
     "equal_sharing": 0.05,
+    "step": "plain",
     "relation_rate": 0.03,
     "relation_steps": 1,
     "safe_step": False,
@@ -81,6 +82,15 @@ KAPC = [
         joins={"b": 3},
         rounds=("acd", "acd", "abcd", "bd/b", "abcd/abd", "abcd"),
         note="b comes into the middle of the cube in round 3",
+    ),
+    Case(
+        name="steps per layer, projected, at three ratios",
+        method="kapc",
+        settings={**COACHING, "step": "per-layer", "relation_rate": 1.0, "rows": "simplex"},
+        devices={"a": (10, 1.0), "b": (10, 0.4), "c": (10, 0.7), "d": (10, 1.0)},
+        rounds=("abcd", "abc/ab", "bcd", "abcd"),
+        note="b exchanges one layer of three, c two; the layers above are mixed without them",
+        seed=4,
     ),
     Case(
         name="layer selection both ways",
@@ -149,6 +159,8 @@ GROUPS = {
     "tau": 1,
     "alpha": 3,
     "low_discrepancy": 1.0,
+    "frequent_share": 0.3,
+    "layer_intervals": True,
 }
 DC_PFL = [
     Case(
@@ -175,14 +187,14 @@ DC_PFL = [
         note="the group of a, whose update is not there in round 5, and the others; e joins later, a guest",
     ),
     Case(
-        name="fixed groups",
+        name="fixed groups and a ratio",
         method="dc-pfl",
         settings={**GROUPS, "dynamic": False, "gamma": 0.7, "alpha": 2},
-        devices=dict.fromkeys("abc", (10, 1.0)),
+        devices={"a": (10, 1.0), "b": (10, 0.7), "c": (10, 1.0)},
         rounds=("abc", "abc", "abc", "ab", "abc"),
         clusters=("ab",),
         spread=0.4,
-        note="the paper's NoDC: groups of one threshold, without a trial",
+        note="the paper's NoDC; b exchanges the smallest layers that make up 0.7 of the model",
         seed=2,
     ),
     Case(
@@ -190,7 +202,7 @@ DC_PFL = [
         method="dc-pfl",
         settings={**GROUPS, "low_discrepancy": "auto", "frequent_share": 0.5},
         devices={"a": (10, 1.0), "b": (20, 1.0), "c": (30, 1.0), "d": (5, 1.0)},
-        rounds=("abcd", *["abcd"] * 9, "abd", "abcd/bcd"),
+        rounds=("abcd", *["abcd"] * 8),
         clusters=("ab", "cd"),
         spread=0.2,
         note="layers are measured only where all were averaged equally long ago",

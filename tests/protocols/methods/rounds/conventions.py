@@ -28,7 +28,10 @@ R is sliced to the participants, normalised, stepped and normalised, written bac
 row normalised; who never sent anything stands at `initial`; a late joiner gets 1/N of every row and its own
 rows are uniform. Layers are those with weights, with their bias; norm layers are not pulled. `cube` is R,
 shape (N, layers, N), over the devices admitted so far in order; `shared` is the mean of all layers as last
-heard, over the devices heard from, `initial` elsewhere.
+heard, over the devices heard from, `initial` elsewhere. At a ratio below 1 a device exchanges the first
+max(1, floor(ratio * L)) layers, and each layer is related and mixed among those that exchange it. With step
+= per-layer weights are taken less the participants' mean, and eta is divided by 2 * lambda * (largest
+eigenvalue of their Gram matrix) + beta.
 """
 ROUNDS = {
     "fedspu": """
@@ -53,6 +56,7 @@ did arrive was critical. `shared` is bar, with `initial` at norm layers; `collab
 in C_i.
 """,
     "dc-pfl": """
+`kept` is noted in the last round only.
 A device gets the layers averaged since the round in which its last update arrived, or ever if there is
 none; alone in its group, none. After a round of whole uploads the trial's round sends both models, of which
 `trial` is the new group's; devices report both losses after training and no weights. The winner is adopted

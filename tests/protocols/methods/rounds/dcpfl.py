@@ -99,6 +99,13 @@ class Coordinator:
             return min(through)
         return float(np.mean([sum(found) / len(found) for found in self.met.values()]))
 
+    def fits(self, ratio):
+        """The smallest layers that make up at most this share of the parameters."""
+        order = sorted(range(len(self.layers)), key=lambda at: (len(self.layers[at]), at))
+        room = ratio * sum(len(at) for at in self.layers) + 1e-6
+        sums = [sum(len(self.layers[at]) for at in order[: n + 1]) for n in range(len(order))]
+        return sorted(at for at, total in zip(order, sums, strict=True) if total <= room)
+
     def average(self, group, sent, number, members):
         """A group after its members' updates: name -> (weights, layers, samples)."""
         entries = [(w, {k for at in up for k in self.layers[at]}, n) for w, up, n in sent.values()]
@@ -242,9 +249,9 @@ class Coordinator:
         }
 
 
-def task(coordinator, name, number):
+def task(coordinator, name, number, ratio):
     """What goes down: layers with the model they are of, which go up, the trial's, and whether to adopt."""
-    every = list(range(len(coordinator.layers)))
+    every = coordinator.fits(ratio)
     members = coordinator.group_of(name)
     if members is None:
         return coordinator.mean_model(), every, every, None, False
@@ -252,7 +259,7 @@ def task(coordinator, name, number):
     down = [at for at in every if group["averaged"][at] >= (last or 1)]
     if last is not None and len(members) == 1:
         down = []
-    up, trial = coordinator.due(number, group["every"]), None
+    up, trial = [at for at in coordinator.due(number, group["every"]) if at in every], None
     if coordinator.on_trial(name):
         up, rival = [], coordinator.group_of(name, coordinator.trial)
         if rival is not None:
@@ -277,7 +284,7 @@ def rounds(model, initial, devices, training, settings, rounds):
         on_trial = [name for name in at_hand["participants"] if coordinator.on_trial(name)]
         for name in at_hand["participants"]:
             device = devices[name]
-            weights, down, up, trial, adopt = task(coordinator, name, number)
+            weights, down, up, trial, adopt = task(coordinator, name, number, device["ratio"])
             plan[name] = {
                 "mask": bits(model, flat(down)),
                 "upload": [names[at] for at in up],
@@ -314,7 +321,7 @@ def rounds(model, initial, devices, training, settings, rounds):
                 "on_trial": on_trial,
                 "plan": plan,
                 "updates": updates,
-                "kept": kept,
+                "kept": kept if number == len(rounds) else {},
                 "groups": coordinator.seen(coordinator.groups),
                 "trial": None if coordinator.trial is None else coordinator.seen(coordinator.trial),
                 "phase": coordinator.phase,

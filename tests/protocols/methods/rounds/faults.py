@@ -189,6 +189,23 @@ def norm_layers_are_pulled_too(work, method, state, task, trainer, *rest):
     return work(method, state, task, meddling, *rest)
 
 
+@fault("kapc", relationship_cube, "curvature")
+def all_layers_step_alike(curvature, gram, *strengths):
+    return 1.0
+
+
+@fault("kapc", relationship_cube, "project_simplex")
+def shares_are_clipped_and_not_projected(project_simplex, cube):
+    return relationship_cube.normalise(cube)
+
+
+@fault("kapc", kapc.KAPC, "work")
+def layers_that_are_not_exchanged_are_pulled(work, method, state, task, trainer, budget, key):
+    everything = kapc.Layers(tuple(method.layers)).mask(method.spec)
+    to_start = Meddling(trainer, lambda plan: replace(plan, pull=replace(plan.pull, mask=everything)))
+    return work(method, state, task, to_start, budget, key)
+
+
 @fault("kapc-bls", kapc.KAPC, "work")
 def the_last_visit_is_forgotten(work, method, state, *rest):
     return work(method, replace(state, visit=None), *rest)

@@ -13,9 +13,28 @@ def normalised(row):
     return [share / total for share in row] if total else [1 / len(row)] * len(row)
 
 
+def projected(row):
+    """The nearest shares: each loses the same, and what is below 0 becomes 0."""
+    for kept in range(len(row), 0, -1):
+        largest = sorted(row, reverse=True)[:kept]
+        loss = (sum(largest) - 1) / kept
+        if largest[-1] > loss:
+            return [max(0.0, share - loss) for share in row]
+    raise AssertionError("a row without shares")
+
+
 def stepped(shares, copies, settings):
-    """One step of eq. 12 on the relationships of one layer, from eq. 13, then shares again."""
-    count = len(copies)
+    """One step of eq. 12 on the relationships of one layer, from eq. 13, then shares again.
+
+    With step = per-layer, weights are less their mean, and eta counts in units of 1 / L_r (Theorem 1).
+    """
+    count, rate = len(copies), settings["relation_rate"]
+    if settings["step"] == "per-layer":
+        middle = sum(copies) / count
+        copies = [copy - middle for copy in copies]
+        gram = [[float(np.dot(one, other)) for other in copies] for one in copies]
+        steepest = 2 * settings["coaching"] * max(np.linalg.eigvalsh(gram)) + settings["equal_sharing"]
+        rate = rate / steepest if steepest > 0 else 0.0
     after = []
     for i in range(count):
         target = sum(shares[i][j] * copies[j] for j in range(count))
@@ -23,8 +42,8 @@ def stepped(shares, copies, settings):
         for j in range(count):
             gradient = 2 * settings["coaching"] * float(np.dot(copies[j], target - copies[i]))
             gradient += settings["equal_sharing"] * (shares[i][j] - 1 / count)
-            row.append(shares[i][j] - settings["relation_rate"] * gradient)
-        after.append(normalised(row))
+            row.append(shares[i][j] - rate * gradient)
+        after.append(projected(row) if settings["rows"] == "simplex" else normalised(row))
     return after
 
 
@@ -83,11 +102,15 @@ def omega(visit, now, shapes, classes):
     return {"norms": full[0], "distances": full[1], "uploaded": max(1, sum(holds))}
 
 
-def mixed(cube, here, models, places, settings):
-    """Each participant's targets by layer, and its share in them; R is stepped and written back in place."""
-    targets, own_shares = {name: [] for name in here}, {name: [] for name in here}
+def mixed(cube, reach, models, places, settings):
+    """Each participant's targets by layer, and its share in them; R is stepped and written back in place.
+
+    `reach`: how many layers each participant exchanges; `models`: theirs, as last heard.
+    """
+    targets, own_shares = {name: [] for name in reach}, {name: [] for name in reach}
     for layer, entries in enumerate(places):
-        copies = [w[entries] for w in models]
+        here = [name for name in reach if reach[name] > layer]
+        copies = [models[name][entries] for name in here]
         part = [normalised([cube[name, layer][other] for other in here]) for name in here]
         part = stepped(part, copies, settings)
         for i, name in enumerate(here):
@@ -99,11 +122,13 @@ def mixed(cube, here, models, places, settings):
     return targets, own_shares
 
 
-def mean(initial, models, places):
-    """Of the devices heard from, their latest layers; all else as at the start."""
+def mean(initial, latest, places, reach):
+    """Of the devices heard from, their latest layers that they exchange; all else as at the start."""
     shared = initial.copy()
-    for entries in places if models else ():
-        shared[entries] = sum(w[entries] for w in models) / len(models)
+    for layer, entries in enumerate(places):
+        models = [w[entries] for name, w in latest.items() if reach[name] > layer]
+        if models:
+            shared[entries] = sum(models) / len(models)
     return shared
 
 
@@ -116,32 +141,39 @@ def rounds(model, initial, devices, training, settings, rounds):
     initial = np.array(initial, float)
     own, visits = {name: initial.copy() for name in devices}, dict.fromkeys(devices)
     latest, uploaded, cube, known, seen = {}, {}, {}, [], []
+    reach = {name: max(1, int(devices[name]["ratio"] * len(places) + 1e-9)) for name in devices}
     for number, at_hand in enumerate(rounds, start=1):
         here = at_hand["participants"]
         admitted = [name for name in devices if devices[name]["joins"] <= number]
         if admitted != known:
             cube, known = grown(cube, known, admitted, len(places)), admitted
-        targets, shares = mixed(cube, here, [latest.get(name, initial) for name in here], places, settings)
+        targets, shares = mixed(
+            cube,
+            {name: reach[name] for name in here},
+            {name: latest.get(name, initial) for name in here},
+            places,
+            settings,
+        )
         plan, updates, kept = {}, {}, {}
         for name in here:
-            reach = len(places)
+            bound = reach[name]
             if bls and settings["targets"] == "uploaded":
-                reach = uploaded.get(name, reach)
+                bound = min(bound, uploaded.get(name, bound))
             down = [
-                at for at in range(reach) if not bls or not less(settings["self_threshold"], shares[name][at])
+                at for at in range(bound) if not bls or not less(settings["self_threshold"], shares[name][at])
             ]
             towards = own[name].copy()
             for layer in down:
                 towards[places[layer]] = targets[name][layer]
             chosen = {k for layer in down for k in places[layer]}
             plan[name] = patch(model, towards, chosen)
-            pull = towards, settings["coaching"], {k for entries in places for k in entries}
+            pull = towards, settings["coaching"], {k for entries in places[: reach[name]] for k in entries}
             after, _ = train(model, devices[name], training, own[name], pull=pull)
-            own[name], up = after, len(places)
+            own[name], up = after, reach[name]
             if bls:
                 now = norms(after, places), norms(after - towards, places)
                 visits[name] = omega(visits[name], now, shapes, devices[name]["classes"])
-                up = min(visits[name]["uploaded"], max(1, int(devices[name]["ratio"] * len(places) + 1e-9)))
+                up = min(visits[name]["uploaded"], reach[name])
             sent = {k for entries in places[:up] for k in entries}
             updates[name], kept[name] = {"mask": bits(model, sent)}, after
             if name in at_hand["arrived"]:
@@ -159,7 +191,7 @@ def rounds(model, initial, devices, training, settings, rounds):
                 "cube": np.array(
                     [[[cube[i, layer][j] for j in known] for layer in range(len(places))] for i in known]
                 ),
-                "shared": mean(initial, latest.values(), places),
+                "shared": mean(initial, latest, places, reach),
             }
         )
     return seen

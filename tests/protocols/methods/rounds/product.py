@@ -95,9 +95,12 @@ def play(method_name, inputs, seed):
         state, tasks = method.plan(state, Round(number, tuple(here)), plan_key(seed, number))
         tasks, updates = dict(tasks), {}
         for name in here:
-            trainer = Exact(spec, inputs["devices"][name], inputs["training"])
+            device = inputs["devices"][name]
+            trainer = Exact(spec, device, inputs["training"])
             key = work_key(seed, number, 1, name)
-            kept[name], updates[name] = method.work(kept[name], tasks[name], trainer, Budget(), key)
+            kept[name], updates[name] = method.work(
+                kept[name], tasks[name], trainer, Budget(device["ratio"]), key
+            )
         state = method.aggregate(
             state, [(name, updates[name]) for name in here if name in at_hand["arrived"]]
         )
@@ -108,6 +111,7 @@ def play(method_name, inputs, seed):
                 "updates": {name: note.update(spec, updates[name], kept[name]) for name in here},
                 "kept": {name: method.personal_model(kept[name]) for name in here},
                 **note.rest(method, before, state, {name: kept[name] for name in here}),
+                **({} if note.keeps or number == len(inputs["rounds"]) else {"kept": {}}),
             }
         )
     return seen
@@ -119,6 +123,8 @@ def plan_key(seed, number):
 
 class SharedModel:
     """What is noted of a method whose coordinator sends entries of one model."""
+
+    keeps = True
 
     def plan(self, method, before, name, task):
         return {"mask": mask_of(task.patch, method.spec, before.weights)}
@@ -150,6 +156,8 @@ class SRPpFedNotes(SharedModel):
 class OwnTargets:
     """What is noted of a method whose coordinator makes something for each device."""
 
+    keeps = True
+
     def plan(self, method, before, name, task):
         return {"mask": mask_of(task.patch, method.spec), "values": task.patch.values}
 
@@ -177,6 +185,8 @@ class FedPURINNotes(OwnTargets):
 
 
 class DCPFLNotes:
+    keeps = False
+
     def plan(self, method, before, name, task):
         chosen, trial = task.upload.mask(method.spec), None
         if task.trial is not None:
