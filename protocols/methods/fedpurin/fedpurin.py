@@ -49,6 +49,7 @@ from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_byte
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything, Layers
 
+LOWEST_RATIO = 0.05
 SHARED: tuple[Kind, ...] = ("weight", "bias")  # normalisation layers stay on the device (section 4.3)
 
 
@@ -229,10 +230,10 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         return np.where(shared_entries(self.spec) & ~state.critical, np.float32(0), state.weights)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Values of tau. Down, at most every shared entry or the device's share of them: bar covers more than
-        any one device.
+        """Values of tau, one below all others for the thinnest links: down, twice tau of the model travels.
+        Down, at most every shared entry or the device's share of them: bar covers more than any one device.
         """
-        ratios = [ratio for ratio in RATIOS if ratio < self.tau] + [self.tau]
+        ratios = [ratio for ratio in (LOWEST_RATIO, *RATIOS) if ratio < self.tau] + [self.tau]
         return [Choice(ratio, self._cost(ratio)) for ratio in ratios]
 
     def _cost(self, ratio: float) -> Cost:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conformance.fedpurin import table_3_bytes
 from tests.conftest import PullToTarget, tiny_spec
+from tests.protocols.methods.conformance.fedpurin import table_3_bytes
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import create
@@ -345,7 +345,7 @@ def test_a_budget_lowers_tau(weights):
 
 def test_choices_end_at_tau():
     choices = FedPURIN(SPEC, tau=0.35).choices(DeviceReport("d"))
-    assert [choice.ratio for choice in choices] == [0.1, 0.2, 0.3, 0.35]
+    assert [choice.ratio for choice in choices] == [0.05, 0.1, 0.2, 0.3, 0.35]
     assert choices[-1].cost.bytes_up < choices[-1].cost.bytes_down
 
 

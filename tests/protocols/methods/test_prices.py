@@ -1,0 +1,119 @@
+"""What the five papers' methods ask of a device at each ratio: less at lower ones, and what is truly sent."""
+
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import PullToTarget, tiny_spec
+
+from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
+from fleetune.edge_agent.budget.cost_history import CostHistory
+from fleetune.edge_agent.training.trainers import KINDS
+from fleetune.protocols.bundle.shipped import shipped_bundle
+from fleetune.protocols.methods import from_section, with_defaults_of_run
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
+from fleetune.protocols.skeletons.method import Method, Round
+from fleetune.protocols.update import codec
+
+METHODS = ("fedspu", "srp-pfed", "kapc", "kapc-bls", "fedpurin", "dc-pfl")
+ROUNDS = 5
+OVERHEAD = 400  # bytes of names, shapes and checksums, which prices take for less
+ABOVE, BELOW = 1.1, 3  # how far what is sent may lie above its price, and below it at its most
+SAVING = ("kapc-bls",)  # leaves out of the layers priced those that differ much: as many as it finds
+
+
+@cache
+def lenet5() -> ModelSpec:
+    bundle = shipped_bundle("lenet5", (3, 32, 32), 10)
+    assert bundle is not None
+    return bundle.spec
+
+
+SPECS = {"tiny": tiny_spec, "lenet5": lenet5}
+each_method = pytest.mark.parametrize("name", METHODS)
+each_spec = pytest.mark.parametrize("spec", SPECS)
+
+
+def method_of(name: str, spec: ModelSpec) -> Method[Any, Any, Any, Any]:
+    """As a run that begins now has it."""
+    return from_section(with_defaults_of_run({"name": name}, ROUNDS), spec)
+
+
+def choices_of(name: str, spec: ModelSpec) -> list[Choice]:
+    return list(method_of(name, spec).choices(DeviceReport("d", num_samples=10)))
+
+
+def rising(figures: list[float]) -> bool:
+    return all(one <= after for one, after in pairwise(figures))
+
+
+@each_spec
+@each_method
+def test_a_lower_ratio_never_asks_for_more(name, spec):
+    choices = choices_of(name, SPECS[spec]())
+    able = Capability(10, 1, 16, 4 * SPECS[spec]().size, 35_312.0, base_bytes=83_000_000, momentum=0.9)
+    for figure in ("bytes_down", "bytes_up", "memory_bytes", "trainable_share"):
+        assert rising([getattr(choice.cost, figure) for choice in choices]), figure
+    for trainer in KINDS:
+        forecast = partial(predict, capability=Capability(**{**vars(able), "trainer": trainer}))
+        found = [forecast(choice, cost_history=CostHistory()) for choice in choices]
+        assert rising([one.memory_bytes for one in found])
+    assert rising([demand(choice, able).samples for choice in choices])
+
+
+@each_method
+def test_the_lowest_ratio_takes_far_less_than_a_whole_model_down_and_up(name):
+    lowest, whole = choices_of(name, lenet5())[0].cost, codec.estimate_bytes(lenet5().num_parameters)
+    assert lowest.bytes_down < 0.3 * whole
+    assert lowest.bytes_up < 0.3 * whole
+
+
+class Fleet:
+    """Three devices, two of them at `ratio` and one at the method's largest; no engine, no wire."""
+
+    def __init__(self, name: str, spec: ModelSpec, ratio: float) -> None:
+        self.method, self.spec = method_of(name, spec), spec
+        largest = choices_of(name, spec)[-1].ratio
+        self.ratios = {"a": ratio, "b": ratio, "c": largest}
+        weights = Key.of("prices").generator().standard_normal(spec.size).astype(np.float32)
+        self.state = self.method.init_coordinator(weights)
+        for device, own in self.ratios.items():
+            self.state = self.method.admit(self.state, DeviceReport(device, num_samples=10, ratio=own))
+        self.devices = dict.fromkeys(self.ratios, self.method.init_device(weights))
+
+    def round(self, number: int) -> dict[str, tuple[int, int]]:
+        """Bytes down and up of each device, as they would travel."""
+        method, bytes_of, updates = self.method, {}, {}
+        self.state, tasks = method.plan(self.state, Round(number, tuple(self.ratios)), Key(number))
+        for device, ratio in self.ratios.items():
+            task = codec.encode(tasks[device], self.spec)
+            self.devices[device], update = method.work(
+                self.devices[device],
+                codec.decode(task, method.task_type, self.spec),
+                PullToTarget(self.spec, device),
+                Budget(ratio),
+                Key.of(number, device),
+            )
+            updates[device] = update
+            bytes_of[device] = len(task), len(codec.encode(update, self.spec))
+        self.state = method.aggregate(self.state, iter(updates.items()))
+        return bytes_of
+
+
+@each_spec
+@pytest.mark.parametrize("which", [0, 0.5, 1], ids=["lowest", "middle", "largest"])
+@each_method
+def test_what_is_sent_from_the_second_round_on_is_what_was_priced(name, which, spec):
+    choices = choices_of(name, SPECS[spec]())
+    choice = choices[round(which * (len(choices) - 1))]
+    fleet = Fleet(name, SPECS[spec](), choice.ratio)
+    fleet.round(1)
+    rounds = [fleet.round(number) for number in range(2, ROUNDS + 1)]
+    for direction, priced in enumerate((choice.cost.bytes_down, choice.cost.bytes_up)):
+        most = max(sent[device][direction] for sent in rounds for device in ("a", "b"))
+        assert most <= ABOVE * priced + OVERHEAD, ("down", "up")[direction]
+        assert name in SAVING or priced <= BELOW * most, ("down", "up")[direction]
