@@ -148,8 +148,9 @@ def predict(choice: Choice, capability: Capability, cost_history: CostHistory) -
     None.
     """
     asked = demand(choice, capability)
-    bytes_down = _bytes("down", asked, cost_history)
-    bytes_up = _bytes("up", asked, cost_history)
+    least_factor = 1.0 if choice.cost.bytes_vary else 0.0
+    bytes_down = _bytes("down", asked, cost_history, least_factor)
+    bytes_up = _bytes("up", asked, cost_history, least_factor)
     s_per_sample = cost_history.s_per_sample(choice.ratio)
     if s_per_sample is None and capability.samples_per_s:
         s_per_sample = 1 / capability.samples_per_s
@@ -175,9 +176,9 @@ def _bounded(amount: float) -> float:
     return amount if 0 <= amount <= LARGEST_AMOUNT else LARGEST_AMOUNT
 
 
-def _bytes(direction: Direction, asked: Demand, cost_history: CostHistory) -> int:
+def _bytes(direction: Direction, asked: Demand, cost_history: CostHistory, least_factor: float) -> int:
     factor = cost_history.bytes_factor(direction, asked.ratio)
-    return round(asked.estimate(direction) * (1.0 if factor is None else factor))
+    return round(asked.estimate(direction) * (1.0 if factor is None else max(factor, least_factor)))
 
 
 def _seconds(

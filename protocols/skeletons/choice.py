@@ -52,6 +52,8 @@ class Cost:
             training samples for losses or gradients. The evaluations of every method are not counted.
         trainable_share: of the model's entries, those that change in training; the optimiser holds memory
             for them alone. Its activations and gradients go by whole tensors (docs/costs.md).
+        bytes_vary: rounds send more or less, and `bytes_down` and `bytes_up` are the most that a usual one
+            does: past rounds may show that it is more, but light ones do not promise a light one.
     """
 
     bytes_down: int
@@ -60,6 +62,7 @@ class Cost:
     memory_bytes: int = 0
     extra_epochs: float = 0.0
     trainable_share: float = 1.0
+    bytes_vary: bool = False
 
     def epochs(self, run_epochs: int) -> float:
         """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs)."""

@@ -185,7 +185,13 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         found = []
         for count in np.cumsum(np.sort(self._layer_sizes)):
             size = estimate_bytes(int(count))
-            cost = Cost(size, size, memory_bytes=2 * 4 * self.spec.size, extra_epochs=EVALUATION_EPOCHS)
+            cost = Cost(
+                size,
+                size,
+                memory_bytes=2 * 4 * self.spec.size,
+                extra_epochs=EVALUATION_EPOCHS,
+                bytes_vary=True,
+            )
             found.append(Choice(int(count) / self.spec.num_parameters, cost))
         return found
 

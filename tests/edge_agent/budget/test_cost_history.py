@@ -45,6 +45,17 @@ def test_after_one_round_of_a_steady_world_the_next_is_predicted(quantity):
     assert error(predicted, actual, quantity) < 1e-6
 
 
+@pytest.mark.parametrize(("took", "varying", "steady"), [(0.1, 1.0, 0.1), (1.3, 1.3, 1.3)])
+def test_light_rounds_promise_nothing_where_rounds_vary(took, varying, steady):
+    steady_choice = CHOICES[4]
+    varying_choice = replace(steady_choice, cost=replace(steady_choice.cost, bytes_vary=True))
+    cost_history = after(World(shrink=took), [steady_choice] * 3)
+    for choice, factor in ((varying_choice, varying), (steady_choice, steady)):
+        predicted = predict(choice, CAPABILITY, cost_history)
+        assert predicted.bytes_down == pytest.approx(factor * choice.cost.bytes_down)
+        assert predicted.bytes_up == pytest.approx(factor * choice.cost.bytes_up)
+
+
 def test_after_five_noisy_rounds_the_errors_are_small():
     """What the project asks for: median at most 10 %, worst decile at most 25 %."""
     errors = []

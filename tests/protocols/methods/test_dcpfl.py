@@ -607,6 +607,7 @@ def test_choices_are_whole_layers():
     assert [choice.cost.bytes_up for choice in choices] == [estimate_bytes(n) for n in (6, 27, 57)]
     assert [choice.cost.bytes_down for choice in choices] == [estimate_bytes(n) for n in (6, 27, 57)]
     assert {choice.cost.memory_bytes for choice in choices} == {2 * 4 * SPEC.size}
+    assert all(choice.cost.bytes_vary for choice in choices)
     assert choices[-1].ratio == 1.0
 
 
