@@ -19,8 +19,9 @@ from fleetune.coordinator.reports.internals.entries import metric_of, sentence
 from fleetune.coordinator.reports.internals.table import internals_table
 from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.live import plain_line
+from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.pictures.inside import inside_pictures
-from fleetune.coordinator.reports.pictures.theme import LIGHT
+from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summarise import summarise
@@ -137,11 +138,10 @@ def test_the_page_says_of_each_figure_what_it_is_and_shows_it(tmp_path):
     assert "inside" in OURS  # removed with the run
 
 
-def test_a_page_without_anything_inside_has_no_such_section(tmp_path):
-    records = records_of(2, 3)
-    write_report(tmp_path, settings_of(), plain_summary(records), records, durable=False)
-    assert b"Inside the method" not in (tmp_path / "report.html").read_bytes()
-    assert not (tmp_path / "inside").exists()
+def test_a_page_without_anything_inside_has_no_such_section():
+    summary = plain_summary(records_of(2, 3))
+    assert b"Inside the method" not in write_page(Page("plant", summary))
+    assert inside_pictures(summary, LIGHT) == {}
 
 
 @pytest.mark.parametrize("num_parts", [1, 3, 256])
@@ -184,7 +184,7 @@ def test_the_live_view_says_it_in_one_line_that_is_cut(width):
     assert len(lines) == len(screen(snapshot(3), width)) + 1
 
 
-def test_hostile_names_of_parts_steer_no_terminal_and_stay_text_on_the_page(tmp_path):
+def test_hostile_names_of_parts_steer_no_terminal_and_stay_text_on_the_page():
     hostile = "\x1b[31m<script>alert(1)</script>$\\x$"
     bad = Internal("bad", hostile, hostile, "number", "round", "layers")
     records = [
@@ -193,10 +193,11 @@ def test_hostile_names_of_parts_steer_no_terminal_and_stay_text_on_the_page(tmp_
     summary = summary_of(records, [bad])
     assert "\x1b" not in shown(internals_table(summary))
     assert "\x1b" not in "\n".join(screen(snapshot(1, inside=inside_line(records[0], [bad]))))
-    write_report(tmp_path, settings_of(), summary, records, durable=False)
-    outline = Outline((tmp_path / "report.html").read_bytes())
+    (figure,) = inside_pictures(summary, LIGHT).values()
+    picture(figure, LIGHT, "png")
+    outline = Outline(write_page(Page("plant", summary)))
     assert "script" not in outline.tags
-    assert hostile in outline.texts
+    assert f"{hostile}." in outline.texts
 
 
 def test_the_table_says_how_each_began_and_ended():
