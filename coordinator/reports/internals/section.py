@@ -13,7 +13,7 @@ _ABOUT = (
     "What the method tells of its own mechanisms, round by round: does each act? Of the devices' updates it "
     "is a round's mean; of the coordinator, its state after it. Of figures with parts the range is shown."
 )
-_HEADS = ["figure", "first round", "last round", "over the run", "what it is"]
+_HEADS = ["figure", "at first", "last", "over the run", "what it is"]
 
 
 def section(summary: Summary, plots: Sequence[Plot]) -> list[Element]:
@@ -50,12 +50,12 @@ def inside_table(summary: Summary) -> Element:
 
 
 def cells(course: InternalCourse) -> list[str]:
-    """Its title, how it was in its first and last round, and between which values it lay."""
+    """Its title, how it was told first and last, and between which values it lay."""
     text = unit_of(course.unit).text
     ends = [text(course.mean[0]), text(course.mean[-1])]
     if course.parts:
         ends = [_over_parts(course, 0), _over_parts(course, -1)]
-    title = f"{course.title}, {len(course.parts)} {course.by}" if course.parts else course.title
+    title = f"{course.title} by {course.by}" if course.parts else course.title
     return [title, *ends, between(min(course.least), max(course.greatest), course.unit)]
 
 

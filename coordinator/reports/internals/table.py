@@ -14,7 +14,7 @@ def internals_table(summary: Summary) -> Table | None:
     if not summary.inside:
         return None
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for index, head in enumerate(["inside the method", "first round", "last round", "over the run"]):
+    for index, head in enumerate(["inside the method", "at first", "last", "over the run"]):
         table.add_column(head, justify="right" if index else "left", overflow="fold", no_wrap=bool(index))
     for one in summary.inside.values():
         table.add_row(*(Text(readable.printable(cell)) for cell in cells(one)))

@@ -19,15 +19,21 @@ _FEW = 15  # points that are marked
 
 def inside_pictures(summary: Summary, theme: Theme) -> dict[str, Figure]:
     """One of each figure that the method tells, by file name without suffix."""
+    told = [number for course in summary.inside.values() for number in course.rounds]
     with rc_context(theme.settings):
         return {
-            f"{PICTURE}{name}": (_heat_map if course.parts else _line)(course, theme)
+            f"{PICTURE}{name}": _heat_map(course, theme)
+            if course.parts
+            else _line(course, (min(told), max(told)), theme)
             for name, course in summary.inside.items()
         }
 
 
-def _line(course: InternalCourse, theme: Theme) -> Figure:
-    """The mean over rounds; of updates, with a band from the least device to the greatest."""
+def _line(course: InternalCourse, rounds: tuple[int, int], theme: Theme) -> Figure:
+    """The mean, with a band from the least device to the greatest.
+
+    `rounds` are the first and the last of the run: what is not told in all of them ends early.
+    """
     scale, sign = _scale(course)
     figure, axes = blank(_title(course.title), "round", sign or course.title)
     mean, low, high = ([scale * one for one in row] for row in (course.mean, course.least, course.greatest))
@@ -37,6 +43,8 @@ def _line(course: InternalCourse, theme: Theme) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not sign and all(one.is_integer() for one in mean):
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    room = 0.04 * max(1, rounds[1] - rounds[0])
+    axes.set_xlim(rounds[0] - room, rounds[1] + room)
     bottom, top = axes.get_ylim()
     if min(low) >= 0:
         highest = max(high) or 1.0

@@ -131,7 +131,7 @@ def test_the_page_says_of_each_figure_what_it_is_and_shows_it(tmp_path):
     assert "Inside the method" in text
     for internal in INTERNALS:
         assert text.count(internal.about) == 2  # in the table, and under its picture
-    assert "own weight r_ii, 2 layers" in text
+    assert "own weight r_ii by layers" in text
     assert "10.0–14.0 %" in text  # noqa: RUF001 - an en dash
     pictures = {path.relative_to(tmp_path).as_posix() for path in files if path.parent != tmp_path}
     assert pictures == {f"inside/{one.name}.png" for one in INTERNALS}
@@ -203,7 +203,7 @@ def test_hostile_names_of_parts_steer_no_terminal_and_stay_text_on_the_page():
 def test_the_table_says_how_each_began_and_ended():
     text = shown(internals_table(summary_of(told())), 80)
     assert [line.split() for line in text.splitlines() if "r_ii" in line] == [
-        ["own", "weight", "r_ii,", "2", "layers", "10.0–11.0", "%", "10.0–14.0", "%", "10.0–14.0", "%"]  # noqa: RUF001
+        ["own", "weight", "r_ii", "by", "layers", "10.0–11.0", "%", "10.0–14.0", "%", "10.0–14.0", "%"]  # noqa: RUF001
     ]
 
 
