@@ -29,6 +29,11 @@ SRP = {
     "aggregation": "covered",
     "loss": "mean",
     "ranking": "model",
+    "memory": True,
+    "credit": "used",
+    "loss_share": 1.0,
+    "first": "shared",
+    "downlink": "share",
 }
 SRP_PFED = [
     Case(
@@ -57,11 +62,33 @@ SRP_PFED = [
         )
         for seed, (name, changed, note) in enumerate(
             [
-                ("the proof's aggregation", {"aggregation": "delta"}, "eq. 16"),
-                ("ranked within each layer", {"ranking": "layer"}, "rate of every layer"),
+                ("the proof's aggregation", {"aggregation": "delta", "credit": "drawn"}, "eq. 16"),
+                ("ranked within each layer", {"ranking": "layer", "first": "own"}, "rate of every layer"),
             ],
             start=3,
         )
+    ),
+]
+THIN = {"a": (10, 1.0), "b": (30, 0.5), "c": (20, 0.25)}
+SRP_PFED += [
+    Case(
+        name="thin devices are sent a share",
+        method="srp-pfed",
+        settings={**SRP, "num_rates": 4},
+        devices=THIN,
+        joins={"c": 2},
+        rounds=("ab", "abc", "bc", "abc/ac"),
+        note="b and c share among the `entries` that they are sent",
+        seed=5,
+    ),
+    Case(
+        name="thin devices are sent all, and try rates that fit",
+        method="srp-pfed",
+        settings={**SRP, "num_rates": 4, "downlink": "whole"},
+        devices=THIN,
+        rounds=("abc", "abc", "bc/b"),
+        note="no rate above the device's ratio",
+        seed=6,
     ),
 ]
 COACHING = {
@@ -119,6 +146,7 @@ PURIN = {
     "average": "devices",
     "weighted": False,
     "personal": "trained",
+    "downlink": "share",
 }
 FEDPURIN = [
     Case(
@@ -148,6 +176,17 @@ FEDPURIN = [
         zero=True,
     ),
 ]
+FEDPURIN.append(
+    Case(
+        name="thin devices are sent a share of bar",
+        method="fedpurin",
+        settings=PURIN,
+        devices={"a": (10, 1.0), "b": (30, 0.35), "c": (20, 0.2)},
+        rounds=("abc", "abc", "ab/a", "abc", "abc"),
+        note="b and c keep their own where bar is not sent, and have fewer critical entries",
+        seed=3,
+    )
+)
 GROUPS = {
     "dynamic": True,
     "gamma": 1.0,

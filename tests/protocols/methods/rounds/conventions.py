@@ -41,7 +41,9 @@ training; who has `stopped` leaves after this update, and is no participant any 
     "srp-pfed": """
 `uniforms` of a round are the numbers in (0, 1] behind its K draws. `rates` are tried in this order. A
 device that works for the first time starts from the shared parameters. `loss` is that of the chosen mixture
-before training; h grows by 1 - sigmoid of the mean loss of the updates that arrived.
+before training, `rate` the one it was made with, told where credit = used; h grows by 1 - sigmoid of the
+mean loss of the updates that arrived. With downlink = share only `entries` go down to a device of a ratio
+below 1; it takes all others as its own, and ranks its weights among these.
 """,
     "kapc": _CUBE,
     "kapc-bls": f"""{_CUBE}
@@ -53,7 +55,8 @@ Only what a device cannot know goes down: no 0 of bar, and its own critical entr
 collaborate. Who was absent from the last round keeps its critical entries and takes bar elsewhere; so does
 a device whose latest update did not arrive, but for its own weights where bar is 0 or its last update that
 did arrive was critical. `shared` is bar, with `initial` at norm layers; `collaborating` devices had others
-in C_i.
+in C_i. A device whose ratio is below tau has that tau, and with downlink = share is sent bar at `entries`
+only; elsewhere it keeps its own.
 """,
     "dc-pfl": """
 `kept` is noted in the last round only.

@@ -141,6 +141,17 @@ def only_the_first_rate_is_credited(reinforce, memory, drawn, gain, decay):
     return reinforce(memory, drawn[:1], gain, decay)
 
 
+@fault("srp-pfed", srp_pfed.SRPpFed, "work")
+def rates_are_credited_that_nobody_used(work, method, *rest):
+    after, update = work(method, *rest)
+    return after, replace(update, rate=None) if method.credit == "used" else update
+
+
+@fault("srp-pfed", srp_pfed.SRPpFed, "_candidates")
+def entries_that_were_not_sent_are_shared(candidates, method, sent):
+    return [np.arange(method.spec.num_parameters)]
+
+
 @fault("srp-pfed", srp_pfed, "probabilities")
 def rates_are_drawn_evenly(probabilities, memory):
     return probabilities(np.ones_like(memory))
@@ -279,6 +290,11 @@ def ties_are_out(critical_mask, scores, tau, **rest):
 @fault("fedpurin", fedpurin, "perturbation")
 def large_weights_are_critical_whatever_their_gradient(perturbation, weights, gradient, **rest):
     return perturbation(weights, weights, **rest)
+
+
+@fault("fedpurin", fedpurin.FedPURIN, "combined_model")
+def bar_is_zero_where_it_was_not_sent(combined_model, method, *rest):
+    return combined_model(replace(method, downlink="whole"), *rest)
 
 
 def norm_layers_are_shared(monkeypatch):

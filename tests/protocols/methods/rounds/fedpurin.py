@@ -47,14 +47,19 @@ def collaborators(masks, number, beta):
     return chosen
 
 
-def combined(own, held_mask, delta, bar, shared, in_step):
-    """What a device trains from (eq. 11), and which entries of it the coordinator must send."""
+def combined(own, held_mask, delta, bar, down, shared, in_step):
+    """What a device trains from (eq. 11), and which entries of it the coordinator must send.
+
+    `down`: of which entries bar is sent this time; the device keeps its own elsewhere.
+    """
     start, sent = own.copy(), set()
     for k in shared if bar is not None else ():
         if k in held_mask:
             if delta is not None:
                 start[k] = delta[k]
                 sent.add(k)
+        elif k not in down:
+            continue
         elif bar[k] != 0:
             start[k] = bar[k]
             sent.add(k)
@@ -82,7 +87,8 @@ def rounds(model, initial, devices, training, settings, rounds):
         for name in at_hand["participants"]:
             held_round, held_mask = held.get(name, (0, set()))
             in_step = 0 < held_round == own_round[name]
-            start, sent = combined(own[name], held_mask, delta.get(name), bar, shared, in_step)
+            down = at_hand["entries"].get(name, shared)
+            start, sent = combined(own[name], held_mask, delta.get(name), bar, down, shared, in_step)
             plan[name] = patch(model, start, sent)
             for k in own_mask[name] if not in_step else ():
                 start[k] = own[name][k]

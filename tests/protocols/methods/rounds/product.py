@@ -147,7 +147,8 @@ class SRPpFedNotes(SharedModel):
         return {"rates": list(task.rates), **super().plan(method, before, name, task)}
 
     def update(self, spec, update, after):
-        return {**super().update(spec, update, after), "loss": update.loss}
+        told = {"loss": update.loss, "rate": getattr(update, "rate", None)}
+        return {**super().update(spec, update, after), **told}
 
     def rest(self, method, before, state, kept):
         return {"shared": state.weights, "memory": state.memory}
@@ -242,6 +243,24 @@ NOTES = {
 }
 
 
+def entries(method_name, inputs, participants, number):
+    """Which entries go down to devices that are sent a share of them; of bar, for FedPURIN."""
+    spec, found = spec_of(inputs["model"]), {}
+    method = create(method_name, spec, inputs["settings"])
+    state = method.init_coordinator(np.asarray(inputs["initial"], np.float32))
+    for name in participants:
+        ratio = inputs["devices"][name]["ratio"]
+        if method_name == "fedpurin":
+            chosen = method._sent_of_bar(ratio, number)
+        else:
+            state = method.admit(state, DeviceReport(name, ratio=ratio))
+            tasks = method.plan(state, Round(number, (name,)), plan_key(0, number))[1]
+            chosen = tasks[name].patch.selection.mask(spec)
+        if np.count_nonzero(chosen) < spec.num_parameters:
+            found[name] = np.flatnonzero(chosen).tolist()
+    return found
+
+
 def drawn(method_name, inputs, seed):
     """What the product draws at random, as inputs of a reference, round by round."""
     spec = spec_of(inputs["model"])
@@ -261,5 +280,7 @@ def drawn(method_name, inputs, seed):
         if method_name == "srp-pfed":
             uniforms = 1 - key.child("rates").uniform(inputs["settings"]["draws"])
             more["uniforms"] = [round(float(u), 9) for u in uniforms]
+        if method_name in ("srp-pfed", "fedpurin"):
+            more["entries"] = entries(method_name, inputs, at_hand["participants"], number)
         found.append({**at_hand, **more})
     return found

@@ -34,6 +34,21 @@ def draw(memory, uniforms):
     return drawn
 
 
+def affordable(drawn, rates, limit):
+    """The rates that were drawn up to a limit, else the largest below it."""
+    return [j for j in drawn if rates[j] <= limit] or [
+        max(j for j, rate in enumerate(rates) if rate <= limit)
+    ]
+
+
+def first_least(mixtures):
+    """The one of least loss, the first of equals."""
+    best = mixtures[0]
+    for mixture in mixtures[1:]:
+        best = mixture if less(mixture[0], best[0]) else best
+    return best
+
+
 def rounds(model, initial, devices, training, settings, rounds):
     shared, own = np.array(initial, float), {}
     rates = [(j + 1) / settings["num_rates"] for j in range(settings["num_rates"])]
@@ -46,30 +61,32 @@ def rounds(model, initial, devices, training, settings, rounds):
         plan, updates, sent, losses, used = {}, {}, [], [], set()
         for name in at_hand["participants"]:
             device = devices[name]
-            tried = [j for j in drawn if rates[j] <= device["ratio"]]
-            tried = tried or [max(j for j in range(len(rates)) if rates[j] <= device["ratio"])]
-            plan[name] = {"rates": [rates[j] for j in tried], "mask": bits(model, parameters(model))}
+            down = set(at_hand["entries"].get(name, parameters(model)))
+            tried = drawn if settings["downlink"] == "share" else affordable(drawn, rates, device["ratio"])
+            plan[name] = {"rates": [rates[j] for j in tried], "mask": bits(model, down)}
             if name not in own:
                 own[name] = np.array(initial, float)
-                own[name][parameters(model)] = shared[parameters(model)]
-            best = None
+                for k in down if settings["first"] == "shared" else ():
+                    own[name][k] = shared[k]
+            mixtures = []
             for j in tried:
-                mask = set().union(*(smallest(own[name], part, rates[j]) for part in ranked))
+                parts = [[k for k in part if k in down] for part in ranked]
+                mask = set().union(*(smallest(own[name], part, rates[j]) for part in parts if part))
                 fused = own[name].copy()
                 for k in mask:
                     fused[k] = shared[k]
-                fused_loss = loss(model, device, fused)
-                if best is None or (less(fused_loss, best[0])):
-                    best = fused_loss, fused, mask, j
-            before, fused, mask, j = best
+                mixtures.append((loss(model, device, fused), fused, mask, j))
+            before, fused, mask, j = first_least(mixtures)
             own[name], _ = train(model, device, training, fused)
             updates[name] = {"mask": bits(model, mask), "samples": device["samples"], "loss": before}
+            updates[name]["rate"] = rates[j] if settings["credit"] == "used" else None
             if name in at_hand["arrived"]:
                 sent.append((own[name], mask, device["samples"]))
                 losses.append(before)
                 used |= {j}
         gain = 1 - 1 / (1 + math.exp(-sum(losses) / len(losses)))
-        memory = [settings["decay"] * h + (gain if j in drawn else 0) for j, h in enumerate(memory)]
+        credited = used if settings["credit"] == "used" else drawn
+        memory = [settings["decay"] * h + (gain if j in credited else 0) for j, h in enumerate(memory)]
         shared = merged(settings["aggregation"], shared, sent, parameters(model))
         seen.append(
             {
