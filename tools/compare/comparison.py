@@ -81,6 +81,15 @@ class Comparison:
         """Of one figure over the contender's seeds; None when no run has it."""
         return spread(one.of(metric) for one in self.figures if one.contender == label)
 
+    def difference(self, label: str, other: str, metric: Metric) -> Spread | None:
+        """Of `label` less `other` over the seeds that both have; None when there is none."""
+        mine, theirs = (
+            {one.seed: one.of(metric) for one in self.figures if one.contender == name}
+            for name in (label, other)
+        )
+        pairs = ((mine[seed], theirs.get(seed)) for seed in mine)
+        return spread(a - b for a, b in pairs if a is not None and b is not None)
+
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Of the values that are there; None when there is none."""

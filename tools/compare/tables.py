@@ -25,6 +25,7 @@ from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, co
 
 NOT_REACHED = "not reached"
 _COSTS_OF_A_PAGE = (BYTES_UP, BYTES_DOWN)
+_DIFFERENCES = (PERSONAL_MEAN, BEST_AFTER)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,30 @@ def markdown(comparison: Comparison) -> bytes:
         found = cells(comparison, contender, ACCURACIES) + cells(comparison, contender, _COSTS_OF_A_PAGE)
         row = [f"**{cell.text}**" if cell.best else cell.text for cell in found]
         lines.append(f"| {' | '.join((title_of(comparison, contender), contender.options, *row))} |")
-    return "\n".join([*lines, ""]).encode()
+    return "\n".join([*lines, "", *_differences(comparison)]).encode()
+
+
+def _differences(comparison: Comparison) -> list[str]:
+    """Each variant less the method as it is, seed by seed: both were dealt the same data, so that what the
+    seeds have in common drops out. Empty: nobody is a variant of another.
+    """
+    labels = {one.label for one in comparison.shown}
+    lines = []
+    for one in comparison.shown:
+        whole = str(one.method["name"])
+        if one.label != whole and whole in labels:
+            found = [comparison.difference(one.label, whole, metric) for metric in _DIFFERENCES]
+            row = [_signed(spread) for spread in found]
+            lines.append(f"| {' | '.join((one.label, whole, *row))} |")
+    heads = " | ".join(metric.head("comparison") or metric.title for metric in _DIFFERENCES)
+    head = ["Less the method as it is, points, paired by seed:", "", f"| variant | less | {heads} |"]
+    return [*head, f"|---|---|{'--:|' * len(_DIFFERENCES)}", *lines, ""] if lines else []
+
+
+def _signed(found: Spread | None) -> str:
+    if not found:
+        return readable.UNKNOWN
+    return f"{100 * found.mean:+.1f}" + ("" if found.deviation is None else f" ±{100 * found.deviation:.1f}")
 
 
 def title_of(comparison: Comparison, contender: Contender) -> str:

@@ -1,6 +1,7 @@
 """edge-sim compare: what stands in its tables, what is played again, what a user's mistake gets."""
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -257,6 +258,30 @@ def test_a_pattern_names_what_it_fits_once():
     assert labels_of(settings, "fed?vg") == ["fedavg"]
     with pytest.raises(SettingError, match=r"nothing fits 'kpac\*'; known: kapc, kapc-eta-0, "):
         labels_of(settings, "kpac*")
+
+
+def test_a_variant_stands_beside_the_method_as_it_is_seed_by_seed(duel):
+    _, whole, _ = duel
+    runs = [replace_run(run, label="mine") for run in whole.of("local-only")]
+    variant = Contender("mine", {"name": "fedspu", "early_stopping": True})
+    both = dataclasses.replace(whole, contenders=(*whole.contenders, variant), runs=(*whole.runs, *runs))
+    found = both.difference("mine", "fedspu", PERSONAL_MEAN)
+    gaps = [
+        PERSONAL_MEAN.of_run(a.summary) - PERSONAL_MEAN.of_run(b.summary)
+        for a, b in zip(whole.of("local-only"), whole.of("fedspu"), strict=True)
+    ]
+    assert found.mean == pytest.approx(sum(gaps) / 2)
+    assert found.deviation == pytest.approx(abs(gaps[0] - gaps[1]) / 2**0.5)
+    lines = markdown(both).decode().splitlines()
+    assert [line for line in lines if line.startswith("| mine | fedspu |")] == [
+        f"| mine | fedspu | {100 * found.mean:+.1f} ±{100 * found.deviation:.1f} | "
+        + lines[-1].split(" | ")[-1]
+    ]
+    assert "paired by seed" not in markdown(whole).decode()
+
+
+def replace_run(run, label):
+    return dataclasses.replace(run, label=label)
 
 
 def test_a_table_for_a_page_has_mean_and_deviation_over_seeds(duel):
