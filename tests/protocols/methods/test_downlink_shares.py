@@ -144,7 +144,7 @@ def scattered(critical, values):
     return whole
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.2, 0.3, 0.4, 0.5])
+@pytest.mark.parametrize("ratio", [0.05, 0.1, 0.2, 0.4, 0.5])
 @pytest.mark.parametrize("beta", [0, 9])
 def test_fedpurin_is_priced_at_what_it_sends(ratio, beta):
     method = create("fedpurin", BIG, {"downlink": "share", "beta": beta, "average": "coverage"})
@@ -152,7 +152,7 @@ def test_fedpurin_is_priced_at_what_it_sends(ratio, beta):
     cost = next(one.cost for one in method.choices(DeviceReport("a")) if one.ratio == ratio)
     assert up == pytest.approx(cost.bytes_up, rel=0.05)
     assert down <= 1.05 * cost.bytes_down
-    if beta:  # then what is critical comes down, too
+    if beta and ratio >= 0.1:  # then what is critical comes down, too, and bar has few zeros
         assert down >= 0.7 * cost.bytes_down
 
 
