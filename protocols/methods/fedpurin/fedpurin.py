@@ -240,7 +240,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         sizes = [tensor.size for tensor in self.spec.tensors if tensor.kind in SHARED]
         up = sum(int(ratio * size) for size in sizes)
         down = up + round(self._share_of_bar(ratio) * (sum(sizes) - up))
-        return Cost(bytes_down=self._bytes(down), bytes_up=self._bytes(up))
+        return Cost(bytes_down=self._bytes(down), bytes_up=self._bytes(up), bytes_vary=True)
 
     def _bytes(self, num_entries: int) -> int:
         bitmap = estimate_bitmap_bytes(num_entries, self.spec.num_parameters)

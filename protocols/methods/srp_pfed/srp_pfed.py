@@ -233,6 +233,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
             bytes_down=estimate_bytes(size if whole else num_shared(ratio, size)),
             bytes_up=estimate_bitmap_bytes(shared, size) + estimate_bytes(shared),
             extra_epochs=EVALUATION_EPOCHS * tried * self.loss_share,
+            bytes_vary=True,
         )
 
     def _drawn(self, state: ServerState, key: Key) -> tuple[int, ...]:
