@@ -5,7 +5,6 @@ another release too. What is sent and what it comes to is noted, for that releas
 """
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -74,12 +73,9 @@ def digest(data: bytes) -> str:
 
 
 class PlayedRun:
-    """Coordinator in `folder`/run, agents in `folder`/agents, each at its ratio of `ratios`."""
+    """Coordinator in `folder`/run, agents in `folder`/agents."""
 
-    def __init__(
-        self, folder: Path, method: str, mode: str, ratios: Mapping[str, float] | None = None
-    ) -> None:
-        self.ratios = DEVICES if ratios is None else ratios
+    def __init__(self, folder: Path, method: str, mode: str) -> None:
         asked = settings(method, mode)
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
@@ -96,7 +92,7 @@ class PlayedRun:
     def play(self, begin: int = 0, end: int = 200) -> int:
         """From after `begin` events, which the folder holds, until `end` of them or the run's end."""
         self.take(self.run.controller.resume(float(begin)) if begin else [])
-        for device, ratio in self.ratios.items():
+        for device, ratio in DEVICES.items():
             report = DeviceReport(device, num_samples=10, ratio=ratio)
             self.take(self.run.controller.handle(DeviceReady(report), float(begin)))
         number = begin
@@ -111,7 +107,7 @@ class PlayedRun:
             self.take(self.run.controller.handle(Tick(), now))
             return
         turn, task = self.tasks.pop(device)
-        reply = self.sessions[device].reply(task, Budget(self.ratios[device]))
+        reply = self.sessions[device].reply(task, Budget(DEVICES[device]))
         self.sent.append((device, -1, -1, digest(reply)))
         self.take(self.run.controller.receive(device, turn, reply, RoundCost(), now))
 

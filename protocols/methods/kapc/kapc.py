@@ -13,9 +13,10 @@ never heard from stands at the initial weights, which all devices start from. A 
 every row of R, the others keep their proportions; its own rows start uniform. An update overwrites the
 sender's own latest layers and nothing else; entries of norm layers in it have no effect.
 
-Who can afford less: at the ratio k / L a device exchanges the first k layers, both ways, from its first round
-on; each layer is related, and mixed, among the participants that exchange it, and the layers above are the
-device's own business, without a pull. Fleetune's extension: the paper has devices that exchange all layers.
+Who can afford less (`downlink = "share"`, as in new runs): at the ratio k / L a device exchanges the first k
+layers, both ways, from its first round on; each layer is related, and mixed, among the participants that
+exchange it, and the layers above are the device's own business, without a pull. Fleetune's extension: in the
+paper devices exchange all layers.
 """
 
 import math
@@ -75,6 +76,8 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
             away. A row that did becomes uniform.
         rows: how a row of R becomes shares again: clipped at 0 and divided by its sum, or projected to the
             nearest shares (`simplex`); left out it is projected with steps per layer, else clipped.
+        downlink: a device of ratio k / L is sent targets of that `share` of the layers, the first ones, and
+            exchanges no others; or of the `whole` model: its ratio then bounds nothing but BLS's uploads.
     """
 
     spec: ModelSpec
@@ -85,6 +88,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
     relation_steps: Annotated[int, Meta(ge=0, le=1000)] = 1
     safe_step: bool = False
     rows: Literal["clip", "simplex"] | None = None
+    downlink: Literal["share", "whole"] = "whole"
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
@@ -92,7 +96,8 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - of any length
-        return {"step": "per-layer"}
+        """What runs of earlier releases do otherwise."""
+        return {"step": "per-layer", "downlink": "share"}
 
     @cached_property
     def layers(self) -> dict[str, slice]:
@@ -151,12 +156,12 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         """Algorithm 2: from the device's own weights; a layer that did not come pulls towards these, too, and
         one that the device does not exchange is not pulled.
         """
-        affordable = self._reach(budget.ratio)
+        reach = self._reach(budget.ratio)
         target = task.patch.apply(state.weights, self.spec)
-        pull = Pull(target, self.coaching, self._named(range(affordable)).mask(self.spec))
+        pull = Pull(target, self.coaching, self._named(range(reach)).mask(self.spec))
         weights = trainer.fit(state.weights, FitPlan(pull=pull), key).weights
         visit = self._select(state.visit, weights, target, trainer.num_classes_held)
-        count = affordable if visit is None else min(visit.uploaded, affordable)
+        count = reach if visit is None else min(visit.uploaded, self._affordable(budget.ratio))
         return ClientState(weights, visit), Update(Patch.of(weights, self._named(range(count)), self.spec))
 
     def aggregate(self, state: ServerState, updates: Iterable[tuple[DeviceId, Update]]) -> ServerState:
@@ -189,18 +194,27 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
         return {} if state.coached is None else seen.in_round(state.coached, list(self.layers), self._sizes)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The first layers both ways, any number of them; the target beside the device's model is a whole
-        vector at each, as `Pull` takes it.
+        """The first layers both ways, any number of them (with the whole downlink: all); the target beside
+        the device's model is a whole vector at each, as `Pull` takes it.
         """
-        return [self._choice(count) for count in range(1, len(self.layers) + 1)]
+        fewest = len(self.layers) if self.downlink == "whole" else 1
+        return [self._choice(count) for count in range(fewest, len(self.layers) + 1)]
 
-    def _choice(self, exchanged: int) -> Choice:
-        each_way = estimate_bytes(sum(self._sizes[:exchanged]))
-        cost = Cost(bytes_down=each_way, bytes_up=each_way, memory_bytes=4 * self.spec.size)
-        return Choice(exchanged / len(self.layers), cost)
+    def _choice(self, count: int) -> Choice:
+        ratio = count / len(self.layers)
+        cost = Cost(
+            bytes_down=estimate_bytes(sum(self._sizes[: self._reach(ratio)])),
+            bytes_up=estimate_bytes(sum(self._sizes[:count])),
+            memory_bytes=4 * self.spec.size,
+        )
+        return Choice(ratio, cost)
 
     def _reach(self, ratio: float) -> int:
         """How many layers, from the first, a device exchanges at most."""
+        return len(self.layers) if self.downlink == "whole" else self._affordable(ratio)
+
+    def _affordable(self, ratio: float) -> int:
+        """How many layers, from the first, are in a ratio; at least one."""
         return max(1, int(ratio * len(self.layers) + 1e-9))
 
     @cached_property
@@ -289,6 +303,10 @@ class KAPCwithBLS(KAPC):
     targets: Literal["uploaded", "all"] = "uploaded"
 
     internals = seen.BLS_INTERNALS
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
+        """The first layers up, any number of them; down, as many at most, or all with the whole downlink."""
+        return [self._choice(count) for count in range(1, len(self.layers) + 1)]
 
     def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
         if state.coached is None:

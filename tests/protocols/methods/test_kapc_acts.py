@@ -158,7 +158,7 @@ def test_bls_leaves_out_layers_both_ways_as_own_shares_grow():
 
 
 def test_what_is_told_is_what_was_sent():
-    method = KAPCwithBLS(CHAIN, step="per-layer", relation_rate=0.1, self_threshold=0.5)
+    method = KAPCwithBLS(CHAIN, step="per-layer", relation_rate=0.1, self_threshold=0.5, downlink="share")
     assert method.seen_in_round(known(method, {})) == {}
     state = heard(method, known(method, dict(zip(FOUR, (0.25, 0.5, 1.0, 1.0), strict=True))), FOUR)
     for number in (1, 2, 3):
@@ -178,7 +178,7 @@ def test_what_is_told_is_what_was_sent():
 
 
 def test_layers_that_nobody_exchanges_have_no_figure():
-    method = KAPC(CHAIN)
+    method = KAPC(CHAIN, downlink="share")
     state, _ = plan(method, known(method, {"d0": 0.5, "d1": 0.25}), ("d0", "d1"))
     assert list(method.seen_in_round(state)["own_share"]) == ["0", "1"]
 
@@ -188,7 +188,7 @@ def test_layers_that_nobody_exchanges_have_no_figure():
 
 @pytest.mark.parametrize("name", ["kapc", "kapc-bls"])
 def test_a_ratio_bounds_both_ways_from_the_first_visit_on_and_costs_are_what_travels(name):
-    method = create(name, CHAIN, {})
+    method = create(name, CHAIN, {"downlink": "share"})
     choices = method.choices(DeviceReport("d"))
     assert [choice.ratio for choice in choices] == [0.25, 0.5, 0.75, 1.0]
     for count, choice in enumerate(choices, 1):
@@ -209,9 +209,24 @@ def test_a_ratio_bounds_both_ways_from_the_first_visit_on_and_costs_are_what_tra
                 )
 
 
+@pytest.mark.parametrize(
+    ("name", "ratios", "up"), [("kapc", [1.0], 4), ("kapc-bls", [0.25, 0.5, 0.75, 1.0], 2)]
+)
+def test_with_the_whole_downlink_a_ratio_bounds_blss_uploads_alone(name, ratios, up):
+    method, trainer = create(name, CHAIN, {}), Watching()
+    choices = method.choices(DeviceReport("d"))
+    assert [choice.ratio for choice in choices] == ratios
+    assert len({choice.cost.bytes_down for choice in choices}) == 1
+    _, tasks = plan(method, known(method, {"d0": 0.5, "d1": 1.0}), ("d0", "d1"))
+    assert len(tasks["d0"].patch.selection.names) == 4
+    _, update = method.work(method.init_device(START), tasks["d0"], trainer, Budget(0.5), KEY)
+    assert trainer.pulled.all()
+    assert len(update.patch.selection.names) == up
+
+
 def test_a_layer_is_mixed_among_those_who_exchange_it():
     """A thin device's upper layers stand at the initial weights: nobody is coached by these."""
-    method = KAPC(CHAIN, relation_rate=0.0)
+    method = KAPC(CHAIN, relation_rate=0.0, downlink="share")
     state = heard(method, known(method, {"d0": 0.5, "d1": 1.0, "d2": 1.0}), ("d1", "d2"))
     state = heard(method, state, ("d0",), range(2))
     after, tasks = plan(method, state, ("d0", "d1", "d2"))
@@ -242,7 +257,7 @@ class Watching(PullToTarget):
 @pytest.mark.parametrize("name", ["kapc", "kapc-bls"])
 def test_layers_that_a_device_does_not_exchange_train_without_a_pull(name):
     """Those that it could, and that did not come, are pulled to where they were: eq. 20."""
-    method, trainer = create(name, CHAIN, {"coaching": 0.5}), Watching()
+    method, trainer = create(name, CHAIN, {"coaching": 0.5, "downlink": "share"}), Watching()
     _, tasks = plan(method, known(method, {"d0": 0.5, "d1": 1.0}), ("d0", "d1"))
     method.work(method.init_device(START), tasks["d0"], trainer, Budget(0.5), KEY)
     assert trainer.pulled.tolist() == [True] * 3200 + [False] * 3200
@@ -251,7 +266,7 @@ def test_layers_that_a_device_does_not_exchange_train_without_a_pull(name):
 
 
 def test_a_changed_ratio_counts_from_the_next_round_and_a_known_one_changes_nothing():
-    method = KAPC(CHAIN)
+    method = KAPC(CHAIN, downlink="share")
     state = known(method, {"d0": 1.0, "d1": 0.5})
     assert method.admit(state, DeviceReport("d1", ratio=0.5)) is state
     state = method.admit(state, DeviceReport("d1", ratio=1.0))

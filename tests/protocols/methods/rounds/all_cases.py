@@ -99,6 +99,7 @@ COACHING = {
     "relation_steps": 1,
     "safe_step": False,
     "rows": "clip",
+    "downlink": "share",
 }
 BLS = {**COACHING, "self_threshold": 0.4, "search": "largest", "targets": "uploaded"}
 KAPC = [
