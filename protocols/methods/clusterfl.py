@@ -96,11 +96,10 @@ class ServerState:
 
 
 @dataclass(frozen=True)
-class PullTask:
-    """A pull towards the patch's values, of this strength."""
+class PullTask(Task):
+    """A pull towards the patch's values, of this strength; None: by `pull_towards` (the direct solver)."""
 
-    patch: Patch
-    strength: Positive
+    strength: Positive | None = None
 
 
 def spread(products: NDArray[np.float64], count: int) -> list[int]:
@@ -219,6 +218,8 @@ class ClusterFL(PersonalTargets[ServerState]):
         ),
     )
 
+    task_type = PullTask
+
     def __post_init__(self) -> None:
         if self.attract > self.shrink:
             raise SettingError(f"method.attract: {self.attract:g} is above method.shrink ({self.shrink:g})")
@@ -233,10 +234,6 @@ class ClusterFL(PersonalTargets[ServerState]):
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003
         """The paper's; runs of releases before these settings go on without."""
         return {"solver": "admm", "regroup_rounds": 3}
-
-    @property
-    def task_type(self) -> type:  # type: ignore[override]
-        return PullTask if self.solver == "admm" else Task
 
     @property
     def _penalty(self) -> float:
@@ -288,9 +285,9 @@ class ClusterFL(PersonalTargets[ServerState]):
         return pull
 
     def work(
-        self, state: PersonalModel, task: Any, trainer: Trainer, budget: Budget, key: Key
+        self, state: PersonalModel, task: Task, trainer: Trainer, budget: Budget, key: Key
     ) -> tuple[PersonalModel, Update]:
-        if not isinstance(task, PullTask):
+        if not isinstance(task, PullTask) or task.strength is None:
             return super().work(state, task, trainer, budget, key)
         pull = Pull(task.patch.apply(state.weights, self.spec), task.strength)
         fit = trainer.fit(state.weights, FitPlan(pull=pull), key)

@@ -230,12 +230,20 @@ def test_likeness_of_large_models_is_that_of_small_ones():
     assert attention(own, [own, others[0]], 1.0, 10.0).tolist() == [0.1, 0]
 
 
+def _groups(method, initial, models):
+    """Of ClusterFL, when it heard these models."""
+    updates = [(device, method.update_type(_whole(model))) for device, model in models.items()]
+    return method.aggregate(method.init_coordinator(initial), updates).groups
+
+
 def test_groups_of_large_models_are_those_of_small_ones():
     method = create("clusterfl", SPEC, {"num_groups": 2})
     small = {f"d{i}": weights_of([value, -value]) for i, value in enumerate((1.0, 0.9, -1.0, -0.9))}
     large = {name: one * np.float32(3e38) for name, one in small.items()}
     start = weights_of([-0.4]) * np.float32(1e38)
-    assert method._group(start, large) == method._group(weights_of([-0.1]), small)
+    groups = [_groups(method, *heard) for heard in ((start, large), (weights_of([-0.1]), small))]
+    assert groups[0] == groups[1]
+    assert len(set(groups[0].values())) == 2
     assert k_means(np.zeros((3, 3)), 2).tolist() == [0, 0, 0]
 
 

@@ -39,7 +39,7 @@ def own(device):
 def test_kapc_costs_are_those_of_its_layers():
     sizes = [4 * 6 + 6, 6 * 3 + 3]
     for name in ("kapc", "kapc-bls"):
-        first, whole = create(name, SPEC, {}).choices(DeviceReport("d"))
+        first, whole = create(name, SPEC, {"downlink": "share"}).choices(DeviceReport("d"))
         assert first.cost.bytes_down == first.cost.bytes_up == estimate_bytes(sizes[0])
         assert whole.cost.bytes_down == whole.cost.bytes_up == estimate_bytes(sum(sizes))
         assert first.cost.memory_bytes == whole.cost.memory_bytes == 4 * SPEC.size
@@ -239,7 +239,7 @@ def test_a_device_whose_first_update_was_lost_is_not_taken_for_one_that_is_held(
 
 def test_no_choice_of_fedpurin_is_listed_twice():
     choices = create("fedpurin", SPEC, {"tau": 0.5}).choices(DeviceReport("d"))
-    assert [choice.ratio for choice in choices] == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [choice.ratio for choice in choices] == [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
 
 
 def test_the_bitmap_is_part_of_the_cost():
