@@ -8,6 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -16,6 +17,8 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile("at any speed", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("at any speed")
 DATA = Path(os.environ.get("FLEETUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 ORT_TRAINING = "onnxruntime-training-cpu==1.19.2"

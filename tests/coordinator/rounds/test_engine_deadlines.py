@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.rounds.test_engine import DEADLINE_S, Script, asked, of
 from tests.coordinator.rounds.test_semi_asynchronous_rules import buffered, windowed
@@ -316,7 +316,6 @@ def fleets(draw):
     quorum=st.integers(1, 4),
     seed=st.integers(0, 5),
 )
-@settings(deadline=None)
 def test_the_draw_takes_others_only_when_the_able_are_too_few(
     fleet, participants, over_selection, quorum, seed
 ):

@@ -281,7 +281,7 @@ class AnyOrder(RuleBasedStateMachine):
         raise AssertionError("with willing devices a run comes to its end")
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase
 
 
@@ -309,7 +309,6 @@ def play(run, round_, ready_order, reply_orders):
     ready=st.permutations(NAMES),
     replies=arrivals(),
 )
-@settings(deadline=None)
 def test_who_is_asked_admitted_and_aggregated_does_not_depend_on_who_was_faster(
     seed, participants, ready, replies
 ):
@@ -321,7 +320,6 @@ def test_who_is_asked_admitted_and_aggregated_does_not_depend_on_who_was_faster(
 
 
 @given(seed=st.integers(0, 5), quorum=st.integers(1, 3), steps=st.integers(1, 30))
-@settings(deadline=None)
 def test_devices_that_always_decline_are_asked_once_a_deadline(seed, quorum, steps):
     engine = RoundEngine(
         RunSection(name="t", seed=seed), RoundSection(quorum=quorum, start_with=3, deadline_s=7.0)

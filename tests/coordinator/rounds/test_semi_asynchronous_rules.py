@@ -469,5 +469,5 @@ class AnyOrder(RuleBasedStateMachine):
         raise AssertionError("with willing devices a run comes to its end")
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase

@@ -132,7 +132,7 @@ NOWHERE = ([0.0], float("nan"), float("inf"), 0)
 @pytest.mark.parametrize(
     ("name", "options"), SETTINGS, ids=lambda part: part if isinstance(part, str) else "-".join(part)
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(initial=kinds, story=rounds)
 @example(initial=[0.0], story=[dict.fromkeys(DEVICES, CALM)] * 3)
 @example(initial=[1.0], story=[{"d0": CALM, "d1": TORN, "d2": NOWHERE}] * 4)

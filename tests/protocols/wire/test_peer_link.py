@@ -124,7 +124,7 @@ FATES = st.sampled_from([(0.02,)] * 10 + [(), (0.02, 0.02), (0.5,), (0.001,), (0
 ACCIDENTS = st.tuples(st.integers(0, 40), st.sampled_from(["reconnect", DEVICE, COORDINATOR]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 8192, 60_001]), min_size=1, max_size=3),
     fates=st.lists(FATES, max_size=200),

@@ -153,7 +153,7 @@ ACCIDENTS = st.lists(
 FATES = st.sampled_from(["deliver"] * 12 + ["lose", "repeat"])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 8192, 100_000, 700_001]), min_size=1, max_size=3),
     accidents=ACCIDENTS,
