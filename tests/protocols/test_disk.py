@@ -1,6 +1,7 @@
 """What is written survives a power cut, whenever it comes."""
 
 import os
+from contextlib import suppress
 
 import pytest
 from tests.helpers.power import ForgetfulDisk, PowerCut
@@ -25,12 +26,9 @@ def cuts(action, tmp_path, *, before=lambda root: None, seed=None):
         power = ForgetfulDisk(root, seed)
         power.cut_at = at / 2
         returned = False
-        with power.in_place():
-            try:
-                action(root)
-                returned = True
-            except PowerCut:
-                pass
+        with power.in_place(), suppress(PowerCut):
+            action(root)
+            returned = True
         power.cut()
         yield returned, root
         if returned:
