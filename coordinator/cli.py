@@ -116,11 +116,11 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
         return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
 
     console = Console()
-    say_what_begins(run, fleet, str(broker), console)
     observers, clock = observers_of(run, console), RunClock.of(run.store)
     server = Server(run, fleet, make_transport, observers=observers, clock=clock)
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: server.events.put(Stop()))
+    say_what_begins(run, fleet, str(broker), console)  # whoever reads it may stop us from then on
     lookout.on_rival(lambda: server.events.put(Stop()))
     reason = server.serve()
     finish(run, reason, console)
