@@ -68,12 +68,14 @@ def serve(
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker
     from fleetune.coordinator.serving.bundle_desk import left_unmade
+    from fleetune.coordinator.serving.owner import take_up
     from fleetune.coordinator.serving.second_coordinator import Lookout
     from fleetune.coordinator.store.folder_lock import check_unclaimed
 
     with left_unmade(), one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
-        fleet, folder = topics.check_name(fleet or settings.run.name, "fleet"), runs / settings.run.name
+        fleet = topics.check_name(fleet or settings.run.fleet or settings.run.name, "fleet")
+        folder = runs / settings.run.name
         check_unclaimed(folder)
         given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)
         with closing(Lookout(fleet, settings.run.name)) as lookout:
@@ -83,6 +85,7 @@ def serve(
 
             lookout.wait()
             run = open_run(settings, folder, fresh=fresh)
+            take_up(folder)
             with (
                 closing(run.store),
                 broker_at(given, folder, fleet, bind=bind, port=port) as where,
@@ -117,7 +120,9 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
 
     console = Console()
     observers, clock = observers_of(run, console), RunClock.of(run.store)
-    server = Server(run, fleet, make_transport, observers=observers, clock=clock)
+    server = Server(
+        run, fleet, make_transport, observers=observers, clock=clock, ahead_s=lambda: clock.ahead_s
+    )
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: server.events.put(Stop()))
     say_what_begins(run, fleet, str(broker), console)  # whoever reads it may stop us from then on
@@ -126,6 +131,31 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
     finish(run, reason, console)
     if reason is None:
         lookout.check()
+
+
+@app.command()
+def pause(folder: RunFolder) -> None:
+    """Let a run open no new round until `resume`; the one that is open is finished."""
+    _order(folder, paused=True)
+
+
+@app.command()
+def resume(folder: RunFolder) -> None:
+    """Let a paused run go on."""
+    _order(folder, paused=False)
+
+
+@app.command()
+def stop(folder: RunFolder) -> None:
+    """Leave a run as Ctrl-C does, from another terminal; it goes on when it is served again."""
+    _order(folder, stopped=True)
+
+
+def _order(folder: Path, **changes: bool) -> None:
+    from fleetune.coordinator.serving.owner import order
+
+    with one_line_errors("edge-coordinator"):
+        print(order(folder, **changes))
 
 
 @app.command()

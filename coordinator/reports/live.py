@@ -60,7 +60,8 @@ class LiveView:
         device expected, and why it took its ratio, where there is room in `width` columns.
         """
         shot = self.snapshot
-        head = [_title(shot), _round(shot), _progress(shot), _times(shot), _accuracy(shot), _traffic(shot)]
+        bar = [] if shot.rounds is None else [_progress(shot, shot.rounds)]
+        head = [_title(shot), _round(shot), *bar, _times(shot), _accuracy(shot), _traffic(shot)]
         if shot.inside:
             head.append(_line((f"inside    {shot.inside}", "")))
         if shot.refused:
@@ -77,7 +78,8 @@ class LiveView:
 
 def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     """A closed round in one line of ASCII, for logs and what is no terminal."""
-    what = "final evaluation" if record.final_evaluation else f"round {record.number}/{settings.run.rounds}"
+    last = "" if settings.run.is_open else f"/{settings.run.rounds}"
+    what = "final evaluation" if record.final_evaluation else f"round {record.number}{last}"
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
     inside = inside_line(record, internals_of(settings.method), plain=True)
@@ -119,7 +121,7 @@ def _title(shot: Snapshot) -> Text:
 
 
 def _round(shot: Snapshot) -> Text:
-    number = f"round {min(shot.round, shot.rounds)} of {shot.rounds}"
+    number = f"round {shot.round}" if shot.rounds is None else _of(shot.round, shot.rounds)
     if shot.attempt > 1:
         number += f", attempt {shot.attempt}"
     left = "" if shot.round_left_s is None else f", {readable.duration(max(0.0, shot.round_left_s))} left"
@@ -128,6 +130,8 @@ def _round(shot: Snapshot) -> Text:
         f" (closes with {shot.target})" if shot.target < shot.asked else ""
     )
     match shot.stage:
+        case "waiting" if shot.holds:
+            return _line((number, "bold"), (f"  {shot.holds}", "yellow"))
         case "waiting":
             there = sum(line.doing not in ("away", "refused", "left") for line in shot.devices)
             return _line(
@@ -143,12 +147,16 @@ def _round(shot: Snapshot) -> Text:
             return _line(("finished", "bold green"), (last, ""))
 
 
-def _progress(shot: Snapshot) -> RenderableType:
+def _of(number: int, rounds: int) -> str:
+    return f"round {min(number, rounds)} of {rounds}"
+
+
+def _progress(shot: Snapshot, rounds: int) -> RenderableType:
     within = shot.replied / shot.target if shot.stage == "training" and shot.target else 0.0
     over = shot.stage in ("rehearsing", "finished")
-    done = shot.rounds if over else shot.round - 1 + min(1.0, within)
+    done = rounds if over else shot.round - 1 + min(1.0, within)
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=shot.rounds, completed=done, width=50), f"{done / shot.rounds:.0%}")
+    bar.add_row(ProgressBar(total=rounds, completed=done, width=50), f"{done / rounds:.0%}")
     return bar
 
 

@@ -50,13 +50,20 @@ def abandoned_line(given_up: RoundAbandoned, state: EngineState) -> str:
     return f"{words}; missing: {absent}" if absent else words
 
 
-def waiting_for(state: EngineState, settings: RoundSection) -> str:
+def waiting_for(state: EngineState, settings: RoundSection, held: str = "") -> str:
     """What keeps the open or coming round; "" when there is none.
 
     E.g. `round 3 waits for device-1 (away), device-4 (working); 2 of 4 replied`.
+
+    Args:
+        state: of the engine.
+        settings: of the run.
+        held: what holds the coming round beside devices, see `reports.due`.
     """
     if state.stage == "finished":
         return ""
+    if held and state.stage == "waiting":
+        return f"round {state.turn.number}: {held}"
     return _needs(state, settings) if state.stage == "waiting" else _awaits(state, settings)
 
 
@@ -93,16 +100,16 @@ class Impatience:
     _seen: tuple[object, ...] = ()
     _said: str = ""
 
-    def word(self, state: EngineState, settings: RoundSection, now: float) -> str:
-        """A line for the log, or "" for none, at `now` (seconds)."""
+    def word(self, state: EngineState, settings: RoundSection, now: float, held: str = "") -> str:
+        """A line for the log, or "" for none, at `now` (seconds); `held`: see `waiting_for`, said once."""
         if now < self.look_at:
             return ""
         self.look_at = now + PATIENCE_S
         seen, self._seen = self._seen, (state.stage, state.turn)
         if seen != self._seen:  # it goes on
             return ""
-        line = waiting_for(state, settings)
-        if line == self._said and now - self.said_at < REPEAT_S:
+        line = waiting_for(state, settings, held)
+        if line == self._said and (held or now - self.said_at < REPEAT_S):
             return ""
         self._said, self.said_at = line, now
         return line

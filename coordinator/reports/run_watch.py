@@ -1,9 +1,11 @@
 """From the state of a run to the snapshots that the live view shows."""
 
+from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
+from fleetune.coordinator.reports.due import held_by
 from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, DURATION, EXPECTED, shown_at
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
@@ -11,12 +13,14 @@ from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint,
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.participants import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
 
 _RECENT_ROUNDS = 5
+_CURVE_ROUNDS = 100  # a view shows fewer
 
 
 class Watch:
@@ -31,18 +35,19 @@ class Watch:
     def __init__(self, settings: RunSettings, parameters: int, *, simulated: bool = False) -> None:
         self._settings = settings
         self._parameters = parameters
+        self._schedule = schedule_of(settings.schedule)
         self._simulated = simulated
         self._internals = internals_of(settings.method)
-        self._curve: tuple[RoundPoint, ...] = ()
+        self._curve: deque[RoundPoint] = deque(maxlen=_CURVE_ROUNDS)
         self._inside = ""
-        self._closed_s: list[float] = [0.0]
+        self._closed_s = deque([0.0], maxlen=_RECENT_ROUNDS + 1)
         self._last: dict[DeviceId, DeviceRound] = {}
 
     def note(self, record: RoundRecord) -> None:
         """Take in a closed round; after a restart, those from before."""
         self._last.update(record.devices)
         if not record.final_evaluation:
-            self._curve = (*self._curve, point_of(record))
+            self._curve.append(point_of(record))
             self._closed_s.append(record.closed_s)
             self._inside = inside_line(record, self._internals)
 
@@ -73,7 +78,7 @@ class Watch:
             method=self._settings.method["name"],
             stage=state.stage,
             round=open_round.number,
-            rounds=self._settings.run.rounds,
+            rounds=self._settings.run.last_round,
             attempt=open_round.attempt,
             asked=open_round.asked,
             replied=open_round.replied,
@@ -83,7 +88,7 @@ class Watch:
             round_span_s=state.span_s if running and self._proposes else None,
             elapsed_s=elapsed_s,
             remaining_s=self._remaining_s(open_round, elapsed_s),
-            curve=self._curve,
+            curve=tuple(self._curve),
             inside=self._inside,
             bytes_up=sum(one.up for one in traffic),
             bytes_down=sum(one.down for one in traffic),
@@ -92,6 +97,7 @@ class Watch:
             refused=ledger.refusals,
             devices=tuple(self._line(view, ledger, activities or {}) for view in view_devices(state)),
             simulated=self._simulated,
+            holds=held_by(state, self._schedule, now),
             problem=problem or "",
         )
 
@@ -101,14 +107,11 @@ class Watch:
 
     def _remaining_s(self, open_round: RoundView, elapsed_s: float) -> float | None:
         """Rounds still to close, each as long as the latest few took; the final evaluation is one of them."""
-        closed = self._closed_s
-        if len(closed) < 2 or open_round.stage == "finished":
+        closed, run = self._closed_s, self._settings.run
+        if len(closed) < 2 or open_round.stage == "finished" or run.last_round is None:
             return None
-        recent = closed[-_RECENT_ROUNDS - 1 :]
-        usual_s = median(after - before for before, after in pairwise(recent))
-        to_close = (
-            self._settings.run.rounds - open_round.number + 1 + int(self._settings.run.final_evaluation)
-        )
+        usual_s = median(after - before for before, after in pairwise(closed))
+        to_close = run.last_round - open_round.number + 1 + int(run.final_evaluation)
         if open_round.stage == "rehearsing":
             to_close = 1
         spent_s = min(usual_s, max(0.0, elapsed_s - closed[-1]))

@@ -73,20 +73,21 @@ class Snapshot:
     Attributes:
         name, method: of the run.
         stage: of the engine.
-        round, rounds, attempt: the open or coming round, of how many.
+        round, rounds, attempt: the open or coming round, of how many; None: the run is open.
         asked, replied, target: devices of the open round; it closes with `target` replies.
         waiting_for: devices that must be there for the coming round (stage waiting).
         round_left_s: until the open round's deadline; None: no round is open.
         round_span_s: what it was given; None: as the run's settings say.
         elapsed_s: since the run began.
         remaining_s: estimate until its end; None: too early to tell.
-        curve: of closed training rounds, ascending.
+        curve: of the latest closed training rounds, ascending.
         inside: what the method told of its inner workings in the last one, in one line; "" for nothing.
         bytes_up, bytes_down: payload of training so far.
         dense_up, dense_down: the same as whole models in float32.
         refused: what was refused, by kind.
         devices: all, by name.
         simulated: times are of the virtual clock.
+        holds: why no round is open though devices may be there (its schedule, a pause); "" for nothing.
         problem: e.g. that the broker cannot be reached; "" for none.
     """
 
@@ -94,7 +95,7 @@ class Snapshot:
     method: str
     stage: Stage
     round: int
-    rounds: int
+    rounds: int | None
     attempt: int = 1
     asked: int = 0
     replied: int = 0
@@ -113,6 +114,7 @@ class Snapshot:
     refused: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[DeviceLine, ...] = ()
     simulated: bool = False
+    holds: str = ""
     problem: str = ""
 
 

@@ -51,7 +51,7 @@ class Status:
     @property
     def waits(self) -> str:
         """Whom the open or coming round waits for; "" when nobody is at it."""
-        return waiting_for(self.state, self.settings.round) if self.running else ""
+        return waiting_for(self.state, self.settings.round, self.shot.holds) if self.running else ""
 
 
 def status_of(folder: Path, now: float) -> Status:
@@ -110,9 +110,10 @@ def _follow_plainly(folder: Path, console: Console, pause: Callable[[float], Non
     told, said = 0, ""
     while True:
         status = status_of(folder, time.time())
-        for record in status.records[told:]:
-            _say(console, plain_line(record, status.settings))
-        told = len(status.records)
+        for record in status.records:
+            if record.number > told:  # of an open run older ones are thinned out
+                _say(console, plain_line(record, status.settings))
+        told = max((record.number for record in status.records), default=told)
         word = status.waits or status.shot.problem
         if word != said and not status.over:
             _say(console, word)

@@ -1,8 +1,8 @@
 """The round engine: events in, actions out; no I/O, no clock, no method.
 
 Everything that decides who is asked, which reply counts and when a round is over lives in this file and in
-`participants.py`, `reply_objections.py` and `engine_state.py`. A simulation and a real fleet drive the same
-engine:
+`intake.py`, `participants.py`, `reply_objections.py` and `engine_state.py`. A simulation and a real fleet
+drive the same engine:
 
     actions = engine.handle(event, now)     # for each event, in whatever order they come
     ...                                     # do the actions, in order
@@ -34,10 +34,12 @@ that closed, but breaks the training of all who are asked next, is taken back (`
 After `rollback.MAX_SPOILT` of either at the same round training ends.
 
 When a round is over is decided in `_close_if_due` alone, how long it may take in
-`coordinator.rounds.deadlines` alone, whether a reply counts in `coordinator.rounds.reply_objections` alone.
+`coordinator.rounds.deadlines` alone, whether a reply counts in `coordinator.rounds.reply_objections` alone,
+when one may open in `coordinator.rounds.schedule` alone.
 `coordinator.rounds.semi_asynchronous` closes in another way, semi-asynchronously.
 """
 
+from dataclasses import replace
 from typing import Self
 
 from fleetune.coordinator.rounds.actions import (
@@ -46,18 +48,16 @@ from fleetune.coordinator.rounds.actions import (
     Admit,
     CloseFinalEvaluation,
     CloseRound,
-    DropReply,
     FinishRun,
-    KeepReply,
     SendTask,
     StartRound,
     TakeBack,
 )
 from fleetune.coordinator.rounds.deadlines import learn, proposed_s
-from fleetune.coordinator.rounds.engine_state import NEVER, EngineState, Member, Turn
-from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Event, ReplyArrived, Tick
+from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
+from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
+from fleetune.coordinator.rounds.intake import mark_declined, take_in
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
-from fleetune.coordinator.rounds.reply_objections import objection_to
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
     Judge,
@@ -66,16 +66,16 @@ from fleetune.coordinator.rounds.rollback import (
     hopeless,
     take_back,
 )
-from fleetune.coordinator.rounds.unresponsive import note_answer, note_missed
+from fleetune.coordinator.rounds.schedule import Schedule
+from fleetune.coordinator.rounds.unresponsive import note_missed
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
-from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Round
 
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
 
 
 class RoundEngine:
-    """Runs `run.rounds` rounds and the final evaluation, under the rules of `round_`.
+    """Runs `run.rounds` rounds and the final evaluation, under the rules of `round_`, when `schedule` says.
 
     Attributes:
         judge: told the turn and the devices whose updates a round would close with.
@@ -83,14 +83,28 @@ class RoundEngine:
 
     judge: Judge = staticmethod(lambda _, __: Verdict(True))
 
-    def __init__(self, run: RunSection, round_: RoundSection, state: EngineState | None = None) -> None:
+    def __init__(
+        self,
+        run: RunSection,
+        round_: RoundSection,
+        state: EngineState | None = None,
+        schedule: Schedule = Schedule(),  # noqa: B008 - frozen
+    ) -> None:
         self.state = state or EngineState()
+        self.state.pays = schedule.pays
         self._run = run
         self._round = round_
+        self._schedule = schedule
+        self._look_at: float | None = None  # when a round may be due
 
     @classmethod
     def resume(
-        cls, run: RunSection, round_: RoundSection, state: EngineState, now: float
+        cls,
+        run: RunSection,
+        round_: RoundSection,
+        state: EngineState,
+        now: float,
+        schedule: Schedule = Schedule(),  # noqa: B008 - frozen
     ) -> tuple[Self, list[Action]]:
         """Go on from a stored state after a restart; also gives what is to be done first.
 
@@ -99,7 +113,7 @@ class RoundEngine:
         Between two rounds those that were there get `GATHER_S` to come back, else the first to find the way
         would train alone.
         """
-        engine = cls(run, round_, state.copy())
+        engine = cls(run, round_, state.copy(), schedule)
         engine.state.change(seen_at=now)
         gathering = state.gather_until is not None
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
@@ -126,7 +140,8 @@ class RoundEngine:
     @property
     def wake_at(self) -> float | None:
         """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
-        times = (self.state.until, self.state.gather_until if self.state.stage == "waiting" else None)
+        waiting = self.state.stage == "waiting"
+        times = (self.state.until, *((self.state.gather_until, self._look_at) if waiting else ()))
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -145,7 +160,7 @@ class RoundEngine:
                 self.state.count("late")
             return []
         self._see(now)
-        return self._take(event) + self._advance(now)
+        return take_in(event, self.state, is_open=self._run.is_open) + self._advance(now)
 
     def _see(self, now: float) -> None:
         until, back_s = self.state.until, self.state.seen_at - now
@@ -154,75 +169,8 @@ class RoundEngine:
         self.state.change(until=until, seen_at=now)
         if self.state.gather_until is not None and back_s > 0:
             self.state.change(gather_until=self.state.gather_until - back_s)
-
-    def _take(self, event: Event) -> list[Action]:
-        match event:
-            case DeviceReady(report):
-                return self._take_ready(report)
-            case DeviceGone(device):
-                self._take_gone(device)
-            case ReplyArrived():
-                return self._take_reply(event)
-            case Declined(round=0):
-                self._take_refusal(event)
-            case Declined():
-                self._take_decline(event)
-            case Tick():
-                pass
-        return []
-
-    def _take_ready(self, report: DeviceReport) -> list[Action]:
-        state = self.state
-        member = state.members.get(report.device, Member())
-        admitted = member.admitted and member.report == report
-        state.put(report.device, report=report, admitted=admitted, ready=True, refusal=None, returning=False)
-        if member.refusal is not None:  # it rested and is back: whatever it declined before, it would do now
-            state.put(report.device, declined_round=0)
-        if state.awaits(report.device):
-            return [SendTask(report.device, *state.members[report.device].asked)]
-        return []
-
-    def _take_gone(self, device: DeviceId) -> None:
-        if device not in self.state.members:
-            self.state.count("foreign")
-        elif self.state.members[device].ready:
-            self.state.put(device, ready=False)
-            self.state.count("gone")
-
-    def _take_reply(self, event: ReplyArrived) -> list[Action]:
-        objection = event.objection
-        if event.leaving and objection not in ("foreign", "unknown"):
-            self.state.put(event.device, left=True)
-        if objection not in ("foreign", "unknown"):
-            note_answer(self.state, event.device)
-        if objection:
-            self.state.count(objection)
-            return [DropReply(event.device, event.round, event.attempt, objection)]
-        self.state.put(event.device, answer="update")
-        return [KeepReply(event.device, event.round, event.attempt)]
-
-    def _take_decline(self, event: Declined) -> None:
-        objection = objection_to(self.state, event.device, Turn(event.round, event.attempt))
-        if not objection:
-            self._mark_declined(event)
-        if objection not in ("foreign", "unknown"):
-            note_answer(self.state, event.device)
-        self.state.count(objection or "declined")
-
-    def _take_refusal(self, event: Declined) -> None:
-        if self.state.awaits(event.device):
-            self._mark_declined(event)
-        self.state.put(event.device, refusal=event.reason)
-        self.state.count("refused")
-
-    def _mark_declined(self, event: Declined) -> None:
-        self.state.put(
-            event.device,
-            answer="declined",
-            declined_round=self.state.turn.number,
-            declined_reason=event.reason,
-            diverged=event.diverged,
-        )
+        if self.state.plan.since is not None and back_s > 0:
+            self.state.change(plan=replace(self.state.plan, since=self.state.plan.since - back_s))
 
     def _advance(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -266,6 +214,7 @@ class RoundEngine:
             next_attempt=1,
             participants=(),
             until=None,
+            plan=replace(state.plan, due=False),
         )
         return [action]
 
@@ -273,7 +222,7 @@ class RoundEngine:
         """The updates do not aggregate: go on without the suspects', or ask everybody again."""
         for device in suspects:
             self.state.count("spoilt")
-            self._mark_declined(Declined(device, *self.state.turn, "its update would break the model"))
+            mark_declined(self.state, Declined(device, *self.state.turn, "its update would break the model"))
         if suspects and self.state.groups.replied:
             return self._close_if_due(self.state.seen_at)
         turn = self.state.turn
@@ -309,20 +258,39 @@ class RoundEngine:
             self.state.change(gather_until=None)
         return False
 
+    @property
+    def _over(self) -> str | None:
+        """Why no round follows; None: one does."""
+        last, done = self._run.last_round, self.state.rounds_done
+        return self.state.ends or ("all rounds are done" if last is not None and done >= last else None)
+
+    def _holds(self, now: float) -> bool:
+        """Whether the coming round is not due yet."""
+        state = self.state
+        look = self._schedule.look(state.plan, now, state.ahead_s, len(state.groups.telling))
+        missed = look.plan.missed - state.plan.missed
+        if missed:
+            state.count("missed-slots", missed)
+        if look.plan != state.plan:
+            state.change(plan=look.plan)
+        self._look_at = None if look.plan.due else look.again_at
+        return not look.plan.due
+
     def _start_if_possible(self, now: float) -> list[Action]:
-        if self._gathers(now):
+        if self._gathers(now) or self.state.paused:
             return []
-        if self.state.rounds_done >= self._run.rounds:
-            return self._end("all rounds are done", now)
+        if (reason := self._over) is not None:
+            return self._end(reason, now)
+        if self._holds(now):
+            return []
         overdue = self.state.until is not None and now >= self.state.until
         if overdue:
             self.state.change(until=None)
         if not self.state.groups.eligible:
             return self._without_devices(overdue, now)
-        if len(self.state.groups.eligible) < needed(self.state, self._round):
-            return []
-        candidates = pool(self.state, self._round)
-        if len(candidates) < needed(self.state, self._round):
+        wanted = needed(self.state, self._round)
+        candidates = pool(self.state, self._round) if len(self.state.groups.eligible) >= wanted else ()
+        if len(candidates) < wanted:
             return []
         participants = draw(candidates, self.state, self._round, self._run.seed)
         self.state.change(stage="training", participants=participants)

@@ -1,11 +1,12 @@
 """Everything the round engine remembers, as one record that msgspec can carry."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from fleetune.coordinator.rounds.member_groups import Groups
+from fleetune.coordinator.rounds.schedule import Plan
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
@@ -48,6 +49,7 @@ class Member:
         stretch: how many times longer a round is thought to take it than it says, at least 1.
         returning: it was there when the coordinator stopped, and has not been heard of since it is back.
         missed: deadlines that it let pass in a row, see `coordinator.rounds.unresponsive`.
+        trained: its report is older than its last update, so that what that calls new was trained on.
     """
 
     report: DeviceReport | None = None
@@ -63,6 +65,7 @@ class Member:
     stretch: float = 1.0
     returning: bool = False
     missed: int = 0
+    trained: bool = False
 
     @property
     def stays(self) -> bool:
@@ -104,6 +107,10 @@ class EngineState:
         next_attempt: of the round after the one that runs: one that was asked before is not asked again.
         spoilt: the round that was last spoilt or taken back, and how often.
         gather_until: until then no round starts, so that those who were there before a restart can come back.
+        plan: what is remembered of the run's schedule.
+        ahead_s: by how much the time of day is ahead of `now`.
+        paused: no round opens.
+        ends: why none opens any more but the final evaluation; "": they do.
     """
 
     stage: Stage = "waiting"
@@ -122,8 +129,13 @@ class EngineState:
     next_attempt: int = 1
     spoilt: tuple[int, int] = (0, 0)
     gather_until: float | None = None
+    plan: Plan = Plan()  # noqa: RUF009 - frozen
+    ahead_s: float = 0.0
+    paused: bool = False
+    ends: str = ""
 
     def __post_init__(self) -> None:
+        self.pays: Callable[[DeviceReport], bool] = lambda _: False  # whether training would, see `Schedule`
         self._groups: Groups | None = None
         self._changed: set[DeviceId] = set()
 
@@ -195,9 +207,9 @@ class EngineState:
         if self._groups is not None:
             self._groups.place(moved, self)
 
-    def count(self, name: str) -> None:
-        """One more of `name`."""
-        self.counters[name] = self.counters.get(name, 0) + 1
+    def count(self, name: str, times: int = 1) -> None:
+        """So many more of `name`."""
+        self.counters[name] = self.counters.get(name, 0) + times
 
     def take_changed(self) -> set[DeviceId]:
         """The devices that `put` changed since this was asked last."""

@@ -1,4 +1,4 @@
-"""What the round engine is told: facts, each a noun with a past participle, from devices and the clock.
+"""What the round engine is told: facts, each a noun with a past participle, from devices, clocks and owner.
 
 What it wants done about them are `coordinator.rounds.actions`. A round and an attempt name one asking: a
 round that missed its quorum is asked again under the same number with the next attempt. The final evaluation
@@ -57,8 +57,29 @@ class Declined:
 
 
 @dataclass(frozen=True)
+class ClockSet:
+    """The time of day was found to be `ahead_s` seconds ahead of the run's clock (see `schedule`)."""
+
+    ahead_s: float
+
+
+@dataclass(frozen=True)
+class Paused:
+    """No round opens from now on; the one that runs is finished. `paused` False: they open again."""
+
+    paused: bool
+
+
+@dataclass(frozen=True)
+class RoundsEnded:
+    """There shall be no further round after the one that runs, but for the final evaluation."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed; due when `RoundEngine.wake_at` is reached."""
 
 
-Event = DeviceReady | DeviceGone | ReplyArrived | Declined | Tick
+Event = DeviceReady | DeviceGone | ReplyArrived | Declined | ClockSet | Paused | RoundsEnded | Tick

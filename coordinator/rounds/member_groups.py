@@ -27,6 +27,7 @@ class Groups:
         staying: are, or would be if they came back, part of the training.
         unseen: the method has not seen their report.
         returning: were there before a restart, are part of the training, and have not come back yet.
+        telling: part of the training, there or not, and say that it would pay.
     """
 
     def __init__(self, members: "Mapping[DeviceId, Member]", state: "EngineState") -> None:
@@ -41,6 +42,7 @@ class Groups:
         self.staying: set[DeviceId] = set()
         self.unseen: set[DeviceId] = set()
         self.returning: set[DeviceId] = set()
+        self.telling: set[DeviceId] = set()
         self.place(members, state)
 
     def place(self, devices: Iterable[DeviceId], state: "EngineState") -> None:
@@ -62,6 +64,8 @@ class Groups:
             _set(self.staying, device, member.stays)
             _set(self.unseen, device, member.is_unseen)
             _set(self.returning, device, member.returning and member.stays)
+            pays = member.report is not None and not member.trained and state.pays(member.report)
+            _set(self.telling, device, member.stays and pays)
 
 
 def _set(group: set[DeviceId], device: DeviceId, belongs: bool) -> None:

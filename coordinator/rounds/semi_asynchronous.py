@@ -34,8 +34,14 @@ from fleetune.protocols.skeletons.method import DeviceId, Method
 
 
 def check_method(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> None:
-    """Raises SettingError when the run's mode is not for its method."""
+    """Raises SettingError when the run's mode is not for its method, or for its schedule."""
     mode, name = settings.round.mode, settings.method["name"]
+    one_by_one = settings.schedule.every or settings.schedule.at or settings.schedule.asks_devices
+    if mode != "synchronous" and one_by_one:
+        raise SettingError(
+            f'round.mode = "{mode}": of [schedule] only window goes with it; rounds that open one by one'
+            " would throw away the work of whoever is slower"
+        )
     if mode != "synchronous" and not method.semi_asynchronous:
         raise SettingError(f'round.mode = "{mode}": {name} needs all participants of a round together')
 
@@ -143,7 +149,10 @@ class WindowEngine(RoundEngine):
 
     def _start_if_possible(self, now: float) -> list[Action]:
         carried = self.state.participants
-        if not carried or self.state.rounds_done >= self._run.rounds:
+        if carried and (self.state.paused or (self._over is None and self._holds(now))):
+            self.state.change(participants=())  # nobody waits for them until the next window opens
+            return []
+        if not carried or self._over is not None:
             return super()._start_if_possible(now)
         self.state.change(stage="training")
         devices = draw_idle(self.state, self._round, self._run.seed)

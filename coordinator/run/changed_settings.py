@@ -21,11 +21,13 @@ from fleetune.protocols.methods import from_section, with_those_of_run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.skeletons.method import Method
 
 _IGNORED = ("compare", "paper")  # sections that only `edge-sim compare` and `edge-sim paper` read
 CHANGEABLE = (
     "run.rounds",
+    "run.fleet",
     "round.participants",
     "round.over_selection",
     "round.quorum",
@@ -34,6 +36,7 @@ CHANGEABLE = (
     "round.min_battery",
     "round.deadline",
     "round.deadline_slack",
+    *(f"schedule.{key}" for key in ScheduleSection.__struct_fields__),
 )
 Differences = dict[str, tuple[Any, Any]]
 
@@ -84,6 +87,12 @@ def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Diffe
     return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
 
+def is_raised(before: RunSettings, now: RunSettings) -> bool:
+    """Whether there shall be more rounds than before."""
+    last, new = before.run.last_round, now.run.last_round
+    return last is not None and (new is None or new > last)
+
+
 def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
     """Raises SettingError when a run that is under way cannot go on with these differences.
 
@@ -99,7 +108,7 @@ def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:
             "with it, or take another run.name (--fresh deletes the run)"
         )
     _, rounds = found.get("run.rounds", (0, rounds_done))
-    if rounds < rounds_done:
+    if rounds != "open" and rounds < rounds_done:
         raise SettingError(
             f"run.rounds = {rounds}: {folder} has closed {rounds_done} rounds already; say at least as many"
         )

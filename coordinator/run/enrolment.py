@@ -38,7 +38,7 @@ def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
         seed=settings.run.seed,
         spec=model.spec,
-        method=with_defaults_of_run(settings.method, settings.run.rounds),
+        method=with_defaults_of_run(settings.method, settings.run.last_round),
         training=settings.training,
         mean=settings.data.mean,
         std=settings.data.std,

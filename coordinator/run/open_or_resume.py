@@ -20,6 +20,7 @@ from fleetune.coordinator.run.changed_settings import (
     difference_words,
     differences,
     going_on,
+    is_raised,
     stored_settings,
 )
 from fleetune.coordinator.run.enrolment import enrolment_of
@@ -128,7 +129,7 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
         log.warning("%s begins anew, nobody had joined it: %s", folder, difference_words(found))
         return None
     run = _run(settings, folder, store, payload, resumed=True)
-    raised = settings.run.rounds > before.run.rounds
+    raised = is_raised(before, settings)
     if store.get(FINISHED) is not None and not raised:
         raise SettingError(
             f"{folder} holds a finished run: raise run.rounds to go on with it, or take another run.name "

@@ -2,10 +2,14 @@
 
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Self
 
+from fleetune.coordinator.rounds.civil_time import Zone, utc
+from fleetune.coordinator.rounds.schedule import Schedule
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.settings.schedule import UTC, ScheduleSection
 
 
 class RunClock:
@@ -28,7 +32,7 @@ class RunClock:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._steady = steady
+        self._steady, self._wall = steady, wall
         self._offset_s = max(wall(), latest or 0.0) - steady()
 
     @classmethod
@@ -39,3 +43,25 @@ class RunClock:
 
     def __call__(self) -> float:
         return self._offset_s + self._steady()
+
+    @property
+    def ahead_s(self) -> float:
+        """By how much the time of day is ahead of this clock: not 0 once somebody has set it."""
+        return self._wall() - self()
+
+
+def schedule_of(section: ScheduleSection) -> Schedule:
+    """What a run's [schedule] says, in its time zone."""
+    return Schedule(section, zone_of(section.zone))
+
+
+def zone_of(name: str | None) -> Zone:
+    """A time zone by its name, which was checked when the settings were read; None: this machine's."""
+    if name is None:
+        return lambda at_s: float(time.localtime(utc(at_s)).tm_gmtoff)
+    if name == UTC:
+        return lambda _: 0.0
+    from zoneinfo import ZoneInfo
+
+    zone = ZoneInfo(name)
+    return lambda at_s: (datetime.fromtimestamp(utc(at_s), zone).utcoffset() or timedelta()).total_seconds()

@@ -19,6 +19,7 @@ from fleetune.coordinator.rounds.reply_objections import Objection, objection_to
 from fleetune.coordinator.rounds.semi_asynchronous import engine_type
 from fleetune.coordinator.run.replies import ArrivingReply, read_reply
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution
+from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_store import RunStore
@@ -59,12 +60,13 @@ class RunController:
         self._method = method
         self._store = store
         self._engine_type = engine_type(settings.round)
+        self._schedule = schedule_of(settings.schedule)
         self._begin()
 
     def _begin(self, state: EngineState | None = None) -> None:
         """As before anything happened, but for the engine's `state`."""
         self._execution = RoundExecution(self._settings, self._enrolment, self._method, self._store)
-        self._engine = self._engine_type(self._settings.run, self._settings.round, state)
+        self._engine = self._engine_type(self._settings.run, self._settings.round, state, self._schedule)
         self._execution.follow(self._engine)
 
     def recall(self) -> bool:
@@ -87,7 +89,8 @@ class RunController:
         if not self.recall():
             return []
         run, round_ = self._settings.run, self._settings.round
-        self._engine, actions = self._engine_type.resume(run, round_, self._engine.state, now)
+        stored = self._engine.state
+        self._engine, actions = self._engine_type.resume(run, round_, stored, now, self._schedule)
         self._execution.follow(self._engine)
         return self._carry_out(lambda: actions, now)
 
@@ -203,6 +206,12 @@ class RunController:
     def wake_at(self) -> float | None:
         """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
         return self._engine.wake_at
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing but devices is missing for a round."""
+        state = self._engine.state
+        return state.running or state.plan.due or self._schedule.settings.is_free
 
     @property
     def members(self) -> Mapping[DeviceId, Member]:

@@ -5,6 +5,7 @@ import time
 from rich.console import Console
 from rich.live import Live
 
+from fleetune.coordinator.reports.due import held_by
 from fleetune.coordinator.reports.internals.table import internals_table
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.missing import Impatience, abandoned_line, missing_from
@@ -15,6 +16,7 @@ from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.tables import device_table, fleet_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
+from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import (
     Moment,
     Notice,
@@ -40,6 +42,7 @@ class LogLines:
         self._run = run
         self._console = console
         self._impatience = Impatience()
+        self._schedule = schedule_of(run.settings.schedule)
 
     def observe(self, event: RunEvent) -> None:
         """Take an event in."""
@@ -52,7 +55,8 @@ class LogLines:
                 self._closed(record)
             case Moment(now):
                 state, settings = self._run.controller.engine_state, self._run.settings.round
-                if word := self._impatience.word(state, settings, now):
+                held = held_by(state, self._schedule, now, countdown=False)
+                if word := self._impatience.word(state, settings, now, held):
                     say(word, self._console)
 
     def _closed(self, record: RoundRecord) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.rounds.events import Tick
+from fleetune.coordinator.rounds.events import ClockSet, Paused, Tick
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.run_clock import RunClock
 from fleetune.coordinator.run.run_events import (
@@ -21,7 +21,8 @@ from fleetune.coordinator.run.run_events import (
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.dialogue import Dialogue
 from fleetune.coordinator.serving.disk_room import LEFT_FOR_S, remove_left
-from fleetune.coordinator.serving.event_queue import EventQueue, Ring
+from fleetune.coordinator.serving.event_queue import EventQueue, Ring, Stop
+from fleetune.coordinator.serving.owner import Owner
 from fleetune.coordinator.serving.run_end import RunEnd
 from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
@@ -42,6 +43,7 @@ class Server:
         observers: told of what happens, once it is durable.
         clock: of the run, see `RunClock`: a deadline goes on while the coordinator is not there.
         timer: seconds that never jump, for everything on the wire.
+        ahead_s: by how much the time of day is ahead of the run's clock, see `RunClock`.
         dialogue: with its devices.
     """
 
@@ -51,6 +53,7 @@ class Server:
     observers: Observers = field(default_factory=Observers)
     clock: Callable[[], float] = field(default_factory=RunClock)
     timer: Callable[[], float] = time.monotonic
+    ahead_s: Callable[[], float] = lambda: 0.0
     events: Backlog = field(default_factory=partial(Backlog, MAX_WAITING_BYTES))
 
     def __post_init__(self) -> None:
@@ -103,10 +106,12 @@ class Server:
         run_end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
 
     def _serve_until_over(self) -> None:
-        look_at = float("-inf")
+        look_at, owner = float("-inf"), Owner(self.run, self.ahead_s)
         while self.finished is None and not self._queue.stopped:
             with self.dialogue.burst.committed(self.run.store):
                 self._handle_all(self._queue.take(self._wait_s))
+                for event in owner.look(self.timer()):
+                    self._handle(event)
             began = self.timer()
             self.dialogue.gate.look(began, self.events.take_dropped())
             if began >= look_at:
@@ -131,6 +136,10 @@ class Server:
     def _handle(self, event: Any) -> None:
         if isinstance(event, Ring):
             self.dialogue.wake(self._queue.due())
+        elif isinstance(event, Stop):
+            self.events.put(event)
+        elif isinstance(event, ClockSet | Paused):
+            self.dialogue.tell(event)
         else:
             self.dialogue.handle(event)
 

@@ -6,12 +6,14 @@ from contextlib import closing
 from pathlib import Path
 
 from fleetune.coordinator.store.folder_lock import LOCK, claim
+from fleetune.coordinator.store.orders import ORDERS
 from fleetune.coordinator.store.store_versions import version_of
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove_empty, remove_tree
 
 STATE = "state.sqlite"
 INCOMING, BROKER, DEVICES, MODELS, INSIDE = "incoming", "broker", "devices", "models", "inside"
+PAST = "rounds-past.jsonl"  # records that the store of an open run has let go of
 SHARED = f"{MODELS}/shared.safetensors"
 PICTURES = (
     "accuracy-by-round",
@@ -24,6 +26,7 @@ PICTURES = (
 OURS = (
     *(INCOMING, BROKER, DEVICES, INSIDE, SHARED),
     *("summary.json", "rounds.jsonl", "report.html"),
+    *(PAST, f"{PAST}.1", ORDERS),
     *(f"{name}.png" for name in PICTURES),
     *(f"{STATE}-shm", f"{STATE}-wal", f"{STATE}-journal", STATE, LOCK),
 )

@@ -51,6 +51,9 @@ REGISTRY = {
 }
 
 
+_MANY = 1000  # rounds, beside one: what differs between the two depends on their number
+
+
 def create(name: str, spec: ModelSpec, settings: Mapping[str, Any]) -> Method[Any, Any, Any, Any]:
     """The method `name` for a model, with `settings` (the keys of [method] but `name`).
 
@@ -70,13 +73,26 @@ def from_section(section: Mapping[str, Any], spec: ModelSpec) -> Method[Any, Any
     return create(str(section.get("name")), spec, settings)
 
 
-def with_defaults_of_run(section: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+def with_defaults_of_run(section: Mapping[str, Any], rounds: int | None) -> dict[str, Any]:
     """A [method] section with what it leaves open and the run decides: see `Method.defaults_of_run`.
 
+    Args:
+        section: of the run.
+        rounds: of the run; None: it is open, and decides nothing that depends on their number.
+
     Raises:
-        SettingError: no such method.
+        SettingError: no such method, or it takes a default from a number of rounds that is not there.
     """
-    defaults = _find(str(section.get("name"))).defaults_of_run(rounds)
+    kind = _find(str(section.get("name")))
+    defaults = kind.defaults_of_run(rounds or 1)
+    missing = {} if rounds else {key: value for key, value in defaults.items() if key not in section}
+    if missing and (other := kind.defaults_of_run(_MANY)) != defaults:
+        key = next((key for key in missing if other.get(key) != missing[key]), None)
+        if key is not None:
+            raise SettingError(
+                f'method.{key}: {section["name"]} takes it from run.rounds, which is "open":'
+                f" give it, e.g. {key} = 50"
+            )
     return {**section, **{key: value for key, value in defaults.items() if key not in section}}
 
 

@@ -19,15 +19,28 @@ class RunSection(Settings, frozen=True):
     Attributes:
         name: also the fleet's name and the folder in `runs/`.
         seed: of every draw of the run.
-        rounds: at most this many.
+        fleet: whose devices train; None: `name` is the fleet's too.
+        rounds: at most this many; or "open": the run goes on until a number of rounds is said here instead
+            (docs/open-runs.md).
         final_evaluation: after the last round every device does one more round's work on a copy, so that
             accuracy before and after local training is known for all of them.
     """
 
     name: FleetName
     seed: Int64 = 0
-    rounds: Count = 10
+    rounds: Count | Literal["open"] = 10
     final_evaluation: bool = field(default=True, name="rehearsal")
+    fleet: FleetName | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it goes on until its settings say otherwise."""
+        return self.rounds == "open"
+
+    @property
+    def last_round(self) -> int | None:
+        """The number of the last round; None: there is none."""
+        return None if self.rounds == "open" else self.rounds
 
 
 class RoundSection(Settings, frozen=True):

@@ -10,6 +10,7 @@ from msgspec import field
 from fleetune.protocols.bounds import FleetName
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
+from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.settings.simulation import FleetSection, PaperSection, Partition
 
@@ -29,6 +30,7 @@ class RunSettings(Settings, frozen=True):
     data: DataSection = DataSection()
     training: TrainingSection = TrainingSection()
     round: RoundSection = RoundSection()
+    schedule: ScheduleSection = ScheduleSection()
     fleet: FleetSection = FleetSection()
     compare: dict[FleetName, dict[str, Any]] = field(default_factory=dict)
     paper: PaperSection | None = None

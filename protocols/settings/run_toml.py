@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import flat
 from fleetune.protocols.settings.run_settings import RunSettings
 
 Section = TypeVar("Section", bound=Struct)
@@ -109,7 +110,7 @@ def convert(content: dict[str, Any], section: type[Section], prefix: str = "") -
     try:
         return msgspec.convert(content, section, strict=True)
     except msgspec.ValidationError as problem:
-        raise SettingError(_explain(str(problem), section, prefix)) from None
+        raise SettingError(_explain(flat(problem), section, prefix)) from None
 
 
 def _explain(problem: str, section: type, prefix: str) -> str:

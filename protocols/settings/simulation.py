@@ -17,6 +17,7 @@ Deviation = Annotated[float, Meta(ge=0, le=100)]  # in decibels
 Metres = Annotated[float, Meta(ge=1, le=1e9)]
 Megahertz = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]  # Mbit/s
+TimeOfDay = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]\Z")]
 
 
 class Partition(Settings, frozen=True):
@@ -94,6 +95,9 @@ class FleetSection(Settings, frozen=True):
             they drain, and nobody charges them. Without it all are on the mains.
         policy: of every owner, the keys of `edge-agent run --policy`.
         availability: chance that a device is there when a round starts.
+        days: after so many simulated days the run ends; an open run (`run.rounds`) needs it.
+        starts_at: time of day when the simulation begins, on 1 January 2026, for [schedule]; its `zone` is
+            UTC unless it says otherwise.
     """
 
     devices: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
@@ -107,6 +111,8 @@ class FleetSection(Settings, frozen=True):
     batteries: tuple[Share, Share] | None = None
     policy: dict[str, Any] = field(default_factory=dict)
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    days: Annotated[float, Meta(gt=0, le=10_000)] | None = None
+    starts_at: TimeOfDay = "00:00"
 
     def dealt(self, device: str) -> float | None:
         """The ratio of a device, by its name alone: a restart, or who comes first, changes nothing.

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from fleetune.protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 
@@ -24,6 +26,10 @@ class DeviceReport:
         memory_bytes: what a training process may take.
         round_s: what it expects a round at `ratio` to take, transfers included.
         conditions: how its board was when it reported.
+        new_samples: training samples that came since the training that it replied with last (all of them
+            before the first); it does not travel where nothing is counted.
+        drift: how clearly its data have changed since then: 1 and more says that training would pay; it does
+            not travel where nothing is tested.
     """
 
     device: FleetName
@@ -37,6 +43,8 @@ class DeviceReport:
     memory_bytes: NumBytes | None = None
     round_s: Amount | None = None
     conditions: Conditions = UNKNOWN
+    new_samples: NumSamples | UnsetType = UNSET
+    drift: Amount | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_changes_come_on_top(tmp_path):
         ("[fleet]", "[fleets]", "fleets: unknown key; did you mean `fleet`?"),
         ("alpha = 0.1", "alhpa = 0.1", "data.partition.alhpa: unknown key; did you mean `alpha`?"),
         ("rounds = 7", "rounds = 0", "run.rounds: expected `int` >= 1"),
-        ("rounds = 7", 'rounds = "7"', "run.rounds: expected `int`, got `str`"),
+        ("rounds = 7", 'rounds = "7"', "run.rounds: invalid enum value '7'"),
         ("alpha = 0.1", "alpha = -1", "data.partition.alpha: expected `float` > 0"),
         ('name = "fashion"', 'name = "a b"', "run.name: expected `str` matching regex"),
         ("1.0]", "1.5]", "fleet.ratios[1]: expected `float` <= 1.0"),

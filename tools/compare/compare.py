@@ -148,7 +148,7 @@ def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int,
             one.label,
             replace(
                 settings,
-                method=with_defaults_of_run(one.method, settings.run.rounds),
+                method=with_defaults_of_run(one.method, settings.run.last_round),
                 run=replace(settings.run, seed=seed),
                 fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
                 compare={},
@@ -273,16 +273,17 @@ class _Watch:
         self._num_runs = len(cells)
         self.failed: list[str] = []
         self.bar: Progress = progress_bar(console)
-        total = sum(cell.settings.run.rounds for cell in missing)
+        rounds = [cell.settings.run.last_round for cell in missing]
+        total = None if None in rounds else sum(filter(None, rounds))
         self._task: TaskID = self.bar.add_task(self._title(), total=total, accuracy="", visible=bool(missing))
 
     def round_done(self, news: RoundDone) -> None:
-        title, most = news.cell.title, news.cell.settings.run.rounds
-        self._rounds[title] = max(self._rounds[title], min(news.number, most))
+        title, most = news.cell.title, news.cell.settings.run.last_round
+        self._rounds[title] = max(self._rounds[title], min(news.number, most or news.number))
         self._update(f"{title} {percent(news.accuracy)}")
 
     def run_done(self, cell: Cell, problem: FleetuneError | None) -> None:
-        self._rounds[cell.title] = cell.settings.run.rounds
+        self._rounds[cell.title] = cell.settings.run.last_round or self._rounds[cell.title]
         self._over += 1
         if problem:
             self.failed.append(f"{cell.title}: {problem}")

@@ -141,7 +141,9 @@ def _line(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _seeded(settings: RunSettings, seed: int) -> RunSettings:
-    method = with_defaults_of_run(settings.method, settings.run.rounds)
+    if settings.run.is_open:
+        raise SettingError('run.rounds = "open": a cell of a paper has a number of rounds')
+    method = with_defaults_of_run(settings.method, settings.run.last_round)
     return replace(settings, run=replace(settings.run, seed=seed), method=method, paper=None)
 
 

@@ -24,16 +24,18 @@ from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.simulated_fleet import (
     Shares,
     check_counts,
+    check_ends,
     ratio_controller_of,
     simulated_devices,
 )
-from fleetune.tools.simulator.simulation import Simulation
+from fleetune.tools.simulator.simulation import Simulation, world_of
 from fleetune.tools.simulator.starting_models import carry_over
 
 
@@ -83,12 +85,15 @@ def simulate(
     """
     runs = runs or folder.parent
     check_counts(settings)
+    check_ends(settings)
     shares = Shares(settings)
     settings = with_model_shape(settings, shares)
     enrolment = prepare(settings, runs)
     check_method(settings, method_of(enrolment))
     players = _players(settings, enrolment, shares)
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
+    zone = settings.schedule.zone or UTC  # whatever this machine's is
+    settings = replace(settings, schedule=replace(settings.schedule, zone=zone))
     run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, goes_on=False)
     watching = Observers(observers)
     watching.tell(RunBegan(run.enrolment.run, run.settings, closed=(), simulated=True))
@@ -131,6 +136,7 @@ def _play(run: Run, players: list[Player], workers: int, observers: Observers) -
             executor,
             max_in_flight=max(2, 2 * workers),
             availability=run.settings.fleet.availability,
+            world=world_of(run.settings),
             observers=observers,
         ).run()
 

@@ -40,7 +40,7 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
     method = settings.method["name"]
     internals = internals_of(settings.method)
     with progress_bar(console) as bar:
-        task = bar.add_task(method, total=settings.run.rounds, accuracy="")
+        task = bar.add_task(method, total=settings.run.last_round, accuracy="")
 
         run, summary = simulate(
             settings, folder, workers=workers, fresh=fresh, observers=[RoundBar(bar, task, method, internals)]

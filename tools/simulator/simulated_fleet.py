@@ -79,6 +79,12 @@ def check_counts(settings: RunSettings) -> None:
             raise SettingError(f"round.{key} = {wanted} is more than fleet.devices = {there}")
 
 
+def check_ends(settings: RunSettings) -> None:
+    """Raises SettingError: a virtual clock would go on for ever, or wait for what never comes."""
+    if settings.run.is_open and settings.fleet.days is None:
+        raise SettingError('run.rounds = "open": a simulation ends; say fleet.days, e.g. 30, or a number')
+
+
 def _device(
     name: str, index: int, board: firmware_profiles.Board, link: Link | None, fleet: FleetSection, seed: int
 ) -> SimulatedDevice:

@@ -9,25 +9,58 @@ when it is there.
 import heapq
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from fleetune.coordinator.rounds.civil_time import instant
 from fleetune.coordinator.rounds.engine_state import Turn
-from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
+from fleetune.coordinator.rounds.events import (
+    ClockSet,
+    Declined,
+    DeviceGone,
+    DeviceReady,
+    RoundsEnded,
+    Tick,
+)
 from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
+from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
 from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.errors import PacketNotFinite, SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
 
 MOST_ATTEMPTS = 300  # at one round
+FIRST_DAY = 20_454  # since 1970: 1 January 2026
 MOST_STRETCHES = 10_000  # between two rounds
+
+
+@dataclass(frozen=True)
+class World:
+    """When a simulated world begins and ends.
+
+    Attributes:
+        ahead_s: the time of day when its clock begins, in seconds since 1970.
+        ends_s: after so many seconds no round opens any more; None: when its rounds are done.
+    """
+
+    ahead_s: float = 0.0
+    ends_s: float | None = None
+
+
+def world_of(settings: RunSettings) -> World:
+    """What [fleet] says of it."""
+    schedule, fleet = schedule_of(settings.schedule), settings.fleet
+    begins = instant(FIRST_DAY, seconds_of_day(fleet.starts_at, "starts_at"), schedule.zone)
+    return World(begins, None if fleet.days is None else fleet.days * DAY_S)
 
 
 class Simulation:
@@ -41,6 +74,7 @@ class Simulation:
         executor: runs `tools.simulator.worker.reply`.
         max_in_flight: payloads handed to the executor at a time.
         availability: chance that a device is there, drawn anew for every stretch of `deadline_s`.
+        world: when it begins and ends.
         observers: told of what happens.
     """
 
@@ -54,6 +88,7 @@ class Simulation:
         *,
         max_in_flight: int,
         availability: float = 1.0,
+        world: World = World(),
         observers: Observers,
     ) -> None:
         self._controller = controller
@@ -64,6 +99,7 @@ class Simulation:
         self._executor = executor
         self._max_in_flight = max_in_flight
         self._availability = availability
+        self._world = world
         self._observers = observers
         self._in_flight: list[Future[bytes]] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -80,6 +116,9 @@ class Simulation:
             SettingError: it cannot be, because devices that are needed decline or stay away, or a round
                 never has enough updates: a virtual clock would go on for ever.
         """
+        self._tell(ClockSet(self._world.ahead_s))
+        if self._world.ends_s is not None:
+            self._at(self._world.ends_s, lambda: self._tell(RoundsEnded("the simulated days are over")))
         self._enrol()
         while self._agenda and not self._finished:
             self.now, _, happen = heapq.heappop(self._agenda)
@@ -116,7 +155,7 @@ class Simulation:
     def _draw_presence(self, stretch: int) -> None:
         if self._availability == 1:
             return
-        self._idle_stretches += 1
+        self._idle_stretches += int(self._controller.is_due)
         if self._idle_stretches > MOST_STRETCHES:
             raise SettingError(
                 f"fleet.availability = {self._availability:g}: no round was closed in {MOST_STRETCHES} times"

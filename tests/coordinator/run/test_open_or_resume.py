@@ -132,7 +132,14 @@ def test_what_only_the_coordinator_looks_at_may_change_in_a_run_and_nothing_else
         "deadline": "predicted",
         "deadline_slack": 2.0,
     }
-    assert {f"round.{key}" for key in free} | {"run.rounds"} == set(CHANGEABLE)
+    schedule = {"every": "24h", "at": "02:00", "window": "01:00-05:00", "zone": "UTC", "new_samples": 3}
+    schedule |= {"devices": 2, "drift": True}
+    others = {f"schedule.{key}" for key in schedule} | {"run.rounds", "run.fleet"}
+    assert {f"round.{key}" for key in free} | others == set(CHANGEABLE)
+    for key, value in schedule.items():
+        settings = replace(settings, schedule=replace(settings.schedule, **{key: value}))
+        open_run(settings, desk.folder, durable=False).store.close()
+        assert f"schedule.{key} was " in caplog.text
     for key, value in free.items():
         settings = replace(settings, round=replace(settings.round, **{key: value}))
         open_run(settings, desk.folder, durable=False).store.close()

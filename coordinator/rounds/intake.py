@@ -1,0 +1,107 @@
+"""What an event changes in the engine's state, before anything is decided: who is there, who said what."""
+
+from fleetune.coordinator.rounds.actions import Action, DropReply, KeepReply, SendTask
+from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
+from fleetune.coordinator.rounds.events import (
+    ClockSet,
+    Declined,
+    DeviceGone,
+    DeviceReady,
+    Event,
+    Paused,
+    ReplyArrived,
+    RoundsEnded,
+    Tick,
+)
+from fleetune.coordinator.rounds.reply_objections import objection_to
+from fleetune.coordinator.rounds.unresponsive import note_answer
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId
+
+
+def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
+    """Note an event in the state; what is to be done with it at once.
+
+    `is_open`: the run goes on for good, and nobody leaves it: who has nothing to gain from it today may have
+    when its data have changed.
+    """
+    match event:
+        case DeviceReady(report):
+            return _take_ready(state, report)
+        case DeviceGone(device):
+            _take_gone(state, device)
+        case ReplyArrived():
+            return _take_reply(state, event, may_leave=not is_open)
+        case Declined(round=0):
+            _take_refusal(state, event)
+        case Declined():
+            _take_decline(state, event)
+        case ClockSet(ahead_s):
+            state.change(ahead_s=ahead_s)
+        case Paused(paused):
+            state.change(paused=paused)
+        case RoundsEnded(reason):
+            state.change(ends=reason)
+        case Tick():
+            pass
+    return []
+
+
+def mark_declined(state: EngineState, event: Declined) -> None:
+    """The device takes no part in the open or coming turn."""
+    state.put(
+        event.device,
+        answer="declined",
+        declined_round=state.turn.number,
+        declined_reason=event.reason,
+        diverged=event.diverged,
+    )
+
+
+def _take_ready(state: EngineState, report: DeviceReport) -> list[Action]:
+    member = state.members.get(report.device, Member())
+    admitted = member.admitted and member.report == report
+    back = {"ready": True, "refusal": None, "returning": False, "trained": False}
+    state.put(report.device, report=report, admitted=admitted, **back)
+    if member.refusal is not None:  # it rested and is back: whatever it declined before, it would do now
+        state.put(report.device, declined_round=0)
+    if state.awaits(report.device):
+        return [SendTask(report.device, *state.members[report.device].asked)]
+    return []
+
+
+def _take_gone(state: EngineState, device: DeviceId) -> None:
+    if device not in state.members:
+        state.count("foreign")
+    elif state.members[device].ready:
+        state.put(device, ready=False)
+        state.count("gone")
+
+
+def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> list[Action]:
+    objection = event.objection
+    if event.leaving and may_leave and objection not in ("foreign", "unknown"):
+        state.put(event.device, left=True)
+    if objection not in ("foreign", "unknown"):
+        note_answer(state, event.device)
+    if objection:
+        state.count(objection)
+        return [DropReply(event.device, event.round, event.attempt, objection)]
+    state.put(event.device, answer="update", trained=True)
+    return [KeepReply(event.device, event.round, event.attempt)]
+
+
+def _take_decline(state: EngineState, event: Declined) -> None:
+    objection = objection_to(state, event.device, Turn(event.round, event.attempt))
+    if not objection:
+        mark_declined(state, event)
+    if objection not in ("foreign", "unknown"):
+        note_answer(state, event.device)
+    state.count(objection or "declined")
+
+
+def _take_refusal(state: EngineState, event: Declined) -> None:
+    if state.awaits(event.device):
+        mark_declined(state, event)
+    state.put(event.device, refusal=event.reason)
+    state.count("refused")

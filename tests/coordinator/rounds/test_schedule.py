@@ -1,0 +1,404 @@
+"""When rounds open: years of schedules on a virtual clock, clocks that are set, restarts, summer time."""
+
+from collections import Counter
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetune.coordinator.reports.due import held_by
+from fleetune.coordinator.rounds.actions import CloseRound, FinishRun, StartRound
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.events import (
+    ClockSet,
+    DeviceGone,
+    DeviceReady,
+    Paused,
+    ReplyArrived,
+    RoundsEnded,
+    Tick,
+)
+from fleetune.coordinator.rounds.schedule import Schedule
+from fleetune.coordinator.run.run_clock import zone_of
+from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.schedule import DAY_S, ScheduleSection
+from fleetune.protocols.skeletons.choice import DeviceReport
+
+BERLIN = "Europe/Berlin"
+HOUR_S = 3600
+
+
+def at(text, zone="UTC"):
+    """Seconds since 1970 of a local date and time."""
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()
+
+
+class Nights:
+    """An engine with a device that is there and replies at once; `opened`: times of day of its rounds."""
+
+    def __init__(self, start, *, rounds="open", replies=True, **schedule):
+        zone = schedule.setdefault("zone", "UTC")
+        self.schedule = Schedule(ScheduleSection(**schedule), zone_of(zone))
+        self.run, self.round = RunSection("test", rounds=rounds, final_evaluation=False), RoundSection()
+        self.engine = RoundEngine(self.run, self.round, schedule=self.schedule)
+        self.zone, self.replies = ZoneInfo(zone), replies
+        self.now, self.opened, self.actions = start, [], []
+        self.say(DeviceReport("a"))
+
+    @property
+    def state(self):
+        return self.engine.state
+
+    @property
+    def civil(self):
+        return datetime.fromtimestamp(self.now + self.state.ahead_s, self.zone)
+
+    @property
+    def nights(self):
+        return [f"{one:%m-%d %H:%M}" for one in self.opened]
+
+    def say(self, report):
+        self.do(DeviceReady(report))
+
+    def do(self, event):
+        self.take(self.engine.handle(event, self.now))
+
+    def take(self, actions):
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, StartRound) and not action.resumed:
+                self.opened.append(self.civil)
+                if self.replies:
+                    self.do(ReplyArrived("a", *self.state.turn, None))
+
+    def until(self, end, *, restart=lambda: False):
+        """Sleep from one time that the engine asks for to the next."""
+        while (wake_at := self.engine.wake_at) is not None and wake_at <= end:
+            self.now = max(self.now, wake_at)
+            self.do(Tick())
+            if restart():
+                self.restart()
+        self.now = max(self.now, end)
+        self.do(Tick())
+
+    def restart(self, off_s=0.0):
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.state), type=EngineState)
+        self.now += off_s
+        self.engine, actions = RoundEngine.resume(self.run, self.round, state, self.now, self.schedule)
+        self.take(actions)
+        self.say(DeviceReport("a"))
+
+    def set_clock(self, by_s):
+        self.do(ClockSet(self.state.ahead_s + by_s))
+
+
+def test_back_to_back_is_as_ever_and_needs_no_clock():
+    nights = Nights(0.0, rounds=5)
+    assert len(nights.opened) == 5
+    assert isinstance(nights.actions[-1], FinishRun)
+    assert nights.engine.wake_at is None
+
+
+def test_years_of_nights_open_once_a_day_at_their_time_also_when_clocks_change():
+    nights = Nights(at("2026-01-01 12:00", BERLIN), at="02:30", zone=BERLIN)
+    nights.until(at("2030-01-01 12:00", BERLIN))
+    days = [one.date() for one in nights.opened]
+    first = date(2026, 1, 2)
+    assert days == [first + timedelta(days=n) for n in range((date(2030, 1, 1) - first).days + 1)]
+    times = Counter(f"{one:%H:%M}" for one in nights.opened)
+    assert times == {"02:30": len(days) - 4, "03:00": 4}, "an hour that is skipped begins when it ends"
+    twice = [one for one in nights.opened if one.date() == date(2026, 10, 25)]
+    assert [one.fold for one in twice] == [0], "of an hour that comes twice it is the first"
+    assert nights.state.plan.missed == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "opened"),
+    [
+        ({"every": "2d", "at": "02:00"}, ["01-02 02:00", "01-04 02:00", "01-06 02:00"]),
+        ({"every": "36h"}, ["01-01 12:00", "01-03 00:00", "01-04 12:00", "01-06 00:00", "01-07 12:00"]),
+        ({"every": "1w", "window": "01:00-05:00"}, ["01-02 01:00"]),
+        ({"at": "23:59"}, [f"01-0{day} 23:59" for day in range(1, 8)]),
+        ({"at": "02:00", "window": "22:00-06:00"}, [f"01-0{day} 02:00" for day in range(2, 9)]),
+        (
+            {"every": "12h", "window": "20:00-06:00"},
+            [f"01-0{day} {hour}" for day in range(1, 8) for hour in ("20:00",)],
+        ),
+    ],
+)
+def test_spans_and_times_of_day_together(schedule, opened):
+    nights = Nights(at("2026-01-01 12:00"), **schedule)
+    nights.until(at("2026-01-08 12:00") - 1)
+    found = nights.nights
+    assert found[: len(opened)] == opened[: len(found)]
+    assert len(found) >= len(opened)
+    assert nights.state.plan.missed == 0
+
+
+def test_inside_a_window_alone_rounds_follow_each_other():
+    nights = Nights(at("2026-01-01 12:00"), window="01:00-05:00", replies=False)
+    assert nights.opened == []
+    nights.until(at("2026-01-02 01:00"))
+    for minute in range(10, 250, 10):
+        nights.now = at("2026-01-02 01:00") + 60 * minute
+        nights.do(ReplyArrived("a", *nights.state.turn, None))
+    assert len(nights.opened) == 24, "the last one is finished, and no other opens"
+    assert max(nights.nights) == "01-02 04:50"
+    assert not nights.state.running
+    nights.until(at("2026-01-03 01:00"))
+    assert nights.nights[-1] == "01-03 01:00"
+
+
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+@pytest.mark.parametrize(
+    "window", ["02:00-03:00", "01:30-02:30", "02:15-02:45", "02:30-04:00", "22:00-02:30"]
+)
+def test_no_change_of_clocks_skips_a_window_or_opens_it_twice(day, window):
+    noon = at(f"{day} 12:00", BERLIN)
+    nights = Nights(noon - 2 * DAY_S, every="24h", window=window, zone=BERLIN)
+    nights.until(noon + 2 * DAY_S)
+    assert len(nights.opened) == 4
+    assert len({one.date() for one in nights.opened}) == 4
+    assert nights.state.plan.missed == 0
+
+
+def test_what_was_missed_while_nobody_was_there_is_made_up_once_and_counted():
+    nights = Nights(at("2026-01-01 12:00"), at="02:00")
+    nights.restart(off_s=3 * DAY_S + 6 * HOUR_S)  # until the 4th, 18:00
+    assert nights.nights == ["01-04 18:00"]
+    assert nights.state.plan.missed == 2
+    assert nights.state.counters["missed-slots"] == 2
+    nights.until(at("2026-01-06 12:00"))
+    assert nights.nights[1:] == ["01-05 02:00", "01-06 02:00"]
+
+
+def test_what_was_missed_is_not_made_up_outside_its_window():
+    nights = Nights(at("2026-01-01 12:00"), at="02:00", window="01:00-05:00")
+    nights.restart(off_s=18 * HOUR_S)  # the 2nd, 06:00
+    assert nights.opened == []
+    assert nights.state.plan.missed == 1
+    nights.restart(off_s=19.5 * HOUR_S)  # the 3rd, 01:30: its own time is still to come
+    assert nights.opened == []
+    nights.restart(off_s=2 * HOUR_S)
+    assert nights.nights == ["01-03 03:30"]
+
+
+def test_a_window_that_is_over_gives_up_what_never_had_its_devices():
+    nights = Nights(at("2026-01-01 12:00"), at="02:00", window="02:00-05:00", replies=False)
+    nights.until(at("2026-01-02 04:59"))
+    attempts = len(nights.opened)
+    assert attempts > 10, "an attempt that missed its quorum is asked again"
+    nights.until(at("2026-01-02 23:00"))
+    assert len(nights.opened) <= attempts + 1
+    assert not nights.state.running
+    assert nights.state.plan.missed == 1
+    nights.until(at("2026-01-03 02:00"))
+    assert nights.nights[-1] == "01-03 02:00"
+
+
+@pytest.mark.parametrize("back_h", [1, 5, 20, 23])
+def test_a_clock_that_is_set_back_makes_no_second_round_of_a_night(back_h):
+    nights = Nights(at("2026-01-01 12:00"), at="02:00")
+    nights.until(at("2026-01-02 03:00"))
+    nights.set_clock(-back_h * HOUR_S)
+    nights.until(nights.now + 4 * DAY_S)
+    assert len({one.date() for one in nights.opened}) == len(nights.opened)
+    assert nights.nights[:3] == ["01-02 02:00", "01-03 02:00", "01-04 02:00"]
+
+
+def test_a_clock_that_was_years_ahead_and_is_set_right_loses_no_night():
+    nights = Nights(at("2026-01-01 12:00"), at="02:00")
+    nights.set_clock(400 * DAY_S)  # a board without a clock, before it has asked for the time
+    nights.until(nights.now + HOUR_S)
+    nights.set_clock(-400 * DAY_S)
+    nights.until(at("2026-01-04 12:00"))
+    assert nights.nights[-3:] == ["01-02 02:00", "01-03 02:00", "01-04 02:00"]
+    assert nights.state.counters["missed-slots"] == 399, "so many nights went by, as far as anybody knew"
+
+
+def test_a_board_that_thought_it_was_1970_has_its_first_night_at_the_right_time():
+    nights = Nights(5.0, at="02:00")
+    nights.set_clock(at("2026-01-01 12:00") - 5.0)
+    nights.until(nights.now + 2 * DAY_S)
+    assert nights.nights[-2:] == ["01-02 02:00", "01-03 02:00"]
+
+
+def test_a_span_takes_no_notice_of_clocks_that_are_set():
+    nights = Nights(at("2026-01-01 12:00"), every="6h")
+    for by_s in (HOUR_S, -9 * HOUR_S, 3 * DAY_S):
+        nights.set_clock(by_s)
+        nights.until(nights.now + 6 * HOUR_S)
+    assert len(nights.opened) == 4
+
+
+clocks = st.lists(
+    st.one_of(
+        st.tuples(st.just("wait"), st.integers(0, 3 * DAY_S)),
+        st.tuples(st.just("off"), st.integers(0, 3 * DAY_S)),
+        st.tuples(st.just("set"), st.integers(-12 * HOUR_S, 12 * HOUR_S)),
+        st.tuples(st.just("pause"), st.booleans()),
+    ),
+    max_size=12,
+)
+schedules = st.sampled_from(
+    [
+        {"at": "02:30"},
+        {"at": "02:30", "window": "01:00-05:00"},
+        {"every": "24h", "window": "23:00-03:00"},
+        {"every": "3d", "at": "12:00"},
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(story=clocks, schedule=schedules, start=st.integers(0, 400 * DAY_S))
+def test_whatever_happens_to_clocks_and_coordinator_no_night_has_two_rounds(story, schedule, start):
+    nights = Nights(at("2026-01-01 00:00") + start, zone=BERLIN, **schedule)
+    slots = []
+    for what, value in story:
+        before = len(nights.opened)
+        if what == "wait":
+            nights.until(nights.now + value, restart=lambda: True)
+        elif what == "off":
+            nights.restart(off_s=value)
+        elif what == "set":
+            nights.set_clock(value)
+        else:
+            nights.do(Paused(value))
+        slots += [nights.state.plan.day] * (len(nights.opened) > before)
+    assert slots == sorted(set(slots)), "each slot once, and none after a later one"
+    nights.do(Paused(False))
+    begun, count = nights.now, len(nights.opened)
+    nights.until(begun + 8 * DAY_S)
+    assert len(nights.opened) >= count + 2, "and it goes on"
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedule=schedules, start=st.integers(0, 400 * DAY_S))
+def test_a_restart_at_every_event_changes_nothing(schedule, start):
+    begin = at("2026-01-01 00:00") + start
+    plain, restarted = (Nights(begin, zone=BERLIN, **schedule) for _ in range(2))
+    plain.until(begin + 20 * DAY_S)
+    restarted.until(begin + 20 * DAY_S, restart=lambda: True)
+    assert restarted.nights == plain.nights
+    assert restarted.state.plan.missed == plain.state.plan.missed == 0
+
+
+def test_devices_say_when_training_pays_and_their_update_uses_it_up():
+    nights = Nights(0.0, new_samples=100, devices=2)
+    nights.say(DeviceReport("a", new_samples=99))
+    nights.say(DeviceReport("b", new_samples=100))
+    assert nights.opened == []
+    assert held_by(nights.state, nights.schedule, nights.now) == (
+        "due when 2 devices have 100 new samples: 1 so far"
+    )
+    nights.say(DeviceReport("a", new_samples=100))
+    assert len(nights.opened) == 1
+    nights.do(ReplyArrived("b", *nights.state.turn, None))
+    assert len(nights.opened) == 1, "their reports are older than their updates"
+    nights.do(ClockSet(5.0))
+    for device in "ab":
+        nights.say(DeviceReport(device, new_samples=0))
+    assert len(nights.opened) == 1
+    for device in "ab":
+        nights.say(DeviceReport(device, new_samples=200))
+    assert len(nights.opened) == 2
+
+
+def test_drift_alone_or_beside_samples_is_enough():
+    both = {"new_samples": 100, "drift": True}
+    for schedule, report, opens in [
+        (both, {"drift": 1.0}, True),
+        (both, {"drift": 0.9, "new_samples": 5}, False),
+        (both, {"drift": 0.0, "new_samples": 100}, True),
+        ({"drift": True}, {"new_samples": 1000}, False),
+        ({"new_samples": 10}, {"drift": 5.0}, False),
+        (both, {}, False),
+    ]:
+        nights = Nights(0.0, **schedule)
+        nights.say(DeviceReport("a", **report))
+        assert bool(nights.opened) == opens, (schedule, report)
+
+
+def test_with_a_time_of_day_devices_are_asked_at_that_time_and_in_a_window_as_long_as_it_is_open():
+    once = Nights(at("2026-01-01 12:00"), at="02:00", drift=True)
+    wide = Nights(at("2026-01-01 12:00"), at="02:00", window="02:00-05:00", drift=True)
+    for nights in (once, wide):
+        nights.until(at("2026-01-02 03:00"))
+        assert nights.opened == []
+        nights.say(DeviceReport("a", drift=2.0))
+        nights.until(at("2026-01-03 12:00"))
+        assert nights.state.plan.missed == 0, "nothing to train for is nothing missed"
+    assert once.nights == ["01-03 02:00"]
+    assert wide.nights == ["01-02 03:00"]
+
+
+def test_a_device_that_sleeps_has_said_what_it_has():
+    nights = Nights(at("2026-01-01 12:00"), at="02:00", new_samples=10)
+    nights.say(DeviceReport("a", new_samples=10))
+    nights.do(DeviceGone("a"))
+    nights.until(at("2026-01-02 02:30"))
+    assert nights.opened == []
+    assert nights.state.plan.due
+    assert held_by(nights.state, nights.schedule, nights.now) == "", "only devices are missing"
+    nights.say(DeviceReport("a", new_samples=10))
+    assert nights.nights == ["01-02 02:30"]
+
+
+def test_paused_the_open_round_is_finished_and_none_opens_until_it_goes_on_after_a_restart_too():
+    nights = Nights(0.0, every="1h", replies=False)
+    nights.do(Paused(True))
+    assert nights.state.running
+    nights.do(ReplyArrived("a", *nights.state.turn, None))
+    assert any(isinstance(action, CloseRound) for action in nights.actions)
+    nights.until(5 * HOUR_S)
+    nights.restart(off_s=HOUR_S)
+    assert len(nights.opened) == 1
+    assert nights.engine.wake_at is None or nights.engine.wake_at <= nights.now + 60
+    assert "paused" in held_by(nights.state, nights.schedule, nights.now)
+    nights.do(Paused(False))
+    assert len(nights.opened) == 2
+
+
+def test_an_open_run_nobody_leaves_and_it_ends_when_it_is_told():
+    nights = Nights(0.0, every="1h", replies=False)
+    nights.do(ReplyArrived("a", *nights.state.turn, None, leaving=True))
+    assert not nights.state.members["a"].left
+    nights.do(RoundsEnded("enough"))
+    assert nights.actions[-1] == FinishRun("enough")
+
+
+def test_when_it_is_due_is_said_for_people():
+    nights = Nights(at("2026-03-28 12:00", BERLIN), at="02:30", zone=BERLIN)
+    said = held_by(nights.state, nights.schedule, nights.now)
+    assert said == "due 2026-03-29 03:00, in 14 h 00 min"
+    nights.restart(off_s=3 * DAY_S)
+    assert held_by(nights.state, nights.schedule, nights.now, countdown=False) == (
+        f"due {datetime.fromtimestamp(nights.now, UTC) + timedelta(days=1):%Y-%m-%d} 02:30"
+        "; 2 went by without a round"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"every": "soon"}, 'every = "soon": say a number and s, m, h, d or w'),
+        ({"every": "0h"}, 'every = "0h"'),
+        ({"at": "25:00"}, 'at = "25:00": say a time of day'),
+        ({"window": "01:00"}, 'window = "01:00": say two times of day'),
+        ({"every": "90m", "at": "02:00"}, 'every = "90m" with at: say whole days'),
+        ({"at": "06:00", "window": "01:00-05:00"}, "is not in window"),
+        ({"devices": 2}, "devices goes with new_samples or drift"),
+        ({"zone": "Berlin"}, 'zone = "Berlin" is no time zone known here'),
+        ({"zone": "../../etc/passwd"}, "is no time zone known here"),
+    ],
+)
+def test_a_mistake_in_a_schedule_is_one_line(keys, said):
+    with pytest.raises(ValueError) as caught:
+        ScheduleSection(**keys)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
