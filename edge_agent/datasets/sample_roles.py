@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Draws = NDArray[np.float64]
 
 _PERSON = b"fleetune-sample"
+_NO_LABEL = np.int64(-1)
 
 
 def draws(x: NDArray[np.generic], y: NDArray[np.int64]) -> tuple[Draws, Draws]:
@@ -25,7 +26,16 @@ def draws(x: NDArray[np.generic], y: NDArray[np.int64]) -> tuple[Draws, Draws]:
         x: inputs as a `Dataset` holds them, shape (n, ...).
         y: labels, shape (n,).
     """
-    digests = b"".join(_digest(sample, label) for sample, label in zip(x, y, strict=True))
+    return numbers_of(b"".join(_digest(sample, label) for sample, label in zip(x, y, strict=True)))
+
+
+def input_digest(sample: NDArray[np.generic]) -> bytes:
+    """The digest of one input whose label may still come, or change: with -1 in the label's place."""
+    return _digest(sample, _NO_LABEL)
+
+
+def numbers_of(digests: bytes) -> tuple[Draws, Draws]:
+    """What `draws` returns, of n digests one after the other."""
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2) >> np.uint64(11)
     numbers = halves.astype(np.float64) * 2.0**-53
     return numbers[:, 0], numbers[:, 1]

@@ -8,6 +8,7 @@ It holds:
     runs/<run>/allowance        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
     served                      the model that the device serves, from whatever run it is
+    samples.sqlite[-wal|-shm]   samples of a stream, see edge_agent.stream; it has versions of its own
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
     fleetune-agent              says that an agent made all this; nothing else is ever removed
@@ -106,6 +107,11 @@ class AgentStore:
     def served(self) -> FileMemory:
         """The model that the device serves, see `edge_agent.personal.served_model`."""
         return FileMemory(self.folder / "served", state_versions.SERVED)
+
+    @property
+    def samples(self) -> Path:
+        """The file of the samples that come by and by, see `edge_agent.stream`."""
+        return self.folder / "samples.sqlite"
 
     def keep_bundle(self, run: str, payload: bytes) -> None:
         """Store a run's bundle under its digest.

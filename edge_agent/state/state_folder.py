@@ -28,7 +28,7 @@ _DEPTH = 2  # below what --state names: the fleet's folder, the device's folder
 
 _RUN = "enrolment|bundle|session|allowance|task-[0-9a-f]{32}"
 _OURS = re.compile(
-    rf"({MARKER}|{LOCK}|served|bundles/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
+    rf"({MARKER}|{LOCK}|served|samples\.sqlite(?:-wal|-shm)?|bundles/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
     r"(\.new)?"
 )
 _FOLDERS = ("incoming", "bundles", "runs/*", "runs")

@@ -1,0 +1,67 @@
+"""The newest inputs as the test of drift sees them: kept beside the samples, whatever becomes of those."""
+
+import sqlite3
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.stream import values
+from fleetune.edge_agent.stream.drift import DIRECTIONS, REFERENCE, WINDOW, input_drift, project
+from fleetune.edge_agent.stream.values import Drift
+
+_KNOWN, _NEXT = "reference", "reference of the round"
+
+
+def note(connection: sqlite3.Connection, form: int, x: NDArray[np.generic]) -> None:
+    """A new input is here."""
+    row = form, project(x).astype("<f4").tobytes()
+    connection.execute("INSERT INTO arrival (form, projections) VALUES (?, ?)", row)
+
+
+def look_at_windows(connection: sqlite3.Connection) -> None:
+    """Test each window that is full, and forget arrivals that no test needs."""
+    latest = _latest(connection)
+    drift = values.get(connection, Drift) or Drift()
+    reference, tested = values.get_bytes(connection, _KNOWN), drift.tested
+    while latest - drift.tested >= WINDOW:
+        window = _read(connection, drift.tested, drift.tested + WINDOW)
+        if reference is not None and window is not None:
+            drift.inputs = input_drift(_matrix(reference), window)
+        drift.tested += WINDOW
+    if drift.tested != tested:
+        values.put(connection, drift)
+    least = min(drift.tested, latest - REFERENCE)
+    connection.execute("DELETE FROM arrival WHERE number <= ?", (least,))
+
+
+def note_reference(connection: sqlite3.Connection) -> None:
+    """The newest inputs are those that the round under way will have been trained with."""
+    latest = _latest(connection)
+    found = _read(connection, latest - REFERENCE, latest)
+    values.put_bytes(connection, _NEXT, b"" if found is None else found.tobytes())
+
+
+def adopt_reference(connection: sqlite3.Connection) -> None:
+    """The round is done: from now on inputs are tested against those that it noted."""
+    found = values.get_bytes(connection, _NEXT)
+    if found is not None:
+        values.put_bytes(connection, _KNOWN, found)
+        values.put(connection, Drift(_latest(connection)))
+
+
+def _latest(connection: sqlite3.Connection) -> int:
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'arrival'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _read(connection: sqlite3.Connection, after: int, until: int) -> NDArray[np.float32] | None:
+    """Those of the form that came last, shape (n, DIRECTIONS); None: there are none."""
+    query = "SELECT form, projections FROM arrival WHERE number > ? AND number <= ? ORDER BY number"
+    rows = connection.execute(query, (after, until)).fetchall()
+    if not rows:
+        return None
+    return _matrix(b"".join(data for form, data in rows if form == rows[-1][0]))
+
+
+def _matrix(data: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(data, "<f4").reshape(-1, DIRECTIONS).astype(np.float32)

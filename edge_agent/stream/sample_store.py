@@ -1,0 +1,395 @@
+"""The samples that a device keeps: one SQLite file, each change one transaction, durable when it returns.
+
+Several processes may have it open at once: the agent, a sensor's own program, `edge-agent add`. A power cut
+leaves what was returned, and nothing of what was not. Any thread may call anything.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+import msgspec
+
+from fleetune.edge_agent.stream import arrivals, values
+from fleetune.edge_agent.stream.refusals import Refusals
+from fleetune.edge_agent.stream.retention import DAY_S, Bounds, forget_held, let_go, stored_bytes
+from fleetune.edge_agent.stream.sample import UNLABELLED, BadSample, Label, Sample
+from fleetune.edge_agent.stream.store_layout import connect, open_store, store_error
+from fleetune.edge_agent.stream.values import Clock, Drift, Pin, Turn
+from fleetune.protocols.errors import StoreError
+
+Outcome = Literal["stored", "known", "labelled", "refused"]
+"""What became of a sample: it was taken in (for how long, the bounds decide), it was there, it was and its
+label is new, or it cannot be kept."""
+
+_UNCHECKED_BYTES = 100_000
+Feeding = TypeVar("Feeding", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How far a file was taken.
+
+    Attributes:
+        path: of the file.
+        num_bytes, changed_ns: as it was then; the same again, and nothing in it is new.
+        taken: bytes of it, where it may grow.
+        problem: why it could not be taken; None: it was.
+    """
+
+    path: str
+    num_bytes: int
+    changed_ns: int
+    taken: int = 0
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the model of the run takes.
+
+    Attributes:
+        fits: whether inputs of this dtype and shape do.
+        num_classes: labels that are classes are below; None: any.
+    """
+
+    fits: Callable[[str, tuple[int, ...]], bool]
+    num_classes: int | None = None
+
+
+@dataclass
+class _Step:
+    """A transaction that is open: its number, the time by the store's clock and by the device's, and the
+    bytes that were added since the bounds were looked after.
+    """
+
+    number: int
+    now_s: float
+    wall: float
+    unchecked_bytes: int = 0
+
+
+class SampleStore:
+    """A device's samples.
+
+    Args:
+        connection: to the file.
+        path: of the file.
+        wall: the device's clock, seconds since 1970.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._connection, self.path, self._wall = connection, path, wall
+        self._lock = threading.RLock()
+        self.refusals = Refusals()
+        self._expected: Expected | None = None
+
+    @classmethod
+    def open(cls, path: Path, bounds: Bounds | None = None, *, wall: Callable[[], float] = time.time) -> Self:
+        """Open the file, or make it.
+
+        Args:
+            path: the file.
+            bounds: the owner's, from now on; None: as they were given last.
+            wall: the device's clock.
+
+        Raises:
+            StoreVersion: a newer program wrote it.
+            StoreError: it cannot be opened, or is damaged.
+        """
+        store = cls(open_store(path), path, wall=wall)
+        try:
+            store._begin(bounds)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _begin(self, bounds: Bounds | None) -> None:
+        with self._lock:
+            known = values.get(self._connection, Bounds)
+        with self._step():
+            if bounds is not None and bounds != known:
+                values.put(self._connection, bounds)
+
+    def close(self) -> None:
+        """Keep the counts; the file is closed."""
+        with self._lock:
+            try:
+                self.keep_counts()
+            except StoreError:
+                pass  # counts only
+            finally:
+                self._connection.close()
+
+    def expect(self, expected: Expected) -> None:
+        """From now on, what does not fit is refused; what is there stays."""
+        self._expected = expected
+
+    def add(
+        self,
+        samples: Iterable[Sample],
+        taken: Taken | None = None,
+        feed: msgspec.Struct | None = None,
+    ) -> list[Outcome]:
+        """Keep samples, and perhaps what their feeder has to remember, all in one transaction.
+
+        A copy of an input that is there is not kept twice; its label, where it brings one, and its name are.
+
+        Raises:
+            StoreError: it cannot be written; nothing of it is kept.
+        """
+        with self._lock, self._step() as step:
+            outcomes = [self._add(sample, step) for sample in samples]
+            arrivals.look_at_windows(self._connection)
+            if taken is not None:
+                self._put_taken(taken)
+            if feed is not None:
+                values.put(self._connection, feed)
+        return outcomes
+
+    def label(self, labels: Sequence[tuple[str, Label]]) -> list[Outcome]:
+        """Give samples their labels, by name; one that is not there is refused and counted.
+
+        Raises:
+            StoreError: it cannot be written; nothing of it is kept.
+        """
+        with self._lock, self._step() as step:
+            return [self._label(name, label, step) for name, label in labels]
+
+    def refuse(self, problem: BadSample, count: int = 1) -> None:
+        """Count what a feeder could not take."""
+        self.refusals.note(problem.kind, str(problem), count)
+
+    def keep_counts(self) -> None:
+        """Write counts that wait, and let go what has grown too old. Raises StoreError."""
+        with self._lock, self._step():
+            pass
+
+    def pin(self, turn: Turn) -> Pin:
+        """The snapshot of a round: the same for the same turn, also after a crash, until there is another.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        with self._lock:
+            known = values.get(self._connection, Pin)
+            if known is not None and known.turn == turn:
+                return known
+            with self._step() as step:
+                forget_held(self._connection)
+                pin = Pin(turn, step.number)
+                values.put(self._connection, pin)
+                arrivals.note_reference(self._connection)
+            return pin
+
+    def trained(self, turn: Turn) -> None:
+        """The round's work is done: what its snapshot held is new no longer.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        with self._lock, self._step():
+            pin = values.get(self._connection, Pin)
+            if pin is not None and pin.turn == turn:
+                values.put_number(self._connection, "trained", pin.change)
+                arrivals.adopt_reference(self._connection)
+
+    @property
+    def drift(self) -> Drift:
+        """What is known of it."""
+        with self._lock:
+            return values.get(self._connection, Drift) or Drift()
+
+    def put_loss_drift(self, figure: float | None) -> None:
+        """Keep what the test of the loss came to. Raises StoreError."""
+        with self._lock, self._step():
+            values.put(self._connection, msgspec.structs.replace(self.drift, loss=figure))
+
+    @property
+    def change(self) -> int:
+        """Number of the last change, by whatever process."""
+        with self._lock:
+            return values.get_number(self._connection, "change")
+
+    @property
+    def trained_until(self) -> int:
+        """Number of the change up to which samples were trained on."""
+        with self._lock:
+            return values.get_number(self._connection, "trained")
+
+    def taken(self, path: str) -> Taken | None:
+        """How far a file was taken; None: not at all."""
+        with self._lock:
+            query = "SELECT path, num_bytes, changed_ns, taken, problem FROM file WHERE path = ?"
+            row = self._connection.execute(query, (path,)).fetchone()
+        return None if row is None else Taken(*row)
+
+    def forget_files(self, but: set[str], below: str) -> None:
+        """Files below this folder that are there no longer need not be remembered. Raises StoreError."""
+        with self._lock:
+            rows = self._connection.execute("SELECT path FROM file").fetchall()
+            gone = [(path,) for (path,) in rows if path.startswith(below) and path not in but]
+            if gone:
+                with self._step():
+                    self._connection.executemany("DELETE FROM file WHERE path = ?", gone)
+
+    def feed(self, kind: type[Feeding]) -> Feeding | None:
+        """What a feeder has remembered by `add`."""
+        with self._lock:
+            return values.get(self._connection, kind)
+
+    def reading(self) -> sqlite3.Connection:
+        """A connection of its own, to read while others write. Raises sqlite3.Error."""
+        return connect(self.path, mode="ro")
+
+    @contextmanager
+    def _step(self) -> Iterator[_Step]:
+        """All that is written inside is written, with counts that wait, within the bounds; or nothing is."""
+        counts = self.refusals.take()
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                step = self._next_step()
+                yield step
+                self._keep_bounds(step)
+                self._keep_counts(counts)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # a full disk rolls back by itself
+                    self._connection.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, OSError) as problem:
+            self.refusals.give_back(counts)
+            raise store_error("write", self.path, problem) from None
+        except BaseException:
+            self.refusals.give_back(counts)
+            raise
+
+    def _next_step(self) -> _Step:
+        clock, wall = values.get(self._connection, Clock), self._wall()
+        clock = clock or Clock(0.0, wall)
+        passed = wall - clock.wall
+        if not 0 <= passed <= DAY_S:
+            jump = f"the device's clock went {passed:+.0f} s since samples were looked at last"
+            self.refusals.note("clock", f"{jump}; they age by a day at most")
+        now_s = clock.seconds + min(max(0.0, passed), DAY_S)
+        values.put(self._connection, Clock(now_s, wall))
+        number = 1 + values.get_number(self._connection, "change")
+        values.put_number(self._connection, "change", number)
+        return _Step(number, now_s, wall)
+
+    def _keep_bounds(self, step: _Step) -> None:
+        bounds = values.get(self._connection, Bounds) or Bounds()
+        pin = values.get(self._connection, Pin)
+        pinned = pin.change if pin is not None and pin.whole else None
+        left = let_go(self._connection, bounds, step.now_s, step.number, pinned)
+        if pin is not None and left != pinned:
+            values.put(self._connection, msgspec.structs.replace(pin, whole=False))
+        step.unchecked_bytes = 0
+
+    def _keep_counts(self, counts: dict[str, tuple[int, str]]) -> None:
+        for kind, (count, words) in counts.items():
+            self._connection.execute(
+                "INSERT INTO refusal VALUES (?, ?, ?) ON CONFLICT DO UPDATE"
+                " SET count = count + excluded.count, last = excluded.last",
+                (kind, count, words),
+            )
+
+    def _add(self, sample: Sample, step: _Step) -> Outcome:
+        problem = self._objection(sample)
+        if problem is not None:
+            self.refuse(problem)
+            return "refused"
+        form = self._form(sample)
+        query = "SELECT number, name FROM sample WHERE digest = ? AND form = ?"
+        known = self._connection.execute(query, (sample.digest, form)).fetchone()
+        if known is not None:
+            return self._take_copy(known[0], known[1], sample, step)
+        return self._insert(sample, form, step)
+
+    def _objection(self, sample: Sample) -> BadSample | None:
+        expected, label = self._expected, sample.label
+        if expected is not None and not expected.fits(sample.x.dtype.str, sample.x.shape):
+            return BadSample("shape", f"a sample of shape {sample.x.shape}; the run's model takes another")
+        return None if label is None else self._label_objection(label)
+
+    def _label_objection(self, label: Label) -> BadSample | None:
+        most = None if self._expected is None else self._expected.num_classes
+        if most is not None and label.class_number >= most:
+            words = f"label {label.class_number}; the run's model has 0..{most - 1}"
+            return BadSample("class", words)
+        return None
+
+    def _form(self, sample: Sample) -> int:
+        key = sample.x.dtype.str, " ".join(map(str, sample.x.shape))
+        query = "SELECT number FROM form WHERE dtype = ? AND shape = ?"
+        row = self._connection.execute(query, key).fetchone()
+        if row is None:
+            row = (self._connection.execute("INSERT INTO form (dtype, shape) VALUES (?, ?)", key).lastrowid,)
+        return int(row[0])
+
+    def _insert(self, sample: Sample, form: int, step: _Step) -> Outcome:
+        label, x = sample.label, sample.data
+        y = None if label is None else label.data
+        num_bytes = stored_bytes(len(x) + len(y or b""))
+        if sample.name is not None:  # a name is of the newest that bears it
+            self._connection.execute("UPDATE sample SET name = NULL WHERE name = ?", (sample.name,))
+        row = (
+            sample.digest, form, sample.name, UNLABELLED if label is None else label.class_number, y,
+            sample.for_test, sample.for_validation, sample.rank, num_bytes, step.number, step.number,
+            step.now_s, step.wall, None if label is None else step.wall,
+        )  # fmt: skip
+        columns = (
+            "digest, form, name, class, y, for_test, for_validation, rank, num_bytes, added, changed,"
+            " arrived_s, arrived_at, labelled_at"
+        )
+        query = f"INSERT INTO sample ({columns}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608
+        number = self._connection.execute(query, row).lastrowid
+        self._connection.execute("INSERT INTO input VALUES (?, ?)", (number, x))
+        arrivals.note(self._connection, form, sample.x)
+        step.unchecked_bytes += num_bytes
+        if step.unchecked_bytes > _UNCHECKED_BYTES:  # a file does not shrink: a batch shall not swell it
+            self._keep_bounds(step)
+        return "stored"
+
+    def _take_copy(self, number: int, name: str | None, sample: Sample, step: _Step) -> Outcome:
+        if sample.name is not None and sample.name != name:
+            self._connection.execute("UPDATE sample SET name = NULL WHERE name = ?", (sample.name,))
+            self._connection.execute("UPDATE sample SET name = ? WHERE number = ?", (sample.name, number))
+        return "known" if sample.label is None else self._relabel(number, sample.label, step)
+
+    def _label(self, name: str, label: Label, step: _Step) -> Outcome:
+        problem = self._label_objection(label)
+        row = self._connection.execute("SELECT number FROM sample WHERE name = ?", (name,)).fetchone()
+        if problem is None and row is None:
+            problem = BadSample("name", f"a label for {name!r}, which is not kept, or not any more")
+        if problem is not None:
+            self.refuse(problem)
+            return "refused"
+        return self._relabel(row[0], label, step)
+
+    def _relabel(self, number: int, label: Label, step: _Step) -> Outcome:
+        query = "SELECT class, y, changed, dropped FROM sample WHERE number = ?"
+        of, y, changed, dropped = self._connection.execute(query, (number,)).fetchone()
+        if (of, y) == (label.class_number, label.data) or dropped is not None:
+            return "known"
+        pin = values.get(self._connection, Pin)
+        if pin is not None and changed <= pin.change:
+            self._connection.execute("INSERT OR IGNORE INTO label_before VALUES (?, ?, ?)", (number, of, y))
+        self._connection.execute(
+            "UPDATE sample SET class = ?, y = ?, changed = ?, labelled_at = ? WHERE number = ?",
+            (label.class_number, label.data, step.number, step.wall, number),
+        )
+        return "labelled"
+
+    def _put_taken(self, one: Taken) -> None:
+        row = one.path, one.num_bytes, one.changed_ns, one.taken, one.problem
+        self._connection.execute("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?)", row)

@@ -1,0 +1,155 @@
+"""The file of a sample store: SQLite, its tables version by version (`PRAGMA user_version`), and opening it.
+
+Step n brings a file of version n - 1 to version n, in one transaction; one that was released never changes.
+Inputs stand in a table of their own, so that counting and choosing samples reads none of them.
+"""
+
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+from fleetune.protocols import disk
+from fleetune.protocols.errors import StoreError, StoreVersion
+from fleetune.protocols.files import make_folder
+
+BUSY_S = 30.0  # another process may be adding samples, or reading a snapshot's rows
+LOG_BYTES = 4 * 2**20  # of SQLite's own log, which stands beside the file
+
+_TABLES = """
+CREATE TABLE value (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE form (
+    number INTEGER PRIMARY KEY, dtype TEXT NOT NULL, shape TEXT NOT NULL, UNIQUE (dtype, shape)
+);
+CREATE TABLE sample (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL, form INTEGER NOT NULL, name TEXT UNIQUE,
+    class INTEGER NOT NULL, y BLOB, for_test REAL NOT NULL, for_validation REAL NOT NULL, rank REAL NOT NULL,
+    num_bytes INTEGER NOT NULL, added INTEGER NOT NULL, changed INTEGER NOT NULL, dropped INTEGER,
+    arrived_s REAL NOT NULL, arrived_at REAL NOT NULL, labelled_at REAL, UNIQUE (digest, form)
+);
+CREATE TABLE input (number INTEGER PRIMARY KEY, x BLOB NOT NULL);
+CREATE TABLE label_before (number INTEGER PRIMARY KEY, class INTEGER NOT NULL, y BLOB);
+CREATE TABLE tally (
+    held INTEGER NOT NULL, class INTEGER NOT NULL, count INTEGER NOT NULL, num_bytes INTEGER NOT NULL,
+    PRIMARY KEY (held, class)
+) WITHOUT ROWID;
+CREATE TABLE refusal (kind TEXT PRIMARY KEY, count INTEGER NOT NULL, last TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE file (
+    path TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL, changed_ns INTEGER NOT NULL, taken INTEGER NOT NULL,
+    problem TEXT
+) WITHOUT ROWID;
+CREATE TABLE arrival (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, form INTEGER NOT NULL, projections BLOB NOT NULL
+);
+CREATE INDEX live_rank ON sample (rank) WHERE dropped IS NULL;
+CREATE INDEX live_class ON sample (class, rank) WHERE dropped IS NULL;
+CREATE INDEX live_class_number ON sample (class, number) WHERE dropped IS NULL;
+CREATE INDEX held ON sample (dropped) WHERE dropped IS NOT NULL;
+CREATE INDEX by_change ON sample (changed);
+CREATE TRIGGER counted AFTER INSERT ON sample BEGIN
+    INSERT INTO tally VALUES (NEW.dropped IS NOT NULL, NEW.class, 1, NEW.num_bytes)
+    ON CONFLICT DO UPDATE SET count = count + 1, num_bytes = num_bytes + NEW.num_bytes;
+END;
+CREATE TRIGGER uncounted AFTER DELETE ON sample BEGIN
+    UPDATE tally SET count = count - 1, num_bytes = num_bytes - OLD.num_bytes
+    WHERE held = (OLD.dropped IS NOT NULL) AND class = OLD.class;
+    DELETE FROM input WHERE number = OLD.number;
+    DELETE FROM label_before WHERE number = OLD.number;
+END;
+CREATE TRIGGER recounted AFTER UPDATE OF class, dropped, num_bytes ON sample BEGIN
+    UPDATE tally SET count = count - 1, num_bytes = num_bytes - OLD.num_bytes
+    WHERE held = (OLD.dropped IS NOT NULL) AND class = OLD.class;
+    INSERT INTO tally VALUES (NEW.dropped IS NOT NULL, NEW.class, 1, NEW.num_bytes)
+    ON CONFLICT DO UPDATE SET count = count + 1, num_bytes = num_bytes + NEW.num_bytes;
+END
+"""
+
+
+def _first_tables(connection: sqlite3.Connection) -> None:
+    command = ""
+    for line in _TABLES.splitlines():  # executescript would commit what is open
+        command += line + "\n"
+        if sqlite3.complete_statement(command):
+            connection.execute(command)
+            command = ""
+    connection.execute(command)
+
+
+STEPS = (_first_tables,)
+VERSION = len(STEPS)
+
+
+def open_store(path: Path) -> sqlite3.Connection:
+    """Open the file to read and write, or make it.
+
+    Raises:
+        StoreVersion: a newer program wrote it; it is left as it is.
+        StoreError: it cannot be opened, or is damaged.
+    """
+    make_folder(path.parent)
+    connection = None
+    try:
+        connection = connect(path)
+        _check_version(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = FAST")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+        _bring_up(connection, path)
+        disk.DISK.sync_folder(path.parent)
+    except (sqlite3.Error, OSError, StoreError) as problem:
+        if connection is not None:
+            connection.close()
+        if isinstance(problem, StoreError):
+            raise
+        raise store_error("open", path, problem) from None
+    with suppress(OSError):
+        path.chmod(0o600)  # samples are the owner's alone
+    return connection
+
+
+def connect(path: Path, *, mode: str = "rwc") -> sqlite3.Connection:
+    """A connection whose transactions are said by `BEGIN`. Raises sqlite3.Error."""
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(
+        address, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S, cached_statements=64
+    )
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise StoreVersion.of(path, version, VERSION)
+    return int(version)
+
+
+def _bring_up(connection: sqlite3.Connection, path: Path) -> None:
+    while True:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = _check_version(connection, path)  # another process may have been quicker
+            if version < VERSION:
+                STEPS[version](connection)
+                connection.execute(f"PRAGMA user_version = {version + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        if version >= VERSION:
+            return
+
+
+def store_error(verb: str, path: Path, problem: sqlite3.Error | OSError) -> StoreError:
+    """The line for what SQLite, or the disk, says of the store."""
+    if isinstance(problem, OSError):
+        return StoreError(f"cannot {verb} {path}: {os.strerror(problem.errno or 0)}")
+    code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        advice = "it is damaged: restore it, or remove it to begin with no samples"
+    elif code == sqlite3.SQLITE_FULL:
+        advice = "free some space, or keep less (--keep-mb); nothing that was stored is lost"
+    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        advice = "another process holds it; it is tried again"
+    else:
+        advice = "may this folder be written, and is there room?"
+    return StoreError(f"cannot {verb} {path}: {problem}; {advice}")
