@@ -27,6 +27,7 @@ from fleetune.edge_agent.run_options import (
 )
 from fleetune.edge_agent.service.cli import app as service
 from fleetune.edge_agent.state import wipe
+from fleetune.edge_agent.stream import cli as stream_cli
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.version import show_version
@@ -281,6 +282,8 @@ def doctor(
 app.command()(wipe.wipe)
 app.command()(personal_cli.export)
 app.command()(personal_cli.predict)
+app.command()(stream_cli.add)
+app.command()(stream_cli.samples)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,11 @@ Certificate = Annotated[str | None, typer.Option(help="PEM file of this device's
 CertificateKey = Annotated[str | None, typer.Option(help="PEM file of the certificate's key (TLS)")]
 Root = Annotated[Path, typer.Option(envvar="FLEETUNE_ROOT", help="folder that has this board's proc and sys")]
 
+LabelColumns = Annotated[
+    str,
+    typer.Option(help="of tables: the column that is the label; several (a,b) are numbers"),
+]
+
 HOST = socket.gethostname().split(".")[0]
 STATE = Path("agent-state")
 
@@ -37,7 +42,8 @@ class RunOptions:
         str,
         typer.Option(
             help="npz:FILE with arrays x and y (and perhaps test, or x_train, y_train, x_test, y_test),"
-            " digits, {idx,cifar,har}:FOLDER or package.module:function; see docs/data.md"
+            " digits, {idx,cifar,har}:FOLDER or package.module:function; see docs/data.md. Data that grow:"
+            " watch:FOLDER, a generator function, or intake: for what comes by --intake; see docs/streams.md"
         ),
     ]
     device: DeviceName = HOST
@@ -67,6 +73,24 @@ class RunOptions:
     test_fraction: Annotated[
         float, typer.Option(min=0.01, max=0.99, help="of the data, held out for testing")
     ] = 0.3
+    keep_mb: Annotated[
+        float | None, typer.Option(help="of data that grow: megabytes of samples that are kept (200)")
+    ] = None
+    keep_days: Annotated[float | None, typer.Option(help="of data that grow: older samples go")] = None
+    keep: Annotated[
+        str | None,
+        typer.Option(help="reservoir: a fair draw of all that ever came is kept; or newest: the last ones"),
+    ] = None
+    keep_balanced: Annotated[
+        bool | None, typer.Option("--keep-balanced", help="whoever goes is of the class with the most")
+    ] = None
+    keep_unlabelled: Annotated[
+        float | None, typer.Option(help="share of the room for samples without a label (0.5)")
+    ] = None
+    intake: Annotated[
+        Path | None, typer.Option(help="Unix socket to make, by which programs here bring samples")
+    ] = None
+    label_column: LabelColumns = "label"
     trainer: Trainer = "auto"
     threads: Threads = 1
     trust: Annotated[

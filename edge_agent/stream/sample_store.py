@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, TypeVar
@@ -246,9 +246,19 @@ class SampleStore:
         with self._lock:
             return values.get(self._connection, kind)
 
-    def reading(self) -> sqlite3.Connection:
-        """A connection of its own, to read while others write. Raises sqlite3.Error."""
-        return connect(self.path, mode="ro")
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own, which reads all in one transaction, while others write.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        try:
+            with closing(connect(self.path, mode="ro")) as connection:
+                connection.execute("BEGIN")
+                yield connection
+        except sqlite3.Error as problem:
+            raise store_error("read", self.path, problem) from None
 
     @contextmanager
     def _step(self) -> Iterator[_Step]:

@@ -1,8 +1,7 @@
 """The samples of a store as they stood after one of its changes: what a round trains and is tested on."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.stream import values
 from fleetune.edge_agent.stream.sample import NUMBERS, UNLABELLED, Label
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.store_layout import store_error
 
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
@@ -79,7 +77,7 @@ def count(store: SampleStore, wanted: Wanted, change: int | None = None) -> Coun
     Raises:
         StoreError: the store cannot be read.
     """
-    with _reading(store) as connection:
+    with store.reading() as connection:
         return _counted(connection, wanted, store.change if change is None else change, [])
 
 
@@ -93,7 +91,7 @@ def read(store: SampleStore, wanted: Wanted, change: int) -> tuple[dict[Part, Ar
     Raises:
         StoreError: the store cannot be read.
     """
-    with _reading(store) as connection:
+    with store.reading() as connection:
         rows: list[_Row] = []
         counted = _counted(connection, wanted, change, rows)
         forms = _forms(connection, wanted, change)
@@ -106,17 +104,6 @@ def read(store: SampleStore, wanted: Wanted, change: int) -> tuple[dict[Part, Ar
             part: _part(connection, [row for row in rows if row.part == part], forms, (empty, labels))
             for part in PARTS
         }, counted
-
-
-@contextmanager
-def _reading(store: SampleStore) -> Iterator[sqlite3.Connection]:
-    """All is read in one transaction, so that it goes together."""
-    try:
-        with closing(store.reading()) as connection:
-            connection.execute("BEGIN")
-            yield connection
-    except sqlite3.Error as problem:
-        raise store_error("read", store.path, problem) from None
 
 
 def _counted(connection: sqlite3.Connection, wanted: Wanted, change: int, rows: list[_Row]) -> Counted:

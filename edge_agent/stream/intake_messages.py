@@ -1,0 +1,131 @@
+"""What sensors' programs say to the local socket, and what they are told, as bytes.
+
+A message is one line of JSON, or MessagePack after its length as 4 bytes, big endian; an answer comes in the
+same form and order. `x` is a sample's input, lists of numbers, or bytes with `dtype` (u1 or f4, little
+endian) and `shape`; `y` its label, `id` its name; a message with `id` and `y` alone gives a label. An answer
+says `ok`, and `what` became of it, or the `problem`; with `again`, the disk was full: send it once more.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleetune.edge_agent.stream.sample import (
+    MAX_NAME,
+    BadSample,
+    Label,
+    Sample,
+    make_label,
+    make_name,
+    make_sample,
+)
+from fleetune.edge_agent.stream.sample_store import Outcome
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.one_line import flat
+
+MAX_MESSAGE_BYTES = 2**22
+_MOST_AXES = 8
+_KINDS: dict[str, np.dtype[Any]] = {"u1": np.dtype(np.uint8), "f4": np.dtype("<f4")}
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """What a sensor's program sends."""
+
+    id: str | int | None = None
+    x: Any = None
+    y: Any = None
+    dtype: str | None = None
+    shape: list[int] | None = None
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """What it is told."""
+
+    ok: bool
+    id: str | int | None = None
+    what: Outcome | None = None
+    problem: str | None = None
+    again: bool = False
+
+
+@dataclass
+class Received:
+    """A message that was read: what is to be done, or why not."""
+
+    as_json: bool
+    id: str | int | None = None
+    sample: Sample | None = None
+    label: Label | None = None
+    problem: BadSample | None = None
+
+
+def answer_to(one: Received, outcome: Outcome | None, failed: StoreError | None) -> Answer:
+    if one.problem is not None:
+        return Answer(False, one.id, problem=str(one.problem))
+    if outcome is None:
+        return Answer(False, one.id, problem=str(failed), again=True)
+    problem = "it is refused; the agent's log says why" if outcome == "refused" else None
+    return Answer(outcome != "refused", one.id, outcome, problem)
+
+
+def first_message(received: bytearray) -> tuple[int, int, bool] | None:
+    """Where the first message begins and ends, and whether it is a line; None: it is not here in whole.
+
+    Raises:
+        BadSample: it is too long.
+    """
+    if not received:
+        return None
+    if received[0] in b"{ \t\r\n":
+        end = received.find(b"\n", 0, MAX_MESSAGE_BYTES + 1)
+        if end < 0 and len(received) > MAX_MESSAGE_BYTES:
+            raise BadSample("message", f"a line of more than {MAX_MESSAGE_BYTES} bytes")
+        return None if end < 0 else (0, end, True)
+    if received[0] > MAX_MESSAGE_BYTES >> 24:  # no length that may be begins so
+        raise BadSample("message", "neither a line of JSON nor MessagePack after its length")
+    if len(received) < 4:
+        return None
+    end = 4 + int.from_bytes(received[:4], "big")
+    if end > MAX_MESSAGE_BYTES:
+        raise BadSample("message", f"a message of {end - 4} bytes; at most {MAX_MESSAGE_BYTES - 4}")
+    return (4, end, False) if len(received) >= end else None
+
+
+def read_message(content: bytes, *, as_json: bool) -> Received:
+    decode = msgspec.json.decode if as_json else msgspec.msgpack.decode
+    name: str | int | None = None
+    try:
+        message = decode(content, type=Message)
+        name = message.id if len(str(message.id)) <= MAX_NAME else None
+        if message.x is not None:
+            sample = make_sample(_array(message), message.y, name)
+            return Received(as_json, name, sample=sample)
+        if name is None or message.y is None:
+            return Received(as_json, name, problem=BadSample("message", "a message needs x, or id and y"))
+        return Received(as_json, make_name(name), label=make_label(message.y))
+    except BadSample as problem:
+        return Received(as_json, name, problem=problem)
+    except (msgspec.DecodeError, ValueError, RecursionError) as problem:
+        words = f"no message ({flat(problem)[:100]})"
+        return Received(as_json, name, problem=BadSample("message", words))
+
+
+def _array(message: Message) -> Any:
+    """The input; bytes as the array that they are."""
+    if not isinstance(message.x, bytes):
+        are_bytes = message.dtype == "u1" and _are_bytes(message.x)
+        return np.asarray(message.x, np.uint8) if are_bytes else message.x
+    kind, shape = _KINDS.get(message.dtype or ""), message.shape or []
+    if kind is None or not 0 < len(shape) <= _MOST_AXES or min(shape) < 1:
+        raise BadSample("message", "bytes as x need dtype (u1 or f4) and shape")
+    if math.prod(shape) * kind.itemsize != len(message.x):
+        raise BadSample("message", f"{len(message.x)} bytes as x are not of that shape")
+    return np.frombuffer(message.x, kind).reshape(shape)
+
+
+def _are_bytes(x: Any) -> bool:
+    found = np.asarray(x)
+    return bool(found.dtype.kind in "bui" and found.size and found.min() >= 0 and found.max() <= 255)

@@ -1,0 +1,487 @@
+"""What brings samples into the store: a watched folder, a user's iterator, the local socket, a command."""
+
+import json
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fleetune.edge_agent import cli
+from fleetune.edge_agent.stream import local_socket, sample_files, user_iterator, watched_folder
+from fleetune.edge_agent.stream.intake import Intake
+from fleetune.edge_agent.stream.intake_messages import MAX_MESSAGE_BYTES
+from fleetune.edge_agent.stream.local_socket import LocalSocket
+from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.sample_store import SampleStore
+from fleetune.edge_agent.stream.sample_stream import StreamSettings, is_stream, open_stream
+from fleetune.edge_agent.stream.user_iterator import UserIterator
+from fleetune.edge_agent.stream.watched_folder import LINE_S, SETTLED_S, WatchedFolder
+from fleetune.protocols.errors import DataError, SettingError, StoreError
+
+
+@pytest.fixture
+def store(tmp_path):
+    found = SampleStore.open(tmp_path / "samples.sqlite")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+class Ticks:
+    """A clock that moves when told."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Looking:
+    """A folder that is looked at as if time passed."""
+
+    def __init__(self, store, folder, **options):
+        self.clock, self.store = Ticks(), store
+        self.folder = WatchedFolder(store, folder, clock=self.clock, **options)
+
+    def look(self, times=2, pause_s=SETTLED_S):
+        for _ in range(times):
+            self.folder.look()
+            self.clock.now += pause_s
+
+
+def kept(store):
+    """Class and name of what is kept, in its order."""
+    return store._connection.execute("SELECT class, name FROM sample ORDER BY number").fetchall()
+
+
+def inputs_of(store):
+    tables = "input JOIN sample USING (number) JOIN form ON form.number = form"
+    rows = store._connection.execute(f"SELECT dtype, shape, x FROM {tables} ORDER BY sample.number")
+    return [np.frombuffer(x, dtype).reshape([int(one) for one in shape.split()]) for dtype, shape, x in rows]
+
+
+def refused(store):
+    store.keep_counts()
+    return dict(store._connection.execute("SELECT kind, count FROM refusal"))
+
+
+def image(path, value, mode="L", size=(6, 5)):
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    path.parent.mkdir(exist_ok=True)
+    pillow.new(mode, size, value).save(path)
+
+
+def test_images_of_class_folders_and_labels_by_moving_a_file(store, folder):
+    (folder / "classes.txt").write_text("cat\ndog\n")
+    image(folder / "dog" / "a.png", 3)
+    image(folder / "7" / "b.png", (1, 2, 3), "RGB")
+    image(folder / "c.png", 4)
+    image(folder / "cow" / "d.png", 5)
+    (folder / "cat").mkdir()
+    (folder / "cat" / "e.jpg").write_bytes(b"no image at all")
+    looking = Looking(store, folder)
+    looking.look(1)
+    assert kept(store) == []  # they may still be written
+    looking.look(4)
+    assert sorted(kept(store)) == [(-1, "c.png"), (1, "dog/a.png"), (7, "7/b.png")]
+    assert sorted(x.shape for x in inputs_of(store)) == [(5, 6), (5, 6), (5, 6, 3)]
+    assert refused(store) == {"file": 2}  # once each, however often it is looked at
+    (folder / "c.png").rename(folder / "cat" / "c.png")
+    looking.look(3)
+    assert sorted(kept(store)) == [(0, "cat/c.png"), (1, "dog/a.png"), (7, "7/b.png")]
+    (folder / "classes.txt").write_text("cat\ndog\ncow\n")
+    os.utime(folder / "cow" / "d.png", ns=(1, 1))  # or written anew
+    looking.look(3)
+    assert (2, "cow/d.png") in kept(store)
+
+
+def test_a_file_that_grows_is_left_until_it_is_whole(store, folder):
+    looking, path = Looking(store, folder), folder / "shard.npz"
+    np.savez(folder / "whole.npz", x=np.eye(3, dtype=np.float32), y=[0, 1, 2], id=["a", "b", "c"])
+    content = (folder / "whole.npz").read_bytes()
+    (folder / "whole.npz").rename(path)
+    for end in range(0, len(content), len(content) // 4):
+        path.write_bytes(content[:end])
+        os.utime(path, ns=(end, end))
+        looking.look(1, 10.0)
+    assert kept(store) == []
+    path.write_bytes(content)
+    looking.look(3)
+    assert kept(store) == [(0, "a"), (1, "b"), (2, "c")]
+    assert refused(store) == {}
+
+
+def test_shards_that_are_not_what_they_should_be_cost_a_line_each(store, folder, caplog):
+    x = np.eye(3, dtype=np.float32)
+    np.savez(folder / "marks.npz", x=x, y=[0, 1, 2], test=[True, False, False])
+    np.savez(folder / "short.npz", x=x, y=[0, 1])
+    np.savez(folder / "none.npz", y=[0, 1])
+    (folder / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
+    np.savez(folder / "some.npz", x=np.array([[1.0, 2.0], [np.nan, 0.0], [3.0, 4.0]]), y=[0, 1, -4])
+    (folder / ".hidden.npz").write_bytes(b"x")
+    (folder / "new.npz.tmp").write_bytes(b"x")
+    (folder / "readme.txt").write_text("not a sample")
+    looking = Looking(store, folder)
+    looking.look(6)
+    assert kept(store) == [(0, None)]
+    assert refused(store) == {"file": 4, "not-finite": 1, "label": 1}
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 3
+    looking = Looking(store, folder)  # after a restart too
+    looking.look(3)
+    assert refused(store)["file"] == 4
+
+
+def test_rows_of_a_table_that_grows(store, folder):
+    path, looking = folder / "log.csv", Looking(store, folder, labels=("kind",))
+    path.write_text("temperature,kind,id,speed\n1.5,0,a,2\n2.5,,b,3\nbad,0,c,4\n")
+    looking.look()
+    assert kept(store) == [(0, "a"), (-1, "b")]
+    with path.open("a") as file:
+        file.write("3.5,1,d,5\n4.5,1")
+    looking.look(3)
+    assert kept(store)[2:] == [(1, "d")]  # the last line may go on
+    with path.open("a") as file:
+        file.write(",e,6")
+    looking.look(2)
+    assert len(kept(store)) == 3
+    looking.look(2, LINE_S)
+    assert kept(store)[3:] == [(1, "e")]
+    assert [x.tolist() for x in inputs_of(store)] == [[1.5, 2], [2.5, 3], [3.5, 5], [4.5, 6]]
+    (folder / "other.csv").write_text("speed,temperature,kind\n7,8,1\n")  # by name, not by place
+    (folder / "third.csv").write_text("speed,pressure,kind\n7,8,1\n")
+    looking.look(3)
+    assert inputs_of(store)[4].tolist() == [8, 7]
+    assert refused(store) == {"not-numbers": 1, "file": 1}
+    path.write_text("temperature,kind,id,speed\n9,0,f,9\n")  # begun anew
+    looking.look(3)
+    assert kept(store)[5:] == [(0, "f")]
+    path.unlink()
+    looking.look(2)
+    assert store.taken(str(path)) is None
+
+
+def test_several_columns_are_a_label_of_numbers(store, folder):
+    (folder / "two.csv").write_text("x,u,v\n1,0.5,2\n2,,3\n")
+    Looking(store, folder, labels=("u", "v")).look()
+    assert [row[0] for row in kept(store)] == [-2, -1]
+    (y,) = [y for (y,) in store._connection.execute("SELECT y FROM sample WHERE y IS NOT NULL")]
+    assert np.frombuffer(y, "<f4").tolist() == [0.5, 2]
+
+
+def test_what_needs_a_package_says_so_once_and_is_taken_when_it_is_there(store, folder, caplog, monkeypatch):
+    (folder / "a.parquet").write_bytes(b"PAR1")
+    looking, missing = Looking(store, folder), sample_files.NeedsPackage("Parquet files need pyarrow")
+
+    def read(*_):
+        raise missing
+
+    monkeypatch.setattr(watched_folder, "read_parquet", read)
+    looking.look(5)
+    assert len(caplog.records) == 1
+    monkeypatch.setattr(
+        watched_folder, "read_parquet", lambda *_: iter([sample_files.make_sample([1.0], 1, "p")])
+    )
+    looking.look(1)
+    assert kept(store) == [(1, "p")]
+
+
+def test_parquet_rows(store, folder):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"x": [1.0, 2.0], "label": [1, None]}), folder / "a.parquet")
+    Looking(store, folder).look()
+    assert [row[0] for row in kept(store)] == [1, -1]
+
+
+def test_a_full_disk_leaves_files_for_another_time(store, folder, monkeypatch):
+    np.savez(folder / "a.npz", x=np.eye(3, dtype=np.float32), y=[0, 1, 2])
+    looking = Looking(store, folder)
+    looking.look(1)
+    add = SampleStore.add
+
+    def fails(*_):
+        raise StoreError("no room")
+
+    monkeypatch.setattr(SampleStore, "add", fails)
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            looking.look(1)
+        looking.clock.now += SETTLED_S
+    monkeypatch.setattr(SampleStore, "add", add)
+    looking.look(1)
+    assert len(kept(store)) == 3
+
+
+def fed(count):
+    for index in range(count):
+        yield np.full(3, index, np.float32), index % 2, f"n{index}"
+    yield {"x": [1.0, float("nan"), 2.0]}
+    yield {"x": [5.0, 6.0, 7.0], "y": 1}
+    yield np.full(3, -1.0)
+    yield (1, 2, 3, 4)
+
+
+def until(condition):
+    give_up_at = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def running(feeder):
+    """A feeder in a thread; call what is returned to end it."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=feeder.run, args=(stopped,))
+    thread.start()
+
+    def end():
+        stopped.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+    return end
+
+
+def test_an_iterators_samples_are_kept_as_they_come(store):
+    end = running(UserIterator(store, lambda: fed(700), "me:fed"))
+    until(lambda: len(kept(store)) == 702)
+    end()
+    assert kept(store)[:2] == [(0, "n0"), (1, "n1")]
+    assert kept(store)[-2:] == [(1, None), (-1, None)]
+    assert refused(store) == {"not-finite": 1, "not-numbers": 1}
+
+
+def test_an_iterator_that_fails_is_called_again_and_one_that_waits_holds_nobody_up(store, monkeypatch):
+    monkeypatch.setattr(user_iterator, "AGAIN_S", 0.01)
+    calls, waits = [], threading.Event()
+
+    def sensor():
+        calls.append(1)
+        yield [float(len(calls))], 0
+        if len(calls) < 3:
+            raise RuntimeError("the cable\nis out")
+        waits.wait(60)
+
+    end = running(UserIterator(store, sensor, "me:sensor"))
+    until(lambda: len(kept(store)) == 3)
+    end()  # though it still waits for its sensor
+    waits.set()
+    assert refused(store) == {"iterator": 2}
+
+
+@pytest.fixture
+def listening(store, tmp_path):
+    found = LocalSocket(store, tmp_path / "s")
+    end = running(found)
+    yield found
+    end()
+    assert not (tmp_path / "s").exists()
+
+
+class Talk:
+    """A sensor's program."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(60)
+        self.socket.connect(str(path))
+        self.file = self.socket.makefile("rb")
+
+    def say(self, *messages):
+        self.socket.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in messages))
+        return [json.loads(self.file.readline()) for _ in messages]
+
+    def pack(self, **message):
+        data = msgspec.msgpack.encode(message)
+        self.socket.sendall(len(data).to_bytes(4, "big") + data)
+        return msgspec.msgpack.decode(self.file.read(int.from_bytes(self.file.read(4), "big")))
+
+    def close(self):
+        self.file.close()
+        self.socket.close()
+
+    def is_cut_off(self):
+        try:
+            return self.file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+@pytest.fixture
+def talk(listening):
+    found = Talk(listening.path)
+    yield found
+    found.close()
+
+
+def test_the_socket_keeps_samples_and_answers_each(store, listening, talk):
+    assert stat.S_IMODE(listening.path.stat().st_mode) == 0o600
+    answers = talk.say(
+        {"x": [1.5, 2], "y": 3, "id": "a"},
+        {"x": [2.5, 2], "id": 7},
+        {"id": 7, "y": 1},
+        {"x": [1.5, 2]},
+        {"x": [3, "many"]},
+        {"id": "nobody", "y": 1},
+        {"x": [1, 2], "dtype": "u1"},
+        {"y": 1},
+    )
+    assert [one.get("what", "problem") for one in answers] == [
+        "stored", "stored", "labelled", "known", "problem", "refused", "stored", "problem",
+    ]  # fmt: skip
+    assert [one["ok"] for one in answers] == [True, True, True, True, False, False, True, False]
+    assert answers[1]["id"] == 7
+    x = np.arange(6, dtype="<f4").reshape(2, 3)
+    assert talk.pack(x=x.tobytes(), dtype="f4", shape=[2, 3], y=[0.5, 1.5], id="p") == {
+        "ok": True, "id": "p", "what": "stored",
+    }  # fmt: skip
+    assert not talk.pack(x=b"123", dtype="f4", shape=[2, 3])["ok"]
+    assert sorted(kept(store), key=str) == [(-1, None), (-2, "p"), (1, "7"), (3, "a")]
+    assert sorted(x.shape for x in inputs_of(store)) == [(2,), (2,), (2,), (2, 3)]
+
+
+def test_a_disk_that_is_full_is_said_and_the_sample_may_come_again(store, talk, monkeypatch):
+    add = SampleStore.add
+
+    def fails(*_):
+        raise StoreError("cannot write: no room")
+
+    monkeypatch.setattr(SampleStore, "add", fails)
+    (answer,) = talk.say({"x": [1.0]})
+    assert answer == {"ok": False, "problem": "cannot write: no room", "again": True}
+    monkeypatch.setattr(SampleStore, "add", add)
+    assert talk.say({"x": [1.0]})[0]["ok"]
+    assert refused(store) == {"disk": 1}
+
+
+ATTACKS = {
+    "a line without end": b"{" + b" " * (MAX_MESSAGE_BYTES + 10),
+    "a length beyond all": (2**31 - 1).to_bytes(4, "big"),
+    "a length just too long": (MAX_MESSAGE_BYTES - 3).to_bytes(4, "big"),
+    "rubbish": b"{rubbish\n" * 300,
+    "something else": b"GET / HTTP/1.1\r\n",
+    "rubbish in binary": (4).to_bytes(4, "big") * 600,
+    "lists in lists": (b'{"x": ' + b"[" * 200_000 + b"\n") * 10 + b"{rubbish\n" * 100,
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_who_sends_rubbish_is_cut_off_and_nobody_else_notices(store, listening, talk, attack, caplog):
+    hostile = Talk(listening.path)
+    try:
+        hostile.socket.sendall(attack)
+        received = hostile.file.read()
+    except (ConnectionResetError, BrokenPipeError):
+        received = b""
+    assert len(received) < 2**17
+    assert talk.say({"x": [1.0], "id": "good"}) == [{"ok": True, "id": "good", "what": "stored"}]
+    hostile.close()
+    assert len(caplog.records) <= 2
+    assert refused(store)["message"] >= 1
+
+
+def test_who_never_reads_is_not_read_and_holds_up_nobody(store, listening, talk):
+    deaf = Talk(listening.path)
+    deaf.socket.setblocking(False)
+    sent, number = 0, 0
+    try:
+        while sent < 8 * 2**20:
+            number += 1
+            data = b'{"x": [%d.0], "id": "%s"}\n' % (number % 50, b"n" * 150)
+            while data:
+                done = deaf.socket.send(data)
+                sent, data = sent + done, data[done:]
+                if number % 500 == 0 and not data:
+                    assert talk.say({"x": [0.5]})[0]["ok"]
+    except BlockingIOError:
+        pass
+    assert sent < 8 * 2**20
+    assert talk.say({"x": [0.25]})[0]["ok"]
+    assert max(len(peer.waiting) for peer in listening._peers) < 2 * local_socket.MAX_WAITING_BYTES
+    deaf.close()
+    assert talk.say({"x": [0.75]})[0]["ok"]
+
+
+def test_connections_are_bounded(store, listening):
+    talks = [Talk(listening.path) for _ in range(local_socket.MAX_CONNECTIONS)]
+    for one in talks:
+        assert one.say({"x": [1.0]})[0]["ok"]
+    surplus = Talk(listening.path)
+    assert surplus.is_cut_off()
+    for one in [*talks, surplus]:
+        one.close()
+
+
+def test_a_socket_left_behind_is_taken_over_and_nobody_elses(store, tmp_path):
+    path = tmp_path / "left"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.listen()
+    with left, pytest.raises(SettingError, match=r"--intake .*left: another program listens there"):
+        LocalSocket(store, path)
+    found = LocalSocket(store, path)  # its owner is gone
+    running(found)()
+    path.write_text("precious")
+    with pytest.raises(SettingError, match="no socket"):
+        LocalSocket(store, path)
+    assert path.read_text() == "precious"
+    with pytest.raises(SettingError, match="too long"):
+        LocalSocket(store, tmp_path / ("x" * 200))
+
+
+def test_which_sources_are_streams(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_streams.py").write_text(
+        "def grows():\n    yield [1.0], 1\n\n\ndef whole():\n    return [], []\n"
+    )
+    assert is_stream("watch:in")
+    assert is_stream("intake:")
+    assert is_stream("mine_streams:grows")
+    assert not is_stream("mine_streams:whole")
+    assert not is_stream("npz:x.npz")
+    assert not is_stream("digits")
+    with pytest.raises(DataError, match=r"there is no folder .*/in; make it"):
+        open_stream(tmp_path / "s.sqlite", "watch:in", StreamSettings())
+
+
+def test_samples_put_in_by_hand_are_there_and_shown(tmp_path, folder):
+    (folder / "a.csv").write_text("p,q,label\n1,2,0\n3,4,1\n1,2,0\nx,1,0\n5,6,\n")
+    here = ["--fleet", "f", "--device", "d", "--state", str(tmp_path)]
+    found = CliRunner().invoke(cli.app, ["samples", *here])
+    assert found.exit_code == 2
+    assert "no samples are kept here" in found.output
+    found = CliRunner().invoke(cli.app, ["add", str(folder / "a.csv"), *here])
+    assert found.output == f"{folder}/a.csv: 3 stored, 1 known, 1 refused (not-numbers)\n"
+    lines = '{"x": [7, 8], "y": 1, "id": "h"}\n\n{"id": "h", "y": 0}\nrubbish\n'
+    found = CliRunner().invoke(cli.app, ["add", "-", *here], input=lines)
+    assert found.output == "-: 1 stored, 1 labelled, 1 refused (message)\n"
+    found = CliRunner().invoke(cli.app, ["add", str(folder / "a.txt"), *here])
+    assert found.exit_code == 2
+    found = CliRunner().invoke(cli.app, ["samples", *here, "--json"])
+    told = json.loads(found.output)
+    assert {row["name"]: row["train"] + row["test"] for row in told["classes"]} == {
+        "no label yet": 1,
+        "0": 2,
+        "1": 1,
+    }
+    assert told["shapes"] == {"f4 (2)": 4}
+    assert told["new"] == 4
+    assert told["drift"] is None
+    assert set(told["refused"]) == {"not-numbers", "message"}
+    found = CliRunner().invoke(cli.app, ["samples", *here])
+    assert "new since the last training: 4; drift: not known yet" in found.output
+    with Intake.open("f", "d", tmp_path, bounds=Bounds(keep_mb=5)) as intake:
+        assert intake.add([7.0, 8.0]) == "known"
