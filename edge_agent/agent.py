@@ -26,6 +26,7 @@ from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.stream.sample_stream import SampleStream
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TrainingStopped
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.version import VERSION
@@ -58,6 +59,7 @@ class Agent:
         make_transport: from the will and the queue of events, a transport that is not connected yet.
         measure_link: asked once a run, when nothing else is under way.
         meter: of this board.
+        make_stream: opens the device's samples, where they come by and by, once its state folder is held.
         leave_after_run: stop when a run is finished, instead of waiting for the next.
         clock: seconds that never jump.
 
@@ -74,6 +76,7 @@ class Agent:
         *,
         measure_link: Callable[[], LinkSpeed] = LinkSpeed,
         meter: BoardMeter | None = None,
+        make_stream: Callable[[], SampleStream] | None = None,
         leave_after_run: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -97,7 +100,8 @@ class Agent:
         )
         self._link = PeerLink(settings.device, "device", self._intake)
         self._jobs = Jobs(self.events.put, clock)
-        device = Device(settings, self._store, self._meter, self._guard, measure_link)
+        self._stream = None if make_stream is None else make_stream()
+        device = Device(settings, self._store, self._meter, self._guard, measure_link, self._stream)
         self._enrolling = Enrolling(device, self._jobs)
         self._manager = service_manager()
         self._joined: JoinedRun | None = None
@@ -109,6 +113,8 @@ class Agent:
     def run(self) -> str:
         """Serve until told to stop; the reason."""
         try:
+            if self._stream is not None:
+                self._stream.start()
             self._transport.connect()
             while True:
                 self._manager.beat(self._clock())
@@ -124,6 +130,8 @@ class Agent:
             self._manager.stopping()
             self._transport.close(wire.encode(wire.Presence(False)))
             self._jobs.close()
+            if self._stream is not None:
+                self._stream.close()
             self._lock.close()
 
     def _next_event(self) -> Any:
@@ -242,10 +250,11 @@ class Agent:
         run, spec = self._joined.enrolment.run, self._joined.enrolment.spec
         self._resting = self._guard.objection() or self._joined.refusal
         if self._resting is None:
+            self._joined.note_samples(replied=bool(self._link.outbox))
             self._send(wire.Ready(run, spec.hash, self._joined.membership.tell()))
         else:
             self._decline(TransferKey("enrolment", run), "resting", TrainingStopped(self._resting))
-        if self._guard.is_on or self._resting is not None:
+        if self._guard.is_on or self._resting is not None or self._joined.grows:
             self._look_at = self._clock() + LOOK_EVERY_S
         self._pass(self._link.reconnected(self._clock()))  # the coordinator may be a new process
 
@@ -267,7 +276,9 @@ class Agent:
         if self._joined.refusal is not None:
             self._joined.try_again()
         idle = self._working is None and not self._link.outbox
-        if idle and (self._guard.objection() or self._joined.refusal) != self._resting:
+        if idle and (
+            (self._guard.objection() or self._joined.refusal) != self._resting or self._joined.note_samples()
+        ):
             self._say_ready()
 
     def _work(self, key: TransferKey, transfer: str) -> None:
@@ -310,6 +321,10 @@ class Agent:
             return
         reply = event.reply.result()
         log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
+        assert self._joined is not None
+        if self._joined.note_samples(replied=True):  # before the reply, which claims them
+            membership, spec = self._joined.membership, self._joined.enrolment.spec
+            self._send(wire.Ready(key.run, spec.hash, membership.tell()))
         self._tell_measured(key)
         self._pass(self._link.post(key.update, reply, now))
 
@@ -329,6 +344,7 @@ class Agent:
             return
         self._joined.delivered(sent.seconds)
         self._tell_measured(key)
+        self._joined.note_samples()
         if self._joined.membership.is_news or self._joined.refusal:
             self._say_ready()
 

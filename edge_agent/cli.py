@@ -28,13 +28,16 @@ from fleetune.edge_agent.run_options import (
 from fleetune.edge_agent.service.cli import app as service
 from fleetune.edge_agent.state import wipe
 from fleetune.edge_agent.stream import cli as stream_cli
-from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.version import show_version
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fleetune.edge_agent.agent import Agent
     from fleetune.edge_agent.run.device import DeviceSettings
+    from fleetune.edge_agent.stream.sample_stream import SampleStream
     from fleetune.protocols.wire.transport.mqtt import Broker
 
 app = typer.Typer(
@@ -91,7 +94,9 @@ def _agent(options: RunOptions) -> "Agent":
     fleet, device = topics.check_name(options.fleet, "fleet"), topics.check_name(options.device, "device")
     where = _broker_at(options.broker, options.ca, options.cert, options.key)
     settings = _settings(options)
-    check_source(options.data, options.test_fraction)
+    make_stream = _make_stream(options, settings.state)
+    if make_stream is None:
+        check_source(options.data, options.test_fraction)
     give_back()
     if settings.policy.nice and hasattr(os, "nice"):
         os.nice(settings.policy.nice)
@@ -110,11 +115,41 @@ def _agent(options: RunOptions) -> "Agent":
         make_transport,
         measure_link=lambda: measure_link(where, fleet, device),
         meter=BoardMeter(options.root),
+        make_stream=make_stream,
         leave_after_run=options.leave_after_run,
     )
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: agent.events.put(Stop("stopped by a signal")))
     return agent
+
+
+def _make_stream(options: RunOptions, state: Path) -> "Callable[[], SampleStream] | None":
+    """Opens the device's samples, where its data grow; None: they do not.
+
+    Raises:
+        DataError: there are no such data; SettingError: an option is wrong, or goes with data that grow only.
+    """
+    from msgspec.structs import fields
+
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.edge_agent.stream.retention import Bounds
+    from fleetune.edge_agent.stream.sample_stream import StreamSettings, check_stream, is_stream, open_stream
+    from fleetune.protocols.settings.run_toml import convert
+
+    given = {one.name: getattr(options, one.name) for one in fields(Bounds)}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if not is_stream(options.data):
+        alone = [*asked, *(["intake"] if options.intake is not None else [])]
+        if alone:
+            option = alone[0].replace("_", "-")
+            raise SettingError(
+                f"--{option} goes with data that grow: --data watch:FOLDER, intake: or a generator"
+            )
+        return None
+    check_stream(options.data)
+    labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
+    settings = StreamSettings(convert(asked, Bounds), labels, options.intake)
+    return partial(open_stream, AgentStore(state).samples, options.data, settings)
 
 
 def _settings(options: RunOptions) -> "DeviceSettings":

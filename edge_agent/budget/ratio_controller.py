@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import msgspec
-from msgspec import Struct, field, structs
+from msgspec import UNSET, Struct, field, structs
 
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
@@ -20,6 +20,7 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Choice, DeviceReport
 
+GREW = 1.25  # samples, before a report is news
 MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report
 
 
@@ -87,8 +88,21 @@ class RatioController(Struct, frozen=True):
         """The controller after a while in which nothing fitted, see `CostHistory.declining`."""
         return structs.replace(self, cost_history=self.cost_history.declining())
 
+    def holding(self, num_samples: int, new_samples: int, drift: float | None) -> "RatioController":
+        """The controller of a device whose data grow, with what it holds now, see `DeviceReport`."""
+        capability = replace(self.capability, num_samples=num_samples)
+        report = replace(
+            self.report,
+            num_samples=num_samples,
+            new_samples=new_samples,
+            drift=UNSET if drift is None else drift,
+        )
+        return structs.replace(self, capability=capability, report=report)
+
     def is_news(self, before: DeviceReport) -> bool:
         """Whether the coordinator, which knows the report `before`, should hear of the present one."""
+        if _has_grown(self.report, before):
+            return True
         now, then = self.report.round_s, before.round_s
         if self.report.ratio != before.ratio or (now is None) != (then is None):
             return True
@@ -101,6 +115,21 @@ class RatioController(Struct, frozen=True):
     @property
     def _forecast(self) -> Forecast:
         return partial(predict, capability=self.capability, cost_history=self.cost_history)
+
+
+def _has_grown(now: DeviceReport, then: DeviceReport) -> bool:
+    """Whether a device's data are not what they were: a quarter more or less, or of another kind."""
+    for new, old in ((now.num_samples, then.num_samples), (now.new_samples, then.new_samples)):
+        if isinstance(new, int) and isinstance(old, int):
+            if not old / GREW <= new <= old * GREW:
+                return True
+        elif isinstance(new, int):
+            return True
+    return _alarms(now) != _alarms(then)
+
+
+def _alarms(report: DeviceReport) -> bool:
+    return isinstance(report.drift, float) and report.drift >= 1
 
 
 def read_ratio_controller(data: bytes | None) -> RatioController | None:

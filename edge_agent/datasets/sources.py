@@ -13,6 +13,7 @@ from fleetune.protocols.errors import DataError
 from fleetune.protocols.user_code import as_line, user_module
 
 _FORMATS = {"idx": load_idx, "cifar": load_cifar, "har": load_har, "npz": load_npz}
+_STREAMS = {"watch", "intake"}
 _EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE or package.module:function"
 
 
@@ -33,6 +34,8 @@ def load(source: str, folder: Path | None = None) -> Dataset:
     kind, _, rest = source.partition(":")
     if source == "digits":
         return _digits()
+    if kind in _STREAMS:
+        raise DataError(f"{source}: data that grow are for edge-agent run --data; docs/streams.md")
     if not rest:
         raise DataError(f"data.source `{source}` is not known; expected {_EXPECTED}")
     if kind in _FORMATS:

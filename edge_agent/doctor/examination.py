@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
-from fleetune.edge_agent.doctor import agent_state, broker, host, sensors, training
+from fleetune.edge_agent.doctor import agent_state, broker, host, sensors, stream, training
 from fleetune.edge_agent.doctor.finding import Finding, fenced, refused
 from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.conditions import read_conditions
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.stream.sample_stream import is_stream
 from fleetune.edge_agent.training.trainers import AUTO
 from fleetune.firmware_profiles import UNKNOWN, Board, load
 from fleetune.protocols.errors import FleetuneError
@@ -102,6 +103,9 @@ def _data(patient: Patient) -> Iterator[Finding]:
         yield Finding("skip", "data", "no --data given")
         return
     store = _store(patient)
+    if is_stream(patient.data):
+        yield from stream.data(patient.data, None if store is None else store.samples, patient.test_fraction)
+        return
     enrolment = None if store is None else agent_state.latest_enrolment(store)
     yield from training.data(patient.data, patient.test_fraction, enrolment)
 

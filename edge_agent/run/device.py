@@ -9,6 +9,7 @@ from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.stream.sample_stream import SampleStream
 from fleetune.edge_agent.training.trainers import AUTO
 
 
@@ -50,6 +51,7 @@ class Device:
         meter: of its board.
         guard: knows what its owner allows just now.
         measure_link: the way to the broker, asked once a run, when nothing else is under way.
+        stream: its samples, where they come by and by; None: `settings.data` has all of them.
     """
 
     settings: DeviceSettings
@@ -57,6 +59,7 @@ class Device:
     meter: BoardMeter
     guard: PolicyGuard
     measure_link: Callable[[], LinkSpeed] = LinkSpeed
+    stream: SampleStream | None = None
 
     def at_most(self, ratio: float | None) -> "Device":
         """As if its owner allowed no larger ratio; None: as it is."""

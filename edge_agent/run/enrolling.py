@@ -12,6 +12,7 @@ from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.jobs import Jobs, Joined
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.joining import join
+from fleetune.edge_agent.stream.sample_stream import TooFewSamples
 from fleetune.edge_agent.training.trainers import Trainers, needs_bundle
 from fleetune.protocols.errors import ModelError, TrainingStopped
 from fleetune.protocols.wire.messages import TransferKey
@@ -81,6 +82,8 @@ class Enrolling:
             return event.joined.result()
         if isinstance(problem, TrainingStopped) and (reason := self._device.guard.objection()) is not None:
             return self._postpone(event.run, reason, now)
+        if isinstance(problem, TooFewSamples):
+            return self._postpone(event.run, str(problem), now)
         return _declined(event.run, f"cannot join run {event.run}", problem)
 
     def finish(self, run: str) -> None:

@@ -8,6 +8,7 @@ from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.personal.served_model import Memory
 from fleetune.edge_agent.run.freed_memory import give_back
+from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.membership import Membership, RoundWork
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
@@ -15,6 +16,8 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
+
+TELL_SAMPLES_S = 600.0  # a change that is no news is told after a while
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ class JoinedRun:
         membership: its ratio chosen once.
         meter: of its board.
         memory: where the ratio controller is kept.
+        growing: the device's data, where they grow.
+        of_round: then, its session with the samples of a round; between rounds no sample is in memory.
         clock: seconds that never jump.
     """
 
@@ -39,16 +44,26 @@ class JoinedRun:
         meter: BoardMeter,
         memory: Memory,
         *,
+        growing: GrowingData | None = None,
+        of_round: Callable[[TransferKey], Session] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.enrolment = enrolment
-        self.session = session
+        self.session: Session | None = session if growing is None else None
+        self._growing, self._of_round = growing, of_round
         self.membership = membership
         self._meter = meter
         self._memory = memory
         self._clock = clock
         self._tried_at = clock()
         self._work: RoundWork | None = None
+        self._held = 0  # training samples of the last round
+        self._samples_told_at = clock()
+
+    @property
+    def grows(self) -> bool:
+        """Whether the device's data do."""
+        return self._growing is not None
 
     @property
     def report(self) -> DeviceReport:
@@ -80,13 +95,23 @@ class JoinedRun:
         self._meter.start()
         began = self._clock()
         try:
-            reply = self.session.reply(payload, Budget(self._work.ratio))
+            reply = self._reply(payload, self._work.key, Budget(self._work.ratio))
         except BaseException:
             self._meter.stop()
             raise
         finally:
             give_back()
         self._work = self._work.trained(self._clock() - began, len(reply), self._meter.peak_bytes)
+        return reply
+
+    def _reply(self, payload: bytes, key: TransferKey, budget: Budget) -> bytes:
+        if self._growing is None or self._of_round is None:
+            assert self.session is not None
+            return self.session.reply(payload, budget)
+        session = self._of_round(key)
+        reply = session.reply(payload, budget)
+        self._held = session.num_samples
+        self._growing.trained(key)
         return reply
 
     def is_at(self, update: TransferKey) -> bool:
@@ -102,6 +127,30 @@ class JoinedRun:
         before, self._work = self.membership.ratio_controller, self._work.sent(upload_s, joules)
         self.membership.learn(self._work, self._meter.conditions())
         self._note_choice(before)
+
+    def note_samples(self, *, replied: bool = False) -> bool:
+        """Look at data that grow; whether the coordinator should hear what became of them.
+
+        Args:
+            replied: a reply is on its way, which claims as many samples as its round had: no more may be
+                claimed than are reported.
+        """
+        if self._growing is None:
+            return False
+        try:
+            found = self._growing.figures()
+        except StoreError as problem:
+            log.warning("%s", problem)
+            return False
+        num_samples = max(found.num_samples, self._held if replied else 0)
+        self.membership.note_samples(num_samples, found.new_samples, found.drift)
+        told, now = self.membership.told, self._clock()
+        differs = told is not None and self.membership.differs
+        short = replied and told is not None and told.num_samples < self._held
+        if self.membership.is_news or short or (differs and now - self._samples_told_at >= TELL_SAMPLES_S):
+            self._samples_told_at = now
+            return True
+        return False
 
     def try_again(self) -> None:
         """Once a deadline while nothing fits."""

@@ -18,6 +18,7 @@ from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.probes.training_speed import measure_training
 from fleetune.edge_agent.run.device import Device, DeviceSettings
+from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.session import Session
@@ -50,6 +51,7 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 
 CALIBRATION_S = 0.5
@@ -89,7 +91,8 @@ def join(
     conditions = device.meter.conditions()
     enrolment = _read(data, run, conditions)
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
-    own = _own_data(settings, enrolment)
+    growing = _growing(device, enrolment)
+    own = _own_data(settings, enrolment) if growing is None else growing.newest()
     method = from_section(enrolment.method, enrolment.spec)
     guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
     backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions, guard)
@@ -105,7 +108,14 @@ def join(
         settings, enrolment, method, trainer, kind, report, link, cost_history, conditions
     )
     log.info("joined run %s with %d samples; %s", run, report.num_samples, ratio_controller.report.reason)
-    joined = JoinedRun(enrolment, session, Membership(ratio_controller), device.meter, memory)
+    of_round = None
+    if growing is not None:
+        bare = replace(trainer, data=own.without_samples())
+        of_round = partial(_session_with, growing, enrolment, method, bare, store, settings.device)
+    membership = Membership(ratio_controller)
+    joined = JoinedRun(
+        enrolment, session, membership, device.meter, memory, growing=growing, of_round=of_round
+    )
     joined.keep()
     return joined
 
@@ -132,6 +142,12 @@ def _check_fits(data: bytes, what: str, conditions: Conditions) -> None:
 def _own_data(settings: DeviceSettings, enrolment: Enrolment) -> DeviceData:
     own = split(load(settings.data, None), settings.test_fraction, enrolment.validation_fraction)
     return scaled(check_fits(own, enrolment.spec), enrolment.mean, enrolment.std, enrolment.spec)
+
+
+def _growing(device: Device, enrolment: Enrolment) -> GrowingData | None:
+    if device.stream is None:
+        return None
+    return GrowingData(device.stream, enrolment, device.settings.test_fraction)
 
 
 def _report(settings: DeviceSettings, enrolment: Enrolment, own: DeviceData, link: LinkSpeed) -> DeviceReport:
@@ -251,6 +267,20 @@ def _session(
         raise StoreError(
             f"{memory.path} is damaged ({problem}); restore it, or remove it to start from the common model"
         ) from None
+
+
+def _session_with(
+    growing: GrowingData,
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    trainer: LocalTrainer,
+    store: AgentStore,
+    device: str,
+    key: TransferKey,
+) -> Session:
+    """A session as after a restart, with the samples of a round: what was kept, judged on those."""
+    data = for_vocabulary(growing.of_round(key), trainer.backend.vocabulary)
+    return _session(enrolment, method, replace(trainer, data=data), store, device)
 
 
 def _adoption(enrolment: Enrolment, trainer: LocalTrainer, memory: FileMemory) -> Adoption:

@@ -70,10 +70,21 @@ class Membership:
         """Whether the coordinator should hear of the present report."""
         return self.told is None or self.ratio_controller.is_news(self.told)
 
+    @property
+    def differs(self) -> bool:
+        """Whether the device has other samples than the coordinator knows of."""
+        told, now = self.told, self.report
+        figures = [(one.num_samples, one.new_samples, one.drift) for one in (now, told or now)]
+        return figures[0] != figures[1]
+
     def tell(self) -> DeviceReport:
         """The report, for the coordinator: from now on it knows this one."""
         self.told = self.report
         return self.report
+
+    def note_samples(self, num_samples: int, new_samples: int, drift: float | None) -> None:
+        """The device's data have grown: how many samples it has now, see `DeviceReport`."""
+        self.ratio_controller = self.ratio_controller.holding(num_samples, new_samples, drift)
 
     def begin(self, key: TransferKey, num_bytes: int, download_s: float | None) -> RoundWork:
         """A task is here. `download_s`: None if it was here before."""

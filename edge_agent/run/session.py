@@ -80,6 +80,11 @@ class Session:
         return self._method.spec
 
     @property
+    def num_samples(self) -> int:
+        """Training samples."""
+        return self._trainer.num_samples
+
+    @property
     def personal_model(self) -> FlatArray:
         """The device's own model, shape (spec.size,)."""
         return self._method.personal_model(self._kept.state)

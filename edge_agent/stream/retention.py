@@ -12,17 +12,18 @@ until the snapshot is let go. An eighth of the room is for that; where it does n
 import sqlite3
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from fleetune.edge_agent.stream.sample import UNLABELLED
 from fleetune.protocols.bounds import Positive
+from fleetune.protocols.settings.section import Settings
 
 DAY_S = 86_400.0
 HELD_SHARE = 1 / 8
 _PAGE, _HEAD = 4096, 512
 
 
-class Bounds(Struct, frozen=True):
+class Bounds(Settings, frozen=True):
     """What the owner lets the store keep.
 
     Attributes:

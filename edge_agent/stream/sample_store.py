@@ -21,6 +21,7 @@ from fleetune.edge_agent.stream.retention import DAY_S, Bounds, forget_held, let
 from fleetune.edge_agent.stream.sample import UNLABELLED, BadSample, Label, Sample
 from fleetune.edge_agent.stream.store_layout import connect, open_store, store_error
 from fleetune.edge_agent.stream.values import Clock, Drift, Pin, Turn
+from fleetune.edge_agent.stream.wanted import Wanted
 from fleetune.protocols.errors import StoreError
 
 Outcome = Literal["stored", "known", "labelled", "refused"]
@@ -47,19 +48,6 @@ class Taken:
     changed_ns: int
     taken: int = 0
     problem: str | None = None
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the model of the run takes.
-
-    Attributes:
-        fits: whether inputs of this dtype and shape do.
-        num_classes: labels that are classes are below; None: any.
-    """
-
-    fits: Callable[[str, tuple[int, ...]], bool]
-    num_classes: int | None = None
 
 
 @dataclass
@@ -89,7 +77,7 @@ class SampleStore:
         self._connection, self.path, self._wall = connection, path, wall
         self._lock = threading.RLock()
         self.refusals = Refusals()
-        self._expected: Expected | None = None
+        self._expected: Wanted | None = None
 
     @classmethod
     def open(cls, path: Path, bounds: Bounds | None = None, *, wall: Callable[[], float] = time.time) -> Self:
@@ -129,9 +117,9 @@ class SampleStore:
             finally:
                 self._connection.close()
 
-    def expect(self, expected: Expected) -> None:
-        """From now on, what does not fit is refused; what is there stays."""
-        self._expected = expected
+    def expect(self, wanted: Wanted) -> None:
+        """From now on, what the model can do nothing with is refused; what is there stays."""
+        self._expected = wanted
 
     def add(
         self,
@@ -314,7 +302,7 @@ class SampleStore:
             )
 
     def _add(self, sample: Sample, step: _Step) -> Outcome:
-        problem = self._objection(sample)
+        problem = None if self._expected is None else self._expected.objection(sample)
         if problem is not None:
             self.refuse(problem)
             return "refused"
@@ -324,19 +312,6 @@ class SampleStore:
         if known is not None:
             return self._take_copy(known[0], known[1], sample, step)
         return self._insert(sample, form, step)
-
-    def _objection(self, sample: Sample) -> BadSample | None:
-        expected, label = self._expected, sample.label
-        if expected is not None and not expected.fits(sample.x.dtype.str, sample.x.shape):
-            return BadSample("shape", f"a sample of shape {sample.x.shape}; the run's model takes another")
-        return None if label is None else self._label_objection(label)
-
-    def _label_objection(self, label: Label) -> BadSample | None:
-        most = None if self._expected is None else self._expected.num_classes
-        if most is not None and label.class_number >= most:
-            words = f"label {label.class_number}; the run's model has 0..{most - 1}"
-            return BadSample("class", words)
-        return None
 
     def _form(self, sample: Sample) -> int:
         key = sample.x.dtype.str, " ".join(map(str, sample.x.shape))
@@ -377,7 +352,7 @@ class SampleStore:
         return "known" if sample.label is None else self._relabel(number, sample.label, step)
 
     def _label(self, name: str, label: Label, step: _Step) -> Outcome:
-        problem = self._label_objection(label)
+        problem = None if self._expected is None else self._expected.label_objection(label)
         row = self._connection.execute("SELECT number FROM sample WHERE name = ?", (name,)).fetchone()
         if problem is None and row is None:
             problem = BadSample("name", f"a label for {name!r}, which is not kept, or not any more")

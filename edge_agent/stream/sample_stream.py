@@ -10,9 +10,10 @@ from fleetune.edge_agent.stream import snapshot
 from fleetune.edge_agent.stream.local_socket import LocalSocket
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.snapshot import Arrays, Counted, Part, Wanted
+from fleetune.edge_agent.stream.snapshot import Arrays, Counted
 from fleetune.edge_agent.stream.user_iterator import Generator, UserIterator, find_generator
 from fleetune.edge_agent.stream.values import Turn
+from fleetune.edge_agent.stream.wanted import Part, Wanted
 from fleetune.edge_agent.stream.watched_folder import WatchedFolder
 from fleetune.protocols.errors import DataError, SettingError, StoreError, TrainingStopped
 
@@ -36,7 +37,7 @@ class StreamSettings:
         socket: path of the local intake; None: there is none.
     """
 
-    bounds: Bounds = Bounds()  # noqa: RUF009 - frozen by use: nothing changes it
+    bounds: Bounds = Bounds()  # noqa: RUF009 - frozen
     labels: tuple[str, ...] = ("label",)
     socket: Path | None = None
 
@@ -146,8 +147,8 @@ class SampleStream:
 
     def figures(self, wanted: Wanted) -> Figures:
         """What there is just now. Raises StoreError."""
-        counted = snapshot.count(self.store, wanted)
-        return Figures(counted.parts["train"], counted.new, self.store.drift.figure)
+        num_samples, new_samples = snapshot.tally(self.store, wanted)
+        return Figures(num_samples, new_samples, self.store.drift.figure)
 
     def newest(self, wanted: Wanted) -> tuple[dict[Part, Arrays], Counted]:
         """All samples as they are just now, for no round.

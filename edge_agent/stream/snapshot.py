@@ -1,43 +1,21 @@
 """The samples of a store as they stood after one of its changes: what a round trains and is tested on."""
 
 import sqlite3
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.edge_agent.stream import values
-from fleetune.edge_agent.stream.sample import NUMBERS, UNLABELLED, Label
+from fleetune.edge_agent.stream.sample import NUMBERS, UNLABELLED
 from fleetune.edge_agent.stream.sample_store import SampleStore
+from fleetune.edge_agent.stream.wanted import PARTS, Part, Wanted
 
-Part = Literal["train", "validation", "test"]
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
 Arrays = tuple[NDArray[np.generic], NDArray[np.generic]]
 
 _COUNTS = "added <= :change AND (dropped IS NULL OR dropped > :change)"
 _FETCHED = 256
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a model takes of the store.
-
-    Attributes:
-        fits: whether inputs of this dtype (`"|u1"` or `"<f4"`) and shape do.
-        labels: classes, int64 (n,); numbers, float32 (n, k); or none are needed, and samples without one are
-            taken too.
-        size: how many classes there are, or how many numbers are in a label; None: any.
-        test_fraction, validation_fraction: see `datasets.sample_roles`: a sample is tested on whose number
-            is below the first, validated on of the others whose other number is below the second.
-    """
-
-    fits: Callable[[str, tuple[int, ...]], bool]
-    labels: Literal["classes", "numbers", "none"] = "classes"
-    size: int | None = None
-    test_fraction: float = 0.3
-    validation_fraction: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +86,7 @@ def read(store: SampleStore, wanted: Wanted, change: int) -> tuple[dict[Part, Ar
 
 def _counted(connection: sqlite3.Connection, wanted: Wanted, change: int, rows: list[_Row]) -> Counted:
     """Count; the rows that are taken are added to `rows`, in the order in which they came."""
-    forms, size = _forms(connection, wanted, change), wanted.size
+    forms, size, of_class = _forms(connection, wanted, change), None, dict[int, Any]()
     trained = values.get_number(connection, "trained")
     parts, new, unlabelled, unfit = dict.fromkeys(PARTS, 0), 0, 0, 0
     query = f"""
@@ -120,16 +98,17 @@ def _counted(connection: sqlite3.Connection, wanted: Wanted, change: int, rows: 
     for number, form, for_test, for_validation, changed, class_number, y in connection.execute(
         query, {"change": change}
     ):
-        if class_number == UNLABELLED and wanted.labels != "none":
+        if class_number == UNLABELLED and wanted.labels != "optional":
             unlabelled += 1
             continue
-        label = _label(wanted.labels, size, class_number, y)
-        if form not in forms or label is None:
+        if class_number not in of_class:
+            of_class[class_number] = wanted.label(class_number, y)
+        label = wanted.label(class_number, y) if class_number == NUMBERS else of_class[class_number]
+        if form not in forms or label is None or size not in (None, label.size):
             unfit += 1
             continue
-        if wanted.labels == "numbers":
-            size = label.size  # where the model does not say, the first label does
-        part = _part_of(wanted, for_test, for_validation)
+        size = label.size  # where the model does not say, the first label does
+        part = wanted.part(for_test, for_validation)
         parts[part] += 1
         new += changed > trained and part == "train"
         rows.append(_Row(number, part, form, label))
@@ -151,28 +130,11 @@ def _forms(connection: sqlite3.Connection, wanted: Wanted, change: int) -> dict[
     return max(found.values(), key=lambda one: one[0], default=(0, {}))[1]
 
 
-def _part_of(wanted: Wanted, for_test: float, for_validation: float) -> Part:
-    if for_test < wanted.test_fraction:
-        return "test"
-    return "validation" if for_validation < wanted.validation_fraction else "train"
-
-
-def _label(kind: str, size: int | None, class_number: int, y: bytes | None) -> NDArray[np.generic] | None:
-    """The label as it is wanted; None: it does not fit."""
-    if kind == "none":
-        return np.zeros(0, np.float32)
-    label = Label.read(class_number, y or b"").y
-    if kind == "numbers":
-        numbers = np.atleast_1d(label).astype(np.float32)
-        return numbers if size in (None, numbers.size) else None
-    return label if class_number != NUMBERS and (size is None or class_number < size) else None
-
-
 def _no_labels(wanted: Wanted, rows: list[_Row]) -> NDArray[np.generic]:
     """Of no samples, in the shape and dtype of theirs."""
-    if wanted.labels == "classes":
+    if wanted.labels != "numbers":
         return np.zeros(0, np.int64)
-    return np.zeros((0, rows[0].label.size if rows else wanted.size or 0), np.float32)
+    return np.zeros((0, rows[0].label.size if rows else 0), np.float32)
 
 
 def _part(connection: sqlite3.Connection, rows: list[_Row], forms: dict[int, _Form], empty: Arrays) -> Arrays:
@@ -189,3 +151,24 @@ def _part(connection: sqlite3.Connection, rows: list[_Row], forms: dict[int, _Fo
             one = np.frombuffer(data, form.dtype).reshape(form.shape)
             x[place] = one / np.float32(255) if one.dtype != x.dtype else one
     return x, np.stack([row.label for row in rows])
+
+
+def tally(store: SampleStore, wanted: Wanted) -> tuple[int, int]:
+    """How many samples there are to train on just now, and how many of them are new, without looking at each
+    label; where some do not fit the model it is too many.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    with store.reading() as connection:
+        change, trained = values.get_number(connection, "change"), values.get_number(connection, "trained")
+        numbers = ", ".join(map(str, _forms(connection, wanted, change)))
+        kinds = {"classes": "class >= 0", "numbers": f"class <> {UNLABELLED}", "optional": "TRUE"}
+        query = f"""
+            SELECT count(*), coalesce(sum(changed > ?), 0) FROM sample
+            WHERE dropped IS NULL AND form IN ({numbers}) AND {kinds[wanted.labels]}
+                AND for_test >= ? AND for_validation >= ?
+        """  # noqa: S608 - numbers and words of our own
+        given = trained, wanted.test_fraction, wanted.validation_fraction
+        num_samples, new_samples = connection.execute(query, given).fetchone()
+    return num_samples, new_samples

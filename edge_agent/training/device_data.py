@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,14 @@ class DeviceData:
             digest.update(f"{array.shape}{array.dtype.str}".encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         return digest.hexdigest()
+
+    def without_samples(self) -> "DeviceData":
+        """As it is, with nothing in it."""
+        nothing: dict[str, Any] = {}
+        for part in get_args(Part):
+            x, y = self.part(part)
+            nothing |= {f"x_{part}": x[:0].copy(), f"y_{part}": y[:0].copy()}
+        return replace(self, **nothing)
 
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
         """The model's input, float32 or ids, shape (len(rows), ...), and labels: new arrays."""
@@ -265,13 +273,21 @@ def for_vocabulary(data: DeviceData, vocabulary: int | None) -> DeviceData:
     return replace(data, ids=True)
 
 
+def fits_input(found: tuple[int, ...], wanted: tuple[int, ...], *, as_bytes: bool) -> bool:
+    """Whether `check_fits` brings a sample of this shape into the model's."""
+    if wanted in (found, (1, *found)):
+        return True
+    channels_last = len(found) == 3 and found[2] in (1, 3, 4) and (found[2], *found[:2]) == wanted
+    return as_bytes and channels_last
+
+
 def _shaped(x: Inputs, wanted: tuple[int, ...], source: str) -> Inputs:
     found = x.shape[1:]
     if found == wanted:
         return x
     if (1, *found) == wanted:
         return x[:, None]
-    if x.dtype == np.uint8 and len(found) == 3 and found[2] in (1, 3, 4) and (found[2], *found[:2]) == wanted:
+    if fits_input(found, wanted, as_bytes=x.dtype == np.uint8):
         return np.ascontiguousarray(np.moveaxis(x, 3, 1))
     raise DataError(f"{source}: samples have shape {found}; the model takes {wanted}")
 

@@ -14,13 +14,15 @@ from fleetune.edge_agent.stream import snapshot
 from fleetune.edge_agent.stream.intake import Intake
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample import make_label, make_sample
-from fleetune.edge_agent.stream.sample_store import Expected, SampleStore
-from fleetune.edge_agent.stream.snapshot import Wanted
+from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.store_layout import LOG_BYTES
 from fleetune.edge_agent.stream.values import Turn
+from fleetune.edge_agent.stream.wanted import Wanted
 from fleetune.protocols.errors import StoreError, StoreVersion
 
-WANTED = Wanted(lambda _, shape: shape == (4,), size=3, test_fraction=0.3, validation_fraction=0.2)
+WANTED = Wanted(
+    lambda _, shape: shape == (4,), accepts=lambda y: y < 3, test_fraction=0.3, validation_fraction=0.2
+)
 MB = 1_000_000
 
 
@@ -102,7 +104,7 @@ def count_of(store, what):
 
 def read_all(store):
     """The inputs of each part, labelled or not."""
-    parts, _ = snapshot.read(store, replace(WANTED, labels="none"), store.change)
+    parts, _ = snapshot.read(store, replace(WANTED, labels="optional"), store.change)
     return [(part, [one.tobytes() for one in x]) for part, (x, _) in parts.items()]
 
 
@@ -134,13 +136,13 @@ def test_labels_may_come_later_and_change(store):
 def test_numbers_as_labels_and_shapes_that_do_not_fit(store):
     store.add([make_sample(x, [0.5, float(index)]) for index, x in enumerate(inputs(10))])
     store.add([make_sample(x, 1) for x in inputs(4, 1, (5,))])
-    wanted = replace(WANTED, labels="numbers", size=2)
+    wanted = replace(WANTED, labels="numbers", accepts=lambda y: y.size == 2)
     parts, counted = snapshot.read(store, wanted, store.change)
     assert sum(len(y) for _, y in parts.values()) == 10
     assert all(y.shape[1:] == (2,) and y.dtype == np.float32 for _, y in parts.values())
     assert counted.unfit == 4
     assert snapshot.count(store, WANTED).unfit == 14
-    assert sum(snapshot.count(store, replace(wanted, size=None)).parts.values()) == 10
+    assert sum(snapshot.count(store, replace(wanted, accepts=lambda _: True)).parts.values()) == 10
 
 
 def test_bytes_stay_bytes_and_are_scaled_beside_floats(store):
@@ -283,7 +285,7 @@ def test_old_samples_go_and_a_clock_that_jumps_takes_none(path, caplog):
 
 
 def test_what_does_not_fit_the_run_is_refused_and_counted_with_one_line(store, caplog):
-    store.expect(Expected(lambda _, shape: shape == (4,), 3))
+    store.expect(WANTED)
     assert store.add(samples(3, shape=(5,))) == ["refused"] * 3
     assert store.add(samples(3, label=lambda _: 7)) == ["refused"] * 3
     assert store.add(samples(3)) == ["stored"] * 3

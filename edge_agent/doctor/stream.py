@@ -1,0 +1,38 @@
+"""What data that grow need: their folder, and a store that can be read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleetune.edge_agent.doctor.finding import Finding
+from fleetune.edge_agent.stream.sample_store import SampleStore
+from fleetune.edge_agent.stream.sample_stream import check_stream
+from fleetune.edge_agent.stream.status import status
+
+
+def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Finding]:
+    """Check a stream.
+
+    Args:
+        source: as given to `--data`.
+        path: of the store of samples; None: the fleet is not known.
+        test_fraction: of the samples, held out for testing.
+
+    Raises:
+        DataError: its folder is missing; StoreError: the store is damaged, or of a newer program.
+    """
+    check_stream(source)
+    if path is None or not path.exists():
+        yield Finding("ok", "data", f"{source}: samples are kept as they come; none yet")
+        return
+    store = SampleStore.open(path)
+    try:
+        found = status(store, test_fraction)
+    finally:
+        store.close()
+    train, test = (sum(getattr(row, part) for row in found.classes) for part in ("train", "test"))
+    text = f"{source}: {train} samples kept to train on, {test} to test on, {found.num_bytes / 1e6:.1f} MB"
+    if found.refused:
+        counts = ", ".join(f"{count} {kind}" for kind, (count, _) in found.refused.items())
+        yield Finding("warn", "data", f"{text}; not taken: {counts}", "edge-agent samples says what and why")
+        return
+    yield Finding("ok", "data", text)

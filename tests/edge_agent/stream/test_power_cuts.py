@@ -1,0 +1,98 @@
+"""The power goes while samples are added: what was returned is there, and nothing is there by half."""
+
+import shutil
+from contextlib import closing
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fleetune.edge_agent.stream import snapshot
+from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.sample import make_label, make_sample
+from fleetune.edge_agent.stream.sample_store import SampleStore
+from fleetune.edge_agent.stream.values import Turn
+from fleetune.edge_agent.stream.wanted import Wanted
+
+WANTED = Wanted(lambda *_: True)
+
+
+def content(store):
+    """Everything that a reader can see of it, and that it goes together."""
+    connection = store._connection
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    numbers = [row for (row,) in connection.execute("SELECT number FROM sample ORDER BY number")]
+    assert numbers == [row for (row,) in connection.execute("SELECT number FROM input ORDER BY number")]
+    (counted,) = connection.execute("SELECT coalesce(sum(count), 0) FROM tally").fetchone()
+    assert counted == len(numbers)
+    parts, _ = snapshot.read(store, WANTED, store.change)
+    return store.change, {part: (x.tobytes(), y.tobytes()) for part, (x, y) in parts.items()}
+
+
+def steps(store):
+    """What is done, one durable step after another."""
+    rng = np.random.default_rng(0)
+    for turn in range(4):
+        made = [
+            make_sample(x, index % 2, f"{turn}-{index}") for index, x in enumerate(rng.normal(size=(20, 90)))
+        ]
+        yield lambda made=made: store.add(made)
+        yield lambda turn=turn: store.label([(f"{turn}-3", make_label(1)), (f"{turn}-4", make_label(1))])
+        yield lambda turn=turn: store.pin(Turn("r", turn, 1))
+        big = [make_sample(x, 0) for x in rng.normal(size=(500, 100))]
+        yield lambda big=big: store.add(big)  # others have to go, or are held
+        yield lambda turn=turn: store.trained(Turn("r", turn, 1))
+
+
+def opened(path):
+    return closing(SampleStore.open(path))
+
+
+def copy(path, to):
+    to.mkdir()
+    for file in path.parent.glob(f"{path.name}*"):
+        if not file.name.endswith("-shm"):  # shared memory: no power cut leaves it
+            shutil.copy(file, to / file.name)
+    return to / path.name
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A store at work with its files as they were after each step, and what it held then."""
+    path, states = tmp_path / "store" / "s.sqlite", []
+    with opened(path) as store:
+        store._connection.execute("PRAGMA wal_autocheckpoint = 300")  # so that some steps find a fresh log
+        store._begin(Bounds(keep_mb=1))
+        assert store._connection.execute("PRAGMA synchronous").fetchone() == (
+            2,
+        )  # FULL: each commit is synced
+        for number, step in enumerate(steps(store)):
+            step()
+            states.append((content(store), copy(path, tmp_path / f"after-{number}")))
+    return states
+
+
+def test_after_each_step_all_of_it_is_on_disk(course):
+    for wanted, path in course:
+        with opened(path) as store:
+            change, parts = content(store)
+            assert (change - 1, parts) == wanted  # opening is a step too
+
+
+def test_a_step_that_was_cut_short_was_never_begun(course, tmp_path):
+    """Of its log, which is not synced yet, any part may be on the medium; of those before it, all."""
+    rng, cuts = np.random.default_rng(1), 0
+    for number, ((before, path), (_, following)) in enumerate(pairwise(course)):
+        logs = [one.with_name(one.name + "-wal") for one in (path, following)]
+        synced, log = (one.read_bytes() if one.exists() else b"" for one in logs)
+        if path.read_bytes() != following.read_bytes() or not (synced and log.startswith(synced)):
+            continue  # the log was begun anew
+        for again in range(3):
+            torn = copy(following, tmp_path / f"torn-{number}-{again}")
+            kept = int(rng.integers(len(synced), len(log)))
+            torn.with_name(torn.name + "-wal").write_bytes(log[:kept])
+            with opened(torn) as store:
+                change, parts = content(store)
+            assert (change - 1, parts) == before
+            cuts += 1
+    assert cuts > 10
