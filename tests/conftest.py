@@ -137,3 +137,8 @@ class PullToTarget:
 
     def accuracy(self, weights: np.ndarray, part: str = "test") -> float:
         return 1 / (1 + self.loss(weights))
+
+    def score(self, weights: np.ndarray, part: str = "test") -> float:
+        return self.accuracy(weights, part)
+
+    lower_is_better = False

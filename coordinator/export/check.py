@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fleetune.coordinator.export.steps import BATCHES, Model, features_watched, inputs
 from fleetune.protocols.bounds import MOST_IDS
-from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT
+from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, LOSSES
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
@@ -21,6 +20,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
 
 SIZES = (7, 4, 2, 1)  # a model that torch refuses one sample for is not run with one
 TOLERANCE = 1e-5  # of an array's norm
@@ -136,7 +136,7 @@ class _Reference:
                 if name.endswith("num_batches_tracked"):
                     buffer.fill_(int(given.get(BATCHES, np.array(1))) - 1)
         module.zero_grad()  # to None
-        module.train(graph not in (ANSWER, EVALUATE_GRADIENT))
+        module.train(graph not in (ANSWER, EVALUATE_GRADIENT, LOSSES))
         inputs = {name: torch.from_numpy(value) for name, value in given.items()}
         watched = Model(model.spec, module, (), model.samples, model.num_features, False)
         with (
@@ -148,6 +148,8 @@ class _Reference:
         features = None if model.num_features is None else calls[0][0].flatten(1)
         if graph == ANSWER:
             found = {"logits": logits} if features is None else {"logits": logits, "features": features}
+        elif graph == LOSSES:
+            found = {"losses": sample_losses(model.task.loss, model.task.section, logits, inputs["y"])}
         else:
             found = self._gradients(graph, own, inputs, logits, features)
         return {name: value.detach().numpy() for name, value in found.items()}
@@ -160,7 +162,8 @@ class _Reference:
         logits: Tensor,
         features: Tensor | None,
     ) -> dict[str, Tensor]:
-        loss = total = functional.cross_entropy(logits, inputs["y"])
+        task = self._model.task
+        loss = total = mean_loss(task.loss, task.section, logits, inputs["y"])
         if graph == DISTILLATION:
             total = total + distillation(
                 logits, *(inputs[name] for name in ("teacher", "strength", "temperature"))
@@ -237,7 +240,7 @@ def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
         ids = rng.integers(min(model.samples.vocabulary, MOST_IDS), size=found["x"].shape)
         found["x"] = ids if model.samples.ids else ids.astype(np.float32)
     if "y" in found:
-        found["y"] = rng.integers(model.spec.num_classes, size=num_samples)
+        found["y"] = _targets(model, found["y"], rng)
     for index, noise in enumerate(model.noises):
         if f"noise:{index}" in found:
             found[f"noise:{index}"] = noise.draw(key, index, num_samples)
@@ -245,6 +248,13 @@ def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
         if name in found:
             found[name] = np.array(value, np.float32)
     return found
+
+
+def _targets(model: Model, normal: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Classes, labels that are there or not, or the numbers as they are."""
+    if not normal.shape[1:]:
+        return rng.integers(model.spec.num_classes, size=len(normal))
+    return (normal > 0).astype(np.float32) if model.task.kind == "multi-label" else normal
 
 
 def _nudged(value: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 import logging
 
+from msgspec import UNSET
 from torch import nn
 
 from fleetune.coordinator.export.figures import activation_bytes
@@ -14,11 +15,20 @@ from fleetune.protocols.errors import ModelError, PacketError
 from fleetune.protocols.model.architectures import build, training_flops
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
 
-def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> Bundle:
+def make_bundle(
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    key: Key,
+    section: TaskSection = TaskSection(),  # noqa: B008 - frozen
+) -> Bundle:
     """Trace a model, lower it, and check it against torch.
 
     Args:
@@ -26,14 +36,17 @@ def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: 
         input_shape: one sample, without the batch axis.
         num_classes: number of logits.
         key: of the first weights, which the bundle holds where they cannot be drawn without torch.
+        section: the [task], whose loss the graphs compute.
 
     Raises:
         ModelError: the model cannot be built, described or exported.
+        SettingError: the task has no such loss or score.
     """
+    task = task_of(section)
     spec, weights = draw(name, input_shape, num_classes, key)
     module = build(name, input_shape, num_classes)
-    exported, recipe = export(spec, module, weights), recipe_of(spec, module)
-    ort_training = _ort_training(spec, module, weights) if can_differentiate() else {}
+    exported, recipe = export(spec, module, weights, task), recipe_of(spec, module)
+    ort_training = _ort_training(spec, module, weights, task) if can_differentiate() else {}
     made = Bundle(
         spec=spec,
         graphs=exported.graphs,
@@ -44,6 +57,7 @@ def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: 
         recipe=recipe,
         weights=None if recipe else weights,
         ort_training=ort_training,
+        task=UNSET if section == TaskSection() else section,
     )
     try:
         return read_bundle(made.encoded(), spec)  # as devices do, with all that they refuse
@@ -51,10 +65,10 @@ def make_bundle(name: str, input_shape: tuple[int, ...], num_classes: int, key: 
         raise ModelError(f"model {name!r} cannot be exported: devices would refuse it: {problem}") from None
 
 
-def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> dict[str, bytes]:
+def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task) -> dict[str, bytes]:
     """Nothing where onnxruntime-training cannot do it: the rest of the bundle serves everybody else."""
     try:
-        return training_part(spec, module, weights)
+        return training_part(spec, module, weights, task)
     except ModelError as problem:
         log.warning("no part for onnxruntime-training: %s", problem)
         return {}

@@ -20,6 +20,8 @@ from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.bundle.protobuf import fields, message, text
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec, TensorSpec
+from fleetune.protocols.tasks import CLASSIFICATION
+from fleetune.protocols.tasks.task import Task
 
 LOSS = "loss"
 _GRAPH = 7  # field of a model
@@ -35,25 +37,28 @@ def can_differentiate() -> bool:
     return hasattr(_pybind_state, "GradientGraphBuilder")
 
 
-def training_part(spec: ModelSpec, module: nn.Module, weights: FlatArray) -> dict[str, bytes]:
+def training_part(
+    spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task = CLASSIFICATION
+) -> dict[str, bytes]:
     """`Bundle.ort_training` of a model, compared with torch.
 
     Args:
         spec: its description.
         module: left as it is.
         weights: to compare with torch at, shape (spec.size,).
+        task: whose loss it computes.
 
     Raises:
         ModelError: an operator has no gradient there, what it computes differs from torch, or
             onnxruntime-training is not installed.
     """
-    forward = forward_graph(spec, module)
+    forward = forward_graph(spec, module, task)
     known = {port.name for port in (*forward.inputs, *forward.outputs)}
     needed = [f"statistic:{one.name}" if one.kind == "stat" else one.name for one in spec.tensors]
     if unused := [name for name in needed if name not in known]:
         raise ModelError(f"model {spec.name}: onnxruntime-training needs a use of {unused[0]}")
     made = gradient_model(spec, forward)
-    compare(prepare(spec, module), module, TRAIN, _runner(spec, made), weights)
+    compare(prepare(spec, module, task), module, TRAIN, _runner(spec, made), weights)
     return training_files(spec, made)
 
 

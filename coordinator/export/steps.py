@@ -10,21 +10,31 @@ import torch
 from torch import Tensor, nn
 from torch.backends import mkldnn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fleetune.coordinator.export.primitives import Cumulative, Primitives, is_cumulative
-from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, TRAIN, Noise
+from fleetune.protocols.bundle.bundle import (
+    ANSWER,
+    CONTRAST,
+    DISTILLATION,
+    EVALUATE_GRADIENT,
+    LOSSES,
+    TRAIN,
+    Noise,
+)
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.model.token_ids import Samples, samples_of
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
+from fleetune.protocols.tasks import CLASSIFICATION
+from fleetune.protocols.tasks.task import Task
+from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
 from fleetune.protocols.update.layers import norm_layers
 from fleetune.protocols.user_code import running_model
 
 _RESERVED = frozenset(
-    "x y loss logits features batches teacher near far strength temperature".split()  # noqa: SIM905
+    "x y loss losses logits features batches teacher near far strength temperature".split()  # noqa: SIM905
 )
 Tensors = Mapping[str, Tensor]
 BATCHES = (
@@ -43,6 +53,7 @@ class Model:
         samples: what it takes.
         num_features: what its last layer with weights gets for a sample; None: that is not one tensor.
         cumulative: some statistics are means over all batches.
+        task: whose loss is traced.
     """
 
     spec: ModelSpec
@@ -51,6 +62,7 @@ class Model:
     samples: Samples
     num_features: int | None
     cumulative: bool
+    task: Task = CLASSIFICATION
 
     @property
     def sample_type(self) -> torch.dtype:
@@ -70,7 +82,7 @@ class Watched:
     features: list[Any] = field(default_factory=list)
 
 
-def prepare(spec: ModelSpec, module: nn.Module) -> Model:
+def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> Model:
     """Look at the module in two forward passes.
 
     Raises:
@@ -90,7 +102,7 @@ def prepare(spec: ModelSpec, module: nn.Module) -> Model:
         if getattr(part, "num_batches_tracked", None) is not None:
             part.num_batches_tracked = None  # type: ignore[assignment]
     samples = samples_of(module, spec.input_shape)
-    model = Model(spec, module, (), samples, None, cumulative)
+    model = Model(spec, module, (), samples, None, cumulative, task)
     with running_model(spec.name, "cannot be exported, it does not run in training on 3 and 5 samples"):
         seen = [_watch(model, num_samples) for num_samples in (3, 5)]
     for num_samples, watched in zip((3, 5), seen, strict=True):
@@ -102,7 +114,7 @@ def prepare(spec: ModelSpec, module: nn.Module) -> Model:
     if noises != others:
         raise ModelError(f"model {spec.name!r} cannot be exported: its dropout depends on the batch size")
     shape = _features_shape(seen[0].features)
-    return Model(spec, module, noises, samples, shape, cumulative)
+    return Model(spec, module, noises, samples, shape, cumulative, task)
 
 
 def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
@@ -120,7 +132,8 @@ def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
         floats |= {"strength": (), "temperature": ()}
     found = {"x": torch.zeros(num_samples, *model.spec.input_shape, dtype=model.sample_type)}
     if graph != ANSWER:
-        found["y"] = torch.zeros(num_samples, dtype=torch.int64)
+        wanted = model.task.target_shape(model.spec.num_classes, model.spec.input_shape)
+        found["y"] = torch.zeros(num_samples, *wanted, dtype=torch.float32 if wanted else torch.int64)
     return tensors | found | {name: torch.zeros(shape) for name, shape in floats.items()}
 
 
@@ -139,7 +152,7 @@ def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[
         leaves = {name: given[name].detach().requires_grad_() for name in trained}
         logits, features, primitives = _forward(model, given, leaves, training=graph != EVALUATE_GRADIENT)
         with primitives:
-            loss = functional.cross_entropy(logits, given["y"])
+            loss = mean_loss(model.task.loss, model.task.section, logits, given["y"])
             total = loss
             if graph == DISTILLATION:
                 total = loss + distillation(logits, given["teacher"], given["strength"], given["temperature"])
@@ -155,7 +168,11 @@ def step(model: Model, graph: str, watch: Callable[[Tensor], None]) -> Callable[
             found[f"gradient:{name}"] = torch.zeros_like(given[name]) if gradient is None else gradient
         return found | {f"statistic:{name}": value for name, value in primitives.new.items()}
 
-    return answer if graph == ANSWER else train
+    def losses(given: Tensors) -> dict[str, Tensor]:
+        logits, _, _ = _forward(model, given, given, training=False)
+        return {"losses": sample_losses(model.task.loss, model.task.section, logits, given["y"])}
+
+    return {ANSWER: answer, LOSSES: losses}.get(graph, train)
 
 
 def _forward(

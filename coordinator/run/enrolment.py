@@ -3,11 +3,14 @@
 import uuid
 from pathlib import Path
 
+from msgspec import UNSET
+
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
 from fleetune.protocols.methods import with_defaults_of_run
 from fleetune.protocols.model.input_scaling import check_channels
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.wire.payloads import Enrolment
 
 
@@ -48,4 +51,5 @@ def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
         activation_bytes_per_sample=model.activation_bytes_per_sample,
         weights=start.weights,
         continues=start.continues,
+        task=UNSET if settings.task == TaskSection() else settings.task,
     )

@@ -6,6 +6,8 @@ A coordinator without torch runs every model that was exported somewhere else.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import UNSET
+
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.bundle.first_weights import draw_convolutions, draw_weights
 from fleetune.protocols.bundle.shipped import shipped_bundle
@@ -14,6 +16,7 @@ from fleetune.protocols.model.input_scaling import check_channels
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.settings.device import DataSection
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.user_code import running_model
 from fleetune.protocols.wire.payloads import run_key
 
@@ -90,7 +93,7 @@ def make_run_bundle(settings: RunSettings) -> Bundle:
     except ImportError:
         raise _no_torch(name) from None
     key = run_key(settings.run.seed).child("weights")
-    return for_run(make_bundle(name, input_shape, num_classes, key), settings)
+    return for_run(make_bundle(name, input_shape, num_classes, key, settings.task), settings)
 
 
 def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
@@ -119,8 +122,12 @@ def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
     if name.startswith(FROM_FILE):
         bundle = read_bundle_file(Path(name.removeprefix(FROM_FILE)))
         _check_shape(bundle.spec, settings)
+        if (TaskSection() if bundle.task is UNSET else bundle.task) != settings.task:
+            raise SettingError(
+                "task: the bundle of model.name was exported for another; export it with this run"
+            )
         return bundle
-    return shipped_bundle(*_shape(settings))
+    return shipped_bundle(*_shape(settings)) if settings.task == TaskSection() else None
 
 
 def read_bundle_file(path: Path) -> Bundle:

@@ -15,7 +15,8 @@ class Dataset:
 
     Attributes:
         x: inputs, shape (n, ...), uint8 or float32.
-        y: labels, int64, shape (n,).
+        y: labels: classes, int64, shape (n,); or numbers, float32, shape (n, ...), none of them (n, 0) where
+            the source has no labels.
         group: who a sample is from (person, writer), shape (n,); None: not known.
         test: True at the source's own test samples, shape (n,); None: it names none.
         validation: True at the source's own validation samples, shape (n,); None: it names none.
@@ -25,7 +26,7 @@ class Dataset:
     """
 
     x: NDArray[np.generic]
-    y: NDArray[np.int64]
+    y: NDArray[np.int64] | NDArray[np.float32]
     group: NDArray[np.generic] | None = None
     test: NDArray[np.bool_] | None = None
     validation: NDArray[np.bool_] | None = None
@@ -42,11 +43,16 @@ class Dataset:
         """How many classes there are, as far as the labels tell: the largest label plus one."""
         return int(self.y.max()) + 1
 
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """By what samples are dealt and split, shape (n,): their classes; all 0 where labels are numbers."""
+        return self.y if self.y.ndim == 1 else np.zeros(len(self.y), np.int64)  # type: ignore[return-value]
+
 
 def dataset(
     source: str,
     x: ArrayLike,
-    y: ArrayLike,
+    y: ArrayLike | None,
     *,
     group: ArrayLike | None = None,
     test: ArrayLike | None = None,
@@ -55,14 +61,17 @@ def dataset(
 ) -> Dataset:
     """Check samples and bring them into the types of a `Dataset`.
 
-    Inputs stay uint8 or become float32; they are not copied otherwise.
+    Labels that are whole numbers, one a sample, are classes, all others numbers; None: there are none. Inputs
+    stay uint8 or become float32; they are not copied otherwise.
 
     Raises:
         DataError: no samples, lengths differ, or a column is not of the kind it must be.
     """
     inputs = _inputs(source, as_array(source, "x", x))
-    labels = _labels(source, as_array(source, "y", y))
-    columns = {"y": labels, "group": group, "test": test, "validation": validation}
+    labels = _labels(source, np.zeros((len(inputs), 0)) if y is None else as_array(source, "y", y))
+    if len(labels) != len(inputs):
+        raise DataError(f"{source}: y has shape {labels.shape} for {len(inputs)} samples in x")
+    columns = {"group": group, "test": test, "validation": validation}
     for name, column in columns.items():
         if column is not None and np.shape(column) != (len(inputs),):
             raise DataError(f"{source}: {name} has shape {np.shape(column)} for {len(inputs)} samples in x")
@@ -102,10 +111,16 @@ def _inputs(source: str, x: NDArray[Any]) -> NDArray[np.generic]:
     return x.astype(np.float32, copy=False)
 
 
-def _labels(source: str, y: NDArray[Any]) -> NDArray[np.int64]:
-    if y.dtype.kind not in "bui":
-        raise DataError(f"{source}: y holds {y.dtype}; labels must be whole numbers")
-    return y.astype(np.int64, copy=False)
+def _labels(source: str, y: NDArray[Any]) -> NDArray[np.int64] | NDArray[np.float32]:
+    if y.dtype.kind not in "buif":
+        raise DataError(f"{source}: y holds {y.dtype}; labels must be numbers")
+    if not y.ndim:
+        raise DataError(f"{source}: y is a single number; it must have a label for each sample")
+    if y.ndim == 1 and y.dtype.kind != "f":
+        return y.astype(np.int64, copy=False)
+    return (
+        y.astype(np.float32, copy=False).reshape(len(y), -1) if y.size else np.zeros((len(y), 0), np.float32)
+    )
 
 
 def _mask(source: str, name: str, column: ArrayLike | None) -> NDArray[np.bool_] | None:

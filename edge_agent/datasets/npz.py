@@ -52,14 +52,14 @@ def _read(file: Any) -> dict[str, NDArray[Any]]:
 def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
     """Make a data set of named arrays.
 
-    They are either `x`, `y` and perhaps `group`, `test` and `validation` (masks), or `x_train`, `y_train`,
-    perhaps `x_validation`, `y_validation`, and `x_test`, `y_test`.
+    They are either `x`, `y` (unless there are no labels), perhaps `group`, `test` and `validation` (masks),
+    or `x_train`, `y_train`, perhaps `x_validation`, `y_validation`, and `x_test`, `y_test`.
 
     Raises:
         DataError: arrays are missing or do not fit together.
     """
-    if {"x", "y"} <= set(arrays):
-        x, y = arrays["x"], arrays["y"]
+    if "x" in arrays:
+        x, y = arrays["x"], arrays.get("y")
         group, test, validation = (arrays.get(name) for name in ("group", "test", "validation"))
         return dataset(source, x, y, group=group, test=test, validation=validation)
     parts = [part for part in _PARTS if f"x_{part}" in arrays]
@@ -76,7 +76,12 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
 def _joined(source: str, parts: list[str], arrays: dict[str, Any]) -> Dataset:
     for part in parts:
         x, y, first = arrays[f"x_{part}"], arrays[f"y_{part}"], arrays["x_train"]
-        if x.shape[:1] != y.shape or x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
+        if (
+            x.shape[:1] != y.shape[:1]
+            or y.shape[1:] != arrays["y_train"].shape[1:]
+            or x.shape[1:] != first.shape[1:]
+            or x.dtype != first.dtype
+        ):
             raise DataError(
                 f"{source}: x_{part} {x.shape} {x.dtype} does not go with y_{part} {y.shape}"
                 f" and x_train {first.shape} {first.dtype}"

@@ -1,8 +1,9 @@
 """Which samples a device tests, validates and trains on: decided for ever, by each sample's own content.
 
-A sample's digest is BLAKE2b (16 bytes, personalised as `fleetune-sample`) over its label as 8 bytes and its
-input as stored (uint8, or float32), row by row, all little endian. The upper 53 bits of the digest's first
-half, as a number in [0, 1), decide about the test split, those of its second half about validation: below
+A sample's digest is BLAKE2b (16 bytes, personalised as `fleetune-sample`) over its label, a class as 8 bytes
+and numbers as float32, and its input as stored (uint8, or float32), row by row, all little endian. The upper
+53 bits of the digest's first half, as a number in [0, 1), decide about the test split, those of its second
+half about validation: below
 the fraction it belongs there. Neither seeds, names, order nor the other samples have a say. So when a device
 keeps the last thousand samples of a stream, nothing that it once trained on is ever tested on, and the other
 way round; copies of a sample stay together; and a larger fraction takes samples over without giving any back.
@@ -19,12 +20,12 @@ _PERSON = b"fleetune-sample"
 _NO_LABEL = np.int64(-1)
 
 
-def draws(x: NDArray[np.generic], y: NDArray[np.int64]) -> tuple[Draws, Draws]:
+def draws(x: NDArray[np.generic], y: NDArray[np.int64] | NDArray[np.float32]) -> tuple[Draws, Draws]:
     """Each sample's two numbers in [0, 1), for test and for validation, shape (n,) each.
 
     Args:
         x: inputs as a `Dataset` holds them, shape (n, ...).
-        y: labels, shape (n,).
+        y: labels, shape (n,) or (n, ...).
     """
     return numbers_of(b"".join(_digest(sample, label) for sample, label in zip(x, y, strict=True)))
 
@@ -41,8 +42,9 @@ def numbers_of(digests: bytes) -> tuple[Draws, Draws]:
     return numbers[:, 0], numbers[:, 1]
 
 
-def _digest(sample: NDArray[np.generic], label: np.int64) -> bytes:
-    digest = hashlib.blake2b(int(label).to_bytes(8, "little", signed=True), digest_size=16, person=_PERSON)
+def _digest(sample: NDArray[np.generic], label: NDArray[np.generic]) -> bytes:
+    kind = "<i8" if label.dtype.kind == "i" else "<f4"
+    digest = hashlib.blake2b(label.astype(kind).tobytes(), digest_size=16, person=_PERSON)
     digest.update(sample.astype(sample.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.digest()
 

@@ -65,15 +65,19 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
         DataError: they do not.
     """
     found = check_source(source, test_fraction)
-    classes, counts = np.unique(found.y, return_counts=True)
-    shape = " x ".join(map(str, found.input_shape))
-    text = (
-        f"{len(found.y)} samples of {shape} in {len(classes)} classes ({counts.min()} to {counts.max()} each)"
-    )
+    shape, words = " x ".join(map(str, found.input_shape)), ", no labels"
+    if found.y.ndim == 1:
+        classes, counts = np.unique(found.y, return_counts=True)
+        words = f" in {len(classes)} classes ({counts.min()} to {counts.max()} each)"
+    elif found.y.shape[1]:
+        words = f", labels of {found.y.shape[1]} numbers"
+    text = f"{len(found.y)} samples of {shape}{words}"
     if enrolment is not None:
-        check_fits(split(found, test_fraction, enrolment.validation_fraction), enrolment.spec)
+        check_fits(
+            split(found, test_fraction, enrolment.validation_fraction), enrolment.spec, enrolment.learns
+        )
         text += f"; they fit {enrolment.spec.name} of run {enrolment.run}"
-    if len(classes) < 2:
+    if found.y.ndim == 1 and len(classes) < 2:
         mend = "nothing, if this device sees one class only; a model trained on it learns to say that class"
         yield Finding("warn", "data", text, mend)
         return

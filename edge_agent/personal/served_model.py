@@ -42,7 +42,7 @@ class Judge(Protocol):
 
     def loss(self, weights: FlatArray, part: Part) -> float: ...
 
-    def accuracy(self, weights: FlatArray, part: Part) -> float | None: ...
+    def score(self, weights: FlatArray, part: Part) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Adoption:
             return None if found is None else found.standing
         served = found.standing
         if served.samples != self._samples:
-            accuracy = self._judge.accuracy(found.weights, "test")
+            accuracy = self._judge.score(found.weights, "test")
             loss = self._loss(found.weights)
             served = replace(served, validation_loss=loss, accuracy=accuracy, samples=self._samples)
             self._serve(served, found.weights)

@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.backend import Backend, LabelArray
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.trainers import AUTO, Trainers, make_backend, needs_bundle
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.bundle.first_weights import draw_weights
 from fleetune.protocols.bundle.shipped import shipped_bundle
-from fleetune.protocols.errors import ModelError, PacketError, StoreError
+from fleetune.protocols.errors import ModelError, PacketError, SettingError, StoreError
 from fleetune.protocols.model.spec import RUNNING_STATISTICS, Axis, FlatArray, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.tasks import CLASSIFICATION
+from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.wire.payloads import read_enrolment
 
 REFERENCE = "lenet5"
@@ -76,14 +78,14 @@ def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload
             if kind == "torch" and ":" in enrolment.spec.name:
                 continue  # code of the user's is imported only where its owner said --trust
             bundle = read_bundle(data or b"", enrolment.spec) if needs_bundle(kind) else None
-            backend = make_backend(kind, enrolment.spec, bundle, threads)
-        except (PacketError, StoreError, ModelError):
+            backend = make_backend(kind, enrolment.spec, bundle, threads, task=enrolment.learns)
+        except (PacketError, StoreError, ModelError, SettingError):
             continue
         return Workload(
             backend=backend,
             weights=enrolment.weights,
             settings=enrolment.training,
-            data=made_up_data(enrolment.spec),
+            data=made_up_data(enrolment.spec, task=enrolment.learns),
             flops_per_sample=enrolment.flops_per_sample,
             where_from=f"{enrolment.spec.name}, as in run {run}, with {kind}",
         )
@@ -136,11 +138,16 @@ def _by_torch(name: str, shape: tuple[int, ...], threads: int) -> tuple[Backend,
     return TorchBackend(_spec_of(name, module, shape), module), flops
 
 
-def made_up_data(spec: ModelSpec, num_samples: int = NUM_SAMPLES) -> DeviceData:
+def made_up_data(spec: ModelSpec, num_samples: int = NUM_SAMPLES, task: Task = CLASSIFICATION) -> DeviceData:
     """Samples to train on, in the model's shape, of zeros and ones, which an embedding can look up too."""
     draw = Key.of("fleetune", "made-up data").generator()
     x = draw.integers(0, 2, (num_samples, *spec.input_shape)).astype(np.float32)
-    y = draw.integers(0, spec.num_classes, num_samples)
+    wanted = task.target_shape(spec.num_classes, spec.input_shape)
+    y: LabelArray = draw.integers(0, spec.num_classes, num_samples)
+    if task.kind == "reconstruction":
+        y = np.zeros(num_samples, np.int64)
+    elif wanted != ():
+        y = np.zeros((num_samples, *wanted), np.float32)
     return DeviceData(x, y, x[:0], y[:0], x[:0], y[:0], source="made-up samples")
 
 

@@ -141,7 +141,9 @@ def _check_fits(data: bytes, what: str, conditions: Conditions) -> None:
 
 def _own_data(settings: DeviceSettings, enrolment: Enrolment) -> DeviceData:
     own = split(load(settings.data, None), settings.test_fraction, enrolment.validation_fraction)
-    return scaled(check_fits(own, enrolment.spec), enrolment.mean, enrolment.std, enrolment.spec)
+    return scaled(
+        check_fits(own, enrolment.spec, enrolment.learns), enrolment.mean, enrolment.std, enrolment.spec
+    )
 
 
 def _growing(device: Device, enrolment: Enrolment) -> GrowingData | None:
@@ -324,4 +326,5 @@ def _backend(
     read = None if bundle is None else read_bundle(bundle, enrolment.spec)
     usable, held = conditions.memory_bytes, process_memory().resident
     room = None if usable is None or held is None else max(0, usable - held)
-    return make_backend(kind, enrolment.spec, read, threads, guard=guard, room=room)
+    task = enrolment.learns
+    return make_backend(kind, enrolment.spec, read, threads, task=task, guard=guard, room=room)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 
 from fleetune.edge_agent.personal.kept_run import Kept, recall
 from fleetune.edge_agent.personal.served_model import Adoption, Memory
@@ -20,6 +22,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, Trainer
+from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
 
@@ -32,9 +35,16 @@ class EvaluatingTrainer(Trainer, Protocol):
     @property
     def num_test(self) -> int: ...
 
-    def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
+    def score(self, weights: FlatArray, part: Part = "test") -> float | None:
         """On the device's test split, if not said otherwise; None without one."""
         ...
+
+    def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
+        """All that the task has, by name."""
+        ...
+
+    @property
+    def task(self) -> Task: ...
 
 
 class Session:
@@ -135,7 +145,8 @@ class Session:
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         _, _, measures = self._do(assignment, budget)
-        measures = replace(measures, personal=self._trainer.accuracy(self.personal_model))
+        personal, scores = self._judged(self.personal_model)
+        measures = replace(measures, personal=personal, scores=scores)
         if self._adoption is not None:
             best = self._adoption.best
             measures = replace(measures, kept=None if best is None else best.accuracy)
@@ -154,7 +165,7 @@ class Session:
         if loss is not None and not loss <= LARGEST_LOSS:
             raise TrainingDiverged(f"training diverged (loss is {loss:g}): lower training.learning_rate")
         personal = self._method.personal_model(state)
-        after = self._trainer.accuracy(personal)
+        after, scores = self._judged(personal)
         if self._adoption is not None:
             self._adoption.offer(
                 personal,
@@ -169,8 +180,16 @@ class Session:
             train_loss=loss,
             before=observed.before,
             after=after,
+            scores=scores,
         )
         return state, update, measures
+
+    def _judged(self, weights: FlatArray) -> tuple[float | None, dict[str, float] | UnsetType]:
+        """A model's score on the test split, and all of them where the run has a [task]."""
+        if self._enrolment.task is UNSET:
+            return self._trainer.score(weights), UNSET
+        scores = self._trainer.scores(weights)
+        return scores.get(self._trainer.task.score.name), scores
 
     def _offer_start(self, assignment: Assignment[Any]) -> Callable[[FlatArray, float | None], None]:
         """In a final evaluation, what local training starts from is a candidate too."""
@@ -204,11 +223,11 @@ class Session:
 
 
 class _Observed:
-    """A trainer that notes the accuracy of the first weights trained from, and the last training loss.
+    """A trainer that notes the score of the first weights trained from, and the last training loss.
 
     Args:
         trainer: does the work.
-        started: told of these first weights, and their accuracy, before they are trained.
+        started: told of these first weights, and their score, before they are trained.
     """
 
     def __init__(
@@ -232,7 +251,7 @@ class _Observed:
 
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
         if self.train_loss is None:
-            self.before = self._trainer.accuracy(weights)
+            self.before = self._trainer.score(weights)
             self._started(weights, self.before)
         fit = self._trainer.fit(weights, plan, key)
         self.train_loss = fit.loss
@@ -243,6 +262,16 @@ class _Observed:
 
     def accuracy(self, weights: FlatArray, part: Part) -> float | None:
         return self._trainer.accuracy(weights, part)
+
+    def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
+        return self._trainer.losses(weights, part)
+
+    def score(self, weights: FlatArray, part: Part) -> float | None:
+        return self._trainer.score(weights, part)
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self._trainer.lower_is_better
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
         return self._trainer.gradient(weights, rows)

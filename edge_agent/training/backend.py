@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from fleetune.protocols.model.loss_terms import Answer, LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.tasks.task import Task
 
 InputArray = NDArray[np.float32] | NDArray[np.int64]  # numbers, or token ids
-LabelArray = NDArray[np.int64]
+LabelArray = NDArray[np.int64] | NDArray[np.float32]  # classes, or numbers: see the run's task
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Backend(Protocol):
 
     @property
     def spec(self) -> ModelSpec: ...
+
+    @property
+    def task(self) -> Task:
+        """Whose loss it computes."""
+        ...
 
     @property
     def vocabulary(self) -> int | None:
@@ -76,7 +82,7 @@ class Backend(Protocol):
 
         Args:
             x: shape (n, *spec.input_shape), n at least 1.
-            y: shape (n,), 0..spec.num_classes-1.
+            y: the batch's targets, shape (n, *task.target_shape(...)).
             key: of dropout and whatever else the model draws.
             training: batch statistics, dropout, and running statistics updated in `weights`; False:
                 the gradient of the model as it evaluates, statistics untouched.
@@ -87,7 +93,7 @@ class Backend(Protocol):
                 statistics are the same to the bit. None: all; it may be empty.
 
         Returns:
-            The batch's mean loss (cross entropy, without the loss term), not necessarily finite.
+            The batch's mean loss (the task's, without the loss term), not necessarily finite.
 
         Raises:
             ModelError: the model cannot process such a batch, or the backend has no loss terms.
@@ -102,6 +108,10 @@ class Backend(Protocol):
         """
         ...
 
-    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, int]:
-        """Sum of the losses and number of correct predictions in evaluation mode; changes nothing."""
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
+        """Sum of the losses, and what the model gives, shape (n, outputs), in evaluation mode."""
+        ...
+
+    def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
+        """Each sample's loss in evaluation mode, shape (n,)."""
         ...

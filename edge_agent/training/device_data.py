@@ -18,6 +18,8 @@ from fleetune.protocols.model.input_scaling import Mean, Std, as_floats, check_c
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.trainer import Part
+from fleetune.protocols.tasks import CLASSIFICATION
+from fleetune.protocols.tasks.task import Task
 
 __all__ = [
     "Dataset",
@@ -42,7 +44,8 @@ class DeviceData:
     Attributes:
         x_train, x_validation, x_test: shape (n, ...), uint8 or float32 as the source gave them; they
             become the model's input batch by batch, so that bytes stay bytes in memory.
-        y_train, y_validation, y_test: labels, shape (n,). Validation may be empty.
+        y_train, y_validation, y_test: labels, shape (n,) or (n, numbers), see `protocols.tasks`. Validation
+            may be empty.
         mean, std: of [data]: the model sees (x / 255 if uint8 else x) minus mean, over std. Lists have one
             number for each channel of the model's input.
         ids: samples are token ids: the model sees them as they are, int64.
@@ -125,7 +128,7 @@ def check_source(source: str, test_fraction: float) -> Dataset:
     """
     found = load(source)
     _roles(found, test_fraction, 0.0)
-    if found.y.min() < 0:
+    if found.y.ndim == 1 and found.y.min() < 0:
         raise DataError(f"{source}: label {found.y.min()}; labels count from 0")
     _check_finite(source, found.x, "")
     return found
@@ -167,7 +170,7 @@ def take(dataset: Dataset, train: Rows, test: Rows, validation_fraction: float, 
         key: decides which.
     """
     if dataset.validation is None or dataset.benchmark:
-        held_out = stratified(dataset.y[train], validation_fraction, key.child("validation"))
+        held_out = stratified(dataset.strata[train], validation_fraction, key.child("validation"))
     else:
         held_out = dataset.validation[train]
     return _parts(dataset, train[~held_out], train[held_out], test)
@@ -214,18 +217,21 @@ def scaled(data: DeviceData, mean: Mean, std: Std, spec: ModelSpec) -> DeviceDat
     return replace(data, mean=mean, std=std)
 
 
-def check_fits(data: DeviceData, spec: ModelSpec) -> DeviceData:
+def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -> DeviceData:
     """`data` in the model's shape: images without a channel axis get one, and byte images with the
-    channels last (height, width, 1, 3 or 4) get them first.
+    channels last (height, width, 1, 3 or 4) get them first. Labels are as the task takes them; what it does
+    not train on is left out of the training and validation samples.
 
     Raises:
-        DataError: no training samples, another shape, a label the model has no output for, or NaN or
-            infinite inputs.
+        DataError: no training samples, another shape, labels that are not the task's or that the model has no
+            output for, or NaN or infinite inputs.
+        SettingError: the task's class weights are not one for each class.
     """
+    data = _for_task(data, spec, task)
     if not data.size("train"):
         raise DataError(f"{data.source}: there are no training samples")
     for part in get_args(Part):
-        _check_part(data, part, spec.num_classes)
+        _check_finite(data.source, data.part(part)[0], f" in the {part} samples")
     return replace(
         data,
         x_train=_shaped(data.x_train, spec.input_shape, data.source),
@@ -234,14 +240,15 @@ def check_fits(data: DeviceData, spec: ModelSpec) -> DeviceData:
     )
 
 
-def _check_part(data: DeviceData, part: Part, num_classes: int) -> None:
-    x, y = data.part(part)
-    wrong = y[(y < 0) | (y >= num_classes)]
-    if wrong.size:
-        raise DataError(
-            f"{data.source}: label {wrong[0]} in the {part} samples; the model has 0..{num_classes - 1}"
-        )
-    _check_finite(data.source, x, f" in the {part} samples")
+def _for_task(data: DeviceData, spec: ModelSpec, task: Task) -> DeviceData:
+    found: dict[str, Any] = {}
+    for part in get_args(Part):
+        x, y = data.part(part)
+        labels = task.checked(y, spec.num_classes, f"{data.source}, {part} samples")
+        taken = None if part == "test" else task.trained_on(labels)
+        found[f"x_{part}"] = x if taken is None else x[taken]
+        found[f"y_{part}"] = labels if taken is None else labels[taken]
+    return replace(data, **found)
 
 
 def _check_finite(source: str, x: Inputs, where: str) -> None:

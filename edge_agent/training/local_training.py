@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
+from fleetune.protocols.tasks.task import Task
 
 _EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory
 
@@ -57,14 +59,20 @@ class LocalTrainer:
         return self.backend.spec
 
     @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self.backend.task
+
+    @property
     def num_samples(self) -> int:
         """Training samples (validation and test not counted)."""
         return self.data.size("train")
 
     @property
     def num_classes_held(self) -> int:
-        """How many of the model's classes occur among the training samples."""
-        return np.unique(self.data.part("train")[1]).size
+        """How many of the model's classes occur among the training samples; 1 where the task has none."""
+        labels = self.data.part("train")[1]
+        return np.unique(labels).size if labels.ndim == 1 else 1
 
     @property
     def num_test(self) -> int:
@@ -118,7 +126,7 @@ class LocalTrainer:
                     if plan.loss_term
                     else None
                 )
-                x, y = self.data.batch("train", rows)
+                x, y = self._batch("train", rows)
                 whole = plan.keep_last_gradient and step + 1 == num_steps
                 mean = self.backend.step(
                     x, y, key.child("step", step), extra_loss=extra_loss, tensors=None if whole else trained
@@ -142,11 +150,50 @@ class LocalTrainer:
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
         """Mean loss in evaluation mode over a part, or those of its samples in `rows`. Of none it is 0."""
-        return self._evaluate(weights, part, rows)[0]
+        self.backend.load(weights)
+        total = sum(self.backend.evaluate(x, y)[0] for x, y in self._parts(part, rows))
+        return total / max(1, self.data.size(part) if rows is None else rows.size)
+
+    def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
+        """Each sample's loss in evaluation mode over a part, shape (n,)."""
+        self.backend.load(weights)
+        found = [self.backend.losses(x, y) for x, y in self._parts(part)]
+        return np.concatenate([np.zeros(0), *found])
 
     def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """Fraction predicted correctly in evaluation mode, 0..1. None: the part is empty."""
-        return self._evaluate(weights, part)[1] if self.data.size(part) else None
+        """Fraction predicted correctly in evaluation mode, 0..1. None: the part is empty, or the task has no
+        accuracy.
+        """
+        has = any(one.name == "accuracy" for one in self.task.scores)
+        return self._figure(weights, part, "accuracy") if has else None
+
+    def score(self, weights: FlatArray, part: Part = "test") -> float | None:
+        """The task's score in evaluation mode. None: the part is empty, or cannot tell."""
+        return self._figure(weights, part, self.task.score.name)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Of two scores."""
+        return self.task.score.better == "lower"
+
+    def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
+        """All scores of the task that a part can tell, by name."""
+        if not self.data.size(part):
+            return {}
+        reference = self._judged(weights, "train") if self.task.needs_reference else None
+        return self.task.figures(self._judged(weights, part), self.data.part(part)[1], reference)
+
+    def _figure(self, weights: FlatArray, part: Part, name: str) -> float | None:
+        if not self.data.size(part):
+            return None
+        return self.task.figure(name, self._judged(weights, part), self.data.part(part)[1])
+
+    def _judged(self, weights: FlatArray, part: Part) -> NDArray[Any]:
+        """What the task keeps of a part's outputs, see `Task.judged`; the part is not empty."""
+        self.backend.load(weights)
+        return np.concatenate(
+            [self.task.judged(self.backend.evaluate(x, y)[1], y) for x, y in self._parts(part)]
+        )
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
         """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples
@@ -157,7 +204,7 @@ class LocalTrainer:
         chosen = np.arange(self.num_samples) if rows is None else rows
         for x, y in self._parts("train", chosen):
             self.backend.step(x, y, Key(0), training=False)
-            self.backend.gradient[:] *= np.float32(y.size / chosen.size)
+            self.backend.gradient[:] *= np.float32(len(y) / chosen.size)
             mean += self.backend.gradient
         return mean
 
@@ -177,15 +224,12 @@ class LocalTrainer:
                 yield order[batch]
                 self.progress((done + 1) / num_batches)
 
-    def _evaluate(self, weights: FlatArray, part: Part, rows: Rows | None = None) -> tuple[float, float]:
-        """The mean loss over a part, or over `rows` of it, and the fraction predicted correctly."""
-        self.backend.load(weights)
-        results = [self.backend.evaluate(x, y) for x, y in self._parts(part, rows)]
-        size = max(1, self.data.size(part) if rows is None else rows.size)
-        return sum(loss for loss, _ in results) / size, sum(correct for _, correct in results) / size
-
     def _parts(self, part: Part, rows: Rows | None = None) -> Iterator[tuple[InputArray, LabelArray]]:
-        """Yield the samples of a part, or those in `rows`, a few at a time."""
+        """Yield the inputs and targets of a part, or those in `rows`, a few at a time."""
         chosen = np.arange(self.data.size(part)) if rows is None else rows
         for start in range(0, chosen.size, _EVALUATION_BATCH):
-            yield self.data.batch(part, chosen[start : start + _EVALUATION_BATCH])
+            yield self._batch(part, chosen[start : start + _EVALUATION_BATCH])
+
+    def _batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
+        x, y = self.data.batch(part, rows)
+        return x, self.task.targets(x, y)

@@ -15,6 +15,7 @@ from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Answer, Distillation
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.tasks.task import Task
 
 _INPUT_TYPES = {"f4": np.float32, "i8": np.int64}
 
@@ -37,7 +38,7 @@ class OnnxBackend:
     def __init__(
         self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
     ) -> None:
-        self._bundle, self._spec = bundle, bundle.spec
+        self._bundle, self._spec, self._task = bundle, bundle.spec, bundle.learns
         self._sessions = Sessions(bundle, threads, guard=guard, room=room)
         self._weights = np.zeros(self._spec.size, np.float32)
         self._gradient = np.zeros(self._spec.size, np.float32)
@@ -51,6 +52,10 @@ class OnnxBackend:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    @property
+    def task(self) -> Task:
+        return self._task
 
     @property
     def vocabulary(self) -> int | None:
@@ -95,14 +100,27 @@ class OnnxBackend:
         self._take(found, wanted, training=training)
         return float(found["loss"])
 
-    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, int]:
-        """Sum of losses and number correct, see `Backend.evaluate`."""
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
+        """Sum of losses and outputs, see `Backend.evaluate`."""
         self._check(x, y)
-        logits = self.answer(x, "logits")
-        highest = logits.max(axis=1)
-        log_sums = np.log(np.exp(logits - highest[:, None]).sum(axis=1)) + highest
-        losses = log_sums - logits[np.arange(len(y)), y]
-        return float(losses.sum(dtype=np.float64)), int((logits.argmax(axis=1) == y).sum())
+        outputs = self.answer(x, "logits")
+        return float(self._sample_losses(x, y, outputs).sum()), outputs
+
+    def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
+        """Each sample's loss, see `Backend.losses`."""
+        self._check(x, y)
+        return self._sample_losses(x, y, None)
+
+    def _sample_losses(
+        self, x: InputArray, y: LabelArray, outputs: NDArray[np.float32] | None
+    ) -> NDArray[np.float64]:
+        """By numpy, or, where the loss is a user's, by its graph."""
+        if not self._task.users_loss:
+            given = self.answer(x, "logits") if outputs is None else outputs
+            return self._task.sample_losses(given, y)
+        feeds = {"x": self._input(x), "y": y, **self._tensors}
+        found = self._sessions.run(graphs.LOSSES, frozenset({"losses"}), feeds)["losses"]
+        return found.astype(np.float64)
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
         """What the model gives, or gives its last layer, see `Backend.answer`."""
@@ -155,8 +173,15 @@ class OnnxBackend:
                 f"model {spec.name} takes samples of shape {spec.input_shape}, not a batch of {x.shape}"
                 f" with {len(y)} labels"
             )
-        if not np.issubdtype(x.dtype, np.number) or not np.issubdtype(y.dtype, np.integer):
-            raise ModelError(f"model {spec.name} takes numbers and whole labels, not {x.dtype} and {y.dtype}")
+        wanted = self._task.target_shape(spec.num_classes, spec.input_shape)
+        kind = np.integer if wanted == () else np.floating
+        if not np.issubdtype(x.dtype, np.number) or not np.issubdtype(y.dtype, kind):
+            labels = "whole labels" if wanted == () else "numbers as labels"
+            raise ModelError(f"model {spec.name} takes numbers and {labels}, not {x.dtype} and {y.dtype}")
+        if y.shape[1:] != wanted:
+            raise ModelError(f"model {spec.name} takes labels of shape {wanted}, not {y.shape[1:]}")
+        if wanted != ():
+            return
         if y.min() < 0 or y.max() >= spec.num_classes:
             wrong = y.min() if y.min() < 0 else y.max()
             raise ModelError(f"label {wrong}: model {spec.name} has classes 0..{spec.num_classes - 1}")

@@ -72,7 +72,7 @@ class OrtTrainingBackend(OnnxBackend):
             TRAIN in self._bundle.graphs
         ):  # of what came over the wire it always is, and tells what a step takes
             self._sessions.price(TRAIN, self._outputs(self._gradients, training=True), len(y))
-        feeds = {"x": self._input(x), "y": np.ascontiguousarray(y, np.int64), **self._tensors}
+        feeds = {"x": self._input(x), "y": np.ascontiguousarray(y), **self._tensors}
         last = next(reversed(self._gradients))  # a Module has to find a gradient; this costs least
         module = self._module(wanted or frozenset({last}))
         found = module.run(feeds | self._training_feeds(key, len(y), module.inputs))

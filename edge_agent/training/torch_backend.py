@@ -25,6 +25,9 @@ from fleetune.protocols.model.spec import RUNNING_STATISTICS, FlatArray, ModelSp
 from fleetune.protocols.model.token_ids import samples_of
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.tasks import CLASSIFICATION
+from fleetune.protocols.tasks.task import Task
+from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
 from fleetune.protocols.update.layers import norm_layers
 
 
@@ -36,10 +39,10 @@ class TorchBackend:
     same function and faster.
     """
 
-    def __init__(self, spec: ModelSpec, module: nn.Module) -> None:
+    def __init__(self, spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> None:
         """Raises ModelError: the module's tensors are not the spec's."""
         _check_same(spec, module)
-        self._spec, self._module = spec, module
+        self._spec, self._module, self._task = spec, module, task
         self._weights, self._gradient = torch.zeros(spec.size), torch.zeros(spec.size)
         self._adopt()
         # of training steps, for norms without a momentum: no part of the weights, they start anew with them
@@ -53,7 +56,7 @@ class TorchBackend:
         self._input_dtype = torch.int64 if self._samples.ids else torch.float32
 
     @classmethod
-    def from_spec(cls, spec: ModelSpec) -> "TorchBackend":
+    def from_spec(cls, spec: ModelSpec, task: Task = CLASSIFICATION) -> "TorchBackend":
         """Build the model by its name.
 
         Raises:
@@ -61,11 +64,15 @@ class TorchBackend:
         """
         with _fork_seeded(Key(0)):  # building draws initial weights; nobody else's stream moves
             module = architectures.build(spec.name, spec.input_shape, spec.num_classes)
-        return cls(spec, module)
+        return cls(spec, module, task)
 
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    @property
+    def task(self) -> Task:
+        return self._task
 
     @property
     def vocabulary(self) -> int | None:
@@ -107,7 +114,7 @@ class TorchBackend:
         try:
             with _fork_seeded(key), self._wanting(tensors), self._last_layer_watched() as calls:
                 logits = self._trained_on(x, key) if training else self._module(self._input(x))
-                loss = functional.cross_entropy(logits, torch.from_numpy(y))
+                loss = mean_loss(self._task.loss, self._task.section, logits, torch.from_numpy(y))
                 total = (
                     loss if extra_loss is None else loss + self._loss_term_value(extra_loss, logits, calls)
                 )
@@ -119,13 +126,28 @@ class TorchBackend:
             ) from problem
         return loss.item()
 
-    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, int]:
-        """Sum of losses and number correct, see `Backend.evaluate`."""
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
+        """Sum of losses and outputs, see `Backend.evaluate`."""
         self._module.eval()
         with torch.inference_mode():
-            logits, labels = self._module(self._input(x)), torch.from_numpy(y)
-            loss = functional.cross_entropy(logits, labels, reduction="sum")
-            return loss.item(), int((logits.argmax(1) == labels).sum())
+            outputs, targets = self._module(self._input(x)), torch.from_numpy(y)
+            if is_plain(self._task.loss, self._task.section):
+                total = functional.cross_entropy(outputs, targets, reduction="sum")
+            else:
+                total = self._sample_losses(outputs, targets).sum()
+            return total.item(), outputs.numpy()
+
+    def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
+        """Each sample's loss, see `Backend.losses`."""
+        self._module.eval()
+        with torch.inference_mode():
+            found: NDArray[np.float64] = self._sample_losses(
+                self._module(self._input(x)), torch.from_numpy(y)
+            ).numpy()
+        return found
+
+    def _sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return sample_losses(self._task.loss, self._task.section, outputs, targets).double()
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
         """What the model gives, or gives its last layer, see `Backend.answer`."""

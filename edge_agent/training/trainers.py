@@ -12,6 +12,8 @@ from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.tasks import CLASSIFICATION
+from fleetune.protocols.tasks.task import Task
 
 Kind = Literal["onnx", "torch", "ort-training"]
 AUTO = "auto"
@@ -99,6 +101,7 @@ def make_backend(
     bundle: Bundle | None,
     threads: int,
     *,
+    task: Task = CLASSIFICATION,
     guard: StepGuard | None = None,
     room: int | None = None,
 ) -> Backend:
@@ -109,6 +112,7 @@ def make_backend(
         spec: the model.
         bundle: of it, see `needs_bundle`.
         threads: processor threads.
+        task: whose loss it computes.
         guard: may end a step in its middle, where the backend can.
         room: bytes that a step of a bundle may take; None: as its model's description allows.
 
@@ -121,8 +125,10 @@ def make_backend(
         from fleetune.edge_agent.training.torch_backend import TorchBackend
 
         torch.set_num_threads(threads)
-        return TorchBackend.from_spec(spec)
+        return TorchBackend.from_spec(spec, task)
     assert bundle is not None, "needs_bundle says so"
+    if bundle.learns != task:
+        raise ModelError(f"the bundle of model {spec.name} computes the loss of another task than the run's")
     if kind == "ort-training":
         from fleetune.edge_agent.training.ort_training_backend import OrtTrainingBackend
 

@@ -1,5 +1,7 @@
 """What a run may make a device import: only what the device's owner trusts."""
 
+from msgspec import UNSET
+
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -10,13 +12,15 @@ def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model:
     Args:
         enrolment: of the run.
         trusted: modules that the owner lets a run name.
-        builds_model: by its name; a bundle imports nothing.
+        builds_model: by its name, and computes the loss; a bundle imports nothing.
 
     Raises:
         SettingError: the run names another one.
     """
-    named_models = (enrolment.spec.name,) if builds_model else ()
-    for named in (*named_models, str(enrolment.method.get("name"))):
+    by_torch = [enrolment.spec.name] if builds_model else []
+    if builds_model and enrolment.task is not UNSET:
+        by_torch.append(enrolment.task.loss)
+    for named in (*by_torch, str(enrolment.method.get("name"))):
         module, separator, _ = named.partition(":")
         if separator and module not in trusted:
             raise SettingError(f"the run wants {named!r} imported here; --trust {module} allows it")

@@ -12,6 +12,7 @@ Graphs (see `protocols.bundle.graph`), all with an input for each tensor of the 
     train+distillation  as train, and the term of that name (`protocols.model.loss_terms`);
                         teacher, strength, temperature in
     train+contrast      likewise; near, far, strength, temperature in
+    losses              y in; losses out, one a sample, as the model evaluates: where the loss is a user's
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import MOST_CLASSES, MOST_IDS, Amount, Finite, Label, Share
@@ -30,6 +31,9 @@ from fleetune.protocols.model.input_scaling import Mean, Std, check_channels
 from fleetune.protocols.model.spec import MAX_TENSORS, FlatArray, ModelSpec, Shape
 from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.tasks import CLASSIFICATION, task_of
+from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 
 MAX_BYTES = 2**28  # also when unpacked
@@ -41,7 +45,8 @@ PROBE = 3  # samples of the run that is priced when a bundle is read
 MAX_GRAPHS, MAX_NOISES = 16, 1000
 
 TRAIN, EVALUATE_GRADIENT, ANSWER = "train", "evaluate-gradient", "answer"
-DISTILLATION, CONTRAST = "train+distillation", "train+contrast"
+DISTILLATION, CONTRAST, LOSSES = "train+distillation", "train+contrast", "losses"
+_RESULTS = {ANSWER: {"logits"}, LOSSES: {"losses"}}
 REQUIRED = (TRAIN, EVALUATE_GRADIENT, ANSWER)
 
 
@@ -103,6 +108,7 @@ class Bundle:
         recipe: of the first weights; None: they cannot be drawn without torch.
         weights: instead of a recipe, for a coordinator without torch; shape (spec.size,).
         ort_training: files for onnxruntime-training, by name; empty: made without it.
+        task: whose loss the graphs compute; left out: that of classification, as before there were others.
     """
 
     spec: ModelSpec
@@ -117,6 +123,12 @@ class Bundle:
     recipe: Recipe | None = None
     weights: FlatArray | None = None
     ort_training: Annotated[dict[Label, bytes], Meta(max_length=4)] = field(default_factory=dict)
+    task: TaskSection | UnsetType = UNSET
+
+    @property
+    def learns(self) -> Task:
+        """What its graphs train. Raises SettingError: the task has no such loss or score."""
+        return CLASSIFICATION if self.task is UNSET else task_of(self.task)
 
     def most(self, num_samples: int) -> GraphCost:
         """The most that a run of one graph may take, by what is said of the model. Honest ones come to 1.2
@@ -153,7 +165,11 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
         raise PacketForeign(
             f"bundle of model {bundle.spec.hash}; the fleet's model is {spec.hash} ({spec.name})"
         )
-    if missing := [name for name in REQUIRED if name not in bundle.graphs]:
+    try:
+        learns = bundle.learns
+    except SettingError as problem:
+        raise PacketCorrupt(f"bundle of model {bundle.spec.name}: {problem}") from None
+    if missing := [name for name in (*REQUIRED, *[LOSSES] * learns.users_loss) if name not in bundle.graphs]:
         raise PacketCorrupt(f"bundle of model {bundle.spec.name}: graph {missing[0]!r} is missing")
     for graph in bundle.graphs.values():
         graph.check()
@@ -181,7 +197,7 @@ def _check_ports(bundle: Bundle) -> None:
                 raise PacketCorrupt(
                     f"bundle: {name} takes {port.name} as {port.shape}, not {shapes[port.name]}"
                 )
-        needed = {"logits"} if name == ANSWER else {"loss", *_gradients(bundle.spec)}
+        needed = _RESULTS.get(name) or {"loss", *_gradients(bundle.spec)}
         if absent := needed - set(graph.output_names):
             raise PacketCorrupt(f"bundle: {name} does not give {min(absent)}")
 

@@ -24,7 +24,8 @@ class ModelSection(Settings, frozen=True):
         name: of a built-in model, `package.module:function` that returns a torch module from
             (input_shape, num_classes), or `bundle:FILE` that `edge-coordinator export` wrote.
         input_shape: of one sample, e.g. [1, 28, 28]; None: as data.source has it.
-        num_classes: None: as data.source has it.
+        num_classes: how many numbers the model gives for a sample: its classes, or what else the task asks
+            for (the numbers of a label; for reconstruction, those of a sample). None: as data.source has it.
         weights: what the run starts from: `run:NAME`, the shared model of another run in the same folder of
             runs, or a safetensors file; None: weights drawn with the run's seed.
         init: how they are drawn: `default`, as torch does; or `kaiming`: convolutions normal with variance
@@ -33,7 +34,7 @@ class ModelSection(Settings, frozen=True):
 
     name: str
     input_shape: tuple[Count, ...] | None = None
-    num_classes: Annotated[int, Meta(ge=2, le=MOST_CLASSES)] | None = None
+    num_classes: Annotated[int, Meta(ge=1, le=MOST_CLASSES)] | None = None
     weights: str | None = None
     init: Literal["default", "kaiming"] = "default"
 

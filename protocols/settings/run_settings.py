@@ -13,6 +13,7 @@ from fleetune.protocols.settings.device import DataSection, ModelSection, Traini
 from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.settings.simulation import FleetSection, PaperSection, Partition
+from fleetune.protocols.settings.task import TaskSection
 
 
 class RunSettings(Settings, frozen=True):
@@ -28,6 +29,7 @@ class RunSettings(Settings, frozen=True):
     model: ModelSection
     method: dict[str, Any]
     data: DataSection = DataSection()
+    task: TaskSection = TaskSection()
     training: TrainingSection = TrainingSection()
     round: RoundSection = RoundSection()
     schedule: ScheduleSection = ScheduleSection()

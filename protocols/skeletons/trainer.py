@@ -83,7 +83,7 @@ class Trainer(Protocol):
 
     @property
     def num_classes_held(self) -> int:
-        """How many of the model's classes occur among the training samples."""
+        """How many of the model's classes occur among the training samples; 1 where the task has none."""
         ...
 
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
@@ -99,9 +99,25 @@ class Trainer(Protocol):
         ...
 
     def accuracy(self, weights: FlatArray, part: Part) -> float | None:
-        """Fraction predicted correctly in evaluation mode, 0..1; None: the part is empty. A method may ask
+        """Fraction predicted correctly in evaluation mode, 0..1; None: the part is empty, or the task has no
+        accuracy (see `Method.tasks`). A method may ask
         for the training and validation parts only: nothing is ever chosen by the test split.
         """
+        ...
+
+    def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
+        """Each sample's loss in evaluation mode over a part, shape (n,)."""
+        ...
+
+    def score(self, weights: FlatArray, part: Part) -> float | None:
+        """By which the run's task judges models (accuracy, in classification); None: the part cannot tell.
+        As for accuracy, a method may not ask for the test part.
+        """
+        ...
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Of two scores."""
         ...
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fleetune.protocols.bounds import (
     Amount,
+    Finite,
     FleetName,
     Int64,
     Label,
@@ -20,7 +21,6 @@ from fleetune.protocols.bounds import (
     NumSamples,
     Positive,
     RunId,
-    Share,
 )
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.input_scaling import Mean, Std
@@ -29,11 +29,15 @@ from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.section import Fraction
+from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.tasks import CLASSIFICATION, task_of
+from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 
 MAX_ENROLMENT_BYTES = 2**31
 MAX_ENROLMENT_ELEMENTS = 200_000
-Accuracy = Share
+ScoreValue = Finite  # the run's task says what it can be
+MOST_SCORES = 20
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -56,6 +60,7 @@ class Enrolment:
         weights: the initial model, shape (spec.size,).
         continues: id of the run that this one goes on from: a device that has a model of its own from there
             starts from it; None: all start from `weights`.
+        task: the [task] section; left out where it says what every run was before there were several.
     """
 
     run: RunId
@@ -71,6 +76,12 @@ class Enrolment:
     activation_bytes_per_sample: Amount
     weights: FlatArray
     continues: RunId | None = None
+    task: TaskSection | UnsetType = UNSET
+
+    @property
+    def learns(self) -> Task:
+        """What the run learns. Raises SettingError: the task has no such loss or score."""
+        return CLASSIFICATION if self.task is UNSET else task_of(self.task)
 
 
 @dataclass(frozen=True)
@@ -91,25 +102,28 @@ class Assignment(Generic[T]):
 
 @dataclass(frozen=True)
 class Measures:
-    """How well a device's models do; accuracies on its own test split, None without one.
+    """How well a device's models do: by the score of the run's task (accuracy, in classification), on the
+    device's own test split, None without one.
 
     Attributes:
         num_samples, num_test: the device's own.
         train_loss: of the last epoch of local training, as seen while training; None if it did not train.
-        before: accuracy of the model that local training started from.
-        after: accuracy of the personal model after the round's work.
-        personal: in a final evaluation, accuracy of the personal model as it was before.
-        kept: in a final evaluation, accuracy of the model that the device would serve, of all that this run
+        before: of the model that local training started from.
+        after: of the personal model after the round's work.
+        personal: in a final evaluation, of the personal model as it was before.
+        kept: in a final evaluation, of the model that the device would serve, of all that this run
             has led it to. It does not travel with other replies.
+        scores: all that the task has, of the personal model, by name; left out by runs without a [task].
     """
 
     num_samples: NumSamples
     num_test: NumSamples
     train_loss: Loss | None = None
-    before: Accuracy | None = None
-    after: Accuracy | None = None
-    personal: Accuracy | None = None
-    kept: Accuracy | UnsetType | None = UNSET
+    before: ScoreValue | None = None
+    after: ScoreValue | None = None
+    personal: ScoreValue | None = None
+    kept: ScoreValue | UnsetType | None = UNSET
+    scores: Annotated[dict[Label, ScoreValue], Meta(max_length=MOST_SCORES)] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def train(folder: Path) -> None:
     bundle = _read(folder / "linear.bundle")
     backend = OrtTrainingBackend(bundle)
     backend.load(LINEAR_WEIGHTS)
-    found["linear evaluate"] = backend.evaluate(LINEAR_X, LINEAR_Y)
+    found["linear evaluate"] = backend.evaluate(LINEAR_X, LINEAR_Y)[0]
     found["linear loss"] = backend.step(LINEAR_X, LINEAR_Y, KEY, training=False)
     found["linear gradient"] = backend.gradient.copy()
     np.savez(folder / "found.npz", **found)

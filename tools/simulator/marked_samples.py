@@ -26,8 +26,8 @@ def splits_of(dataset: Dataset, settings: Partition, num_devices: int, key: Key)
             stay whole lack them.
     """
     if dataset.benchmark or (dataset.test is None and dataset.validation is None):
-        return partition(dataset.y, dataset.group, settings, num_devices, key)
-    dealt = deal(dataset.y, dataset.group, settings, num_devices, key)
+        return partition(dataset.strata, dataset.group, settings, num_devices, key)
+    dealt = deal(dataset.strata, dataset.group, settings, num_devices, key)
     nobody = np.zeros(len(dataset.y), np.bool_)
     test, validation = (nobody if mask is None else mask for mask in (dataset.test, dataset.validation))
     share_out = partial(_shared_out, source=dataset.source, kind=settings.kind, key=key)
@@ -37,7 +37,7 @@ def splits_of(dataset: Dataset, settings: Partition, num_devices: int, key: Key)
         return [(rows[~test[rows]], rows[test[rows]]) for rows in dealt]
     dealt = share_out(dealt, ~validation, "for training and testing", 2)
     return [
-        _drawn(rows, validation, partial(parted, y=dataset.y, settings=settings, device=device, key=key))
+        _drawn(rows, validation, partial(parted, y=dataset.strata, settings=settings, device=device, key=key))
         for device, rows in enumerate(dealt)
     ]
 

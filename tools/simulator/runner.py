@@ -25,6 +25,7 @@ from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.schedule import UTC
+from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.simulated_device import Player
@@ -56,8 +57,10 @@ def with_model_shape(settings: RunSettings, shares: Shares) -> RunSettings:
     filled = replace(
         model,
         input_shape=model.input_shape or tuple(int(n) for n in shape),
-        num_classes=model.num_classes or int(y.max()) + 1,
     )
+    if filled.num_classes is None:
+        task = task_of(settings.task)
+        filled = replace(filled, num_classes=task.num_outputs(filled.input_shape or (), y))
     return replace(settings, model=filled)
 
 

@@ -17,6 +17,7 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.links.fleet_links import links_of
 from fleetune.tools.links.link import Constant, Link
@@ -115,7 +116,8 @@ class Shares:
         settings = self._settings
         key = run_key(settings.run.seed).child("validation", index)
         data = take(self.dataset, train, test, settings.data.validation_fraction, key)
-        return scaled(check_fits(data, spec), settings.data.mean, settings.data.std, spec)
+        fitting = check_fits(data, spec, task_of(settings.task))
+        return scaled(fitting, settings.data.mean, settings.data.std, spec)
 
 
 def ratio_controller_of(

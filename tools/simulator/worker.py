@@ -66,9 +66,8 @@ def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
     global _stage  # noqa: PLW0603 - a worker process has one stage, and the pool calls plain functions
     decoded = codec.decode(enrolment, Enrolment, None)
     method = from_section(decoded.method, decoded.spec)
-    _stage = Stage(
-        settings, decoded, method, make_backend("torch", decoded.spec, None, 1), Shares(settings), folder
-    )
+    backend = make_backend("torch", decoded.spec, None, 1, task=decoded.learns)
+    _stage = Stage(settings, decoded, method, backend, Shares(settings), folder)
 
 
 def reply(name: str, index: int, ratio: float, payload: bytes) -> bytes:

@@ -91,7 +91,7 @@ class Box:
 class Scripted:
     """Training leads to weights all of one number; losses are distances to `best`."""
 
-    spec, num_samples, num_classes_held, num_test = SPEC, 10, 3, 5
+    spec, num_samples, num_classes_held, num_test, lower_is_better = SPEC, 10, 3, 5, False
 
     def __init__(self, best=1.0):
         self.best, self.leads_to = best, []
@@ -105,6 +105,9 @@ class Scripted:
 
     def accuracy(self, weights, part="test"):
         return max(0.0, 1 - self.loss(weights))
+
+    def score(self, weights, part="test"):
+        return self.accuracy(weights, part)
 
 
 class ClientState:

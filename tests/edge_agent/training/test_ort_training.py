@@ -133,7 +133,7 @@ def test_twenty_steps_with_mask_pull_and_momentum(found, name):
 def test_evaluation_and_its_gradient_are_the_graphs(found):
     backend = OnnxBackend(linear_bundle.bundle())
     backend.load(LINEAR_WEIGHTS)
-    np.testing.assert_allclose(found["linear evaluate"], backend.evaluate(LINEAR_X, LINEAR_Y), rtol=1e-6)
+    np.testing.assert_allclose(found["linear evaluate"], backend.evaluate(LINEAR_X, LINEAR_Y)[0], rtol=1e-6)
     loss = backend.step(LINEAR_X, LINEAR_Y, KEY, training=False)
     assert found["linear loss"] == pytest.approx(loss, rel=1e-6)
     np.testing.assert_allclose(found["linear gradient"], backend.gradient, rtol=1e-5, atol=1e-7)

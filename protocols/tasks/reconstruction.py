@@ -1,0 +1,96 @@
+"""Reconstruction: an autoencoder learns what is normal here, and its error tells what is not."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.tasks import scores
+from fleetune.protocols.tasks.scores import Score
+from fleetune.protocols.tasks.task import Array, Task
+
+NORMAL, ANOMALY = 0, 1
+
+
+class Reconstruction(Task):
+    """The model gives the sample back, flat, as it sees it. Labels say which samples are anomalies (1) and
+    which are normal (0), shape (n,); without any, all are taken as normal. Anomalies are tested on, never
+    trained on. A sample's error is its loss.
+    """
+
+    kind = "reconstruction"
+    losses = ("squared", "absolute", "huber")
+    scores = (
+        Score("error", "reconstruction error", "Mean loss of the normal samples.", "lower", share=False),
+        Score(
+            "auroc", "AUROC", "Chance that an anomaly has the larger error than a normal sample.", "higher"
+        ),
+        Score(
+            "auprc", "AUPRC", "Area under precision over recall, anomalies sought by their error.", "higher"
+        ),
+        Score(
+            "precision",
+            "precision",
+            "Share of anomalies among the samples above the device's threshold.",
+            "higher",
+        ),
+        Score("recall", "recall", "Share of the anomalies that are above the device's threshold.", "higher"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.users_loss:
+            raise SettingError(f"task.loss: a sample's error is one of {', '.join(self.losses)}")
+
+    def num_outputs(self, input_shape: tuple[int, ...], _: Array) -> int:
+        return math.prod(input_shape)
+
+    def checked(self, labels: Array, num_outputs: int, where: str) -> Array:  # noqa: ARG002
+        if labels.shape[1:] == (0,):  # the source has none
+            return np.zeros(len(labels), np.int64)
+        if labels.ndim != 1 or not np.isin(labels, (NORMAL, ANOMALY)).all():
+            raise DataError(f"{where}: labels of samples to reconstruct are 0 (normal) and 1 (anomaly)")
+        return labels.astype(np.int64, copy=False)
+
+    def trained_on(self, labels: Array) -> NDArray[np.bool_] | None:
+        """Normal samples only."""
+        return None if not labels.any() else labels == NORMAL
+
+    def targets(self, inputs: Array, labels: Array) -> Array:  # noqa: ARG002
+        """The samples themselves, flat."""
+        return inputs.reshape(len(inputs), -1)
+
+    def target_shape(self, num_outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002
+        return (math.prod(input_shape),)
+
+    def judged(self, outputs: Array, targets: Array) -> Array:
+        """Each sample's error, shape (n,)."""
+        return self.sample_losses(outputs, targets)
+
+    @property
+    def needs_reference(self) -> bool:
+        """The threshold is a quantile of the errors of the training samples."""
+        return True
+
+    def threshold(self, reference: NDArray[np.float64]) -> float:
+        """Errors above are called anomalies.
+
+        Args:
+            reference: errors of the device's own normal samples, shape (n,), at least one.
+        """
+        return float(np.quantile(reference, self.section.anomaly_quantile))
+
+    def _figure(self, name: str, judged: Array, labels: Array, reference: Array | None) -> float | None:
+        anomalous = labels == ANOMALY
+        if name == "error":
+            return float(judged[~anomalous].mean()) if not anomalous.all() else None
+        if name == "auroc":
+            return scores.auroc(judged, anomalous)
+        if name == "auprc":
+            return scores.average_precision(judged, anomalous) if not anomalous.all() else None
+        if reference is None or not reference.size or not anomalous.any():
+            return None
+        found = judged > self.threshold(reference)
+        among = found if name == "precision" else anomalous
+        return float((found & anomalous).sum() / among.sum()) if among.any() else None

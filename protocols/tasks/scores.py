@@ -1,0 +1,108 @@
+"""Figures of how well a model does, from its outputs and the labels, by numpy; None where there is none."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A figure by which models are judged.
+
+    Attributes:
+        name: stable, in snake case: in run.toml, in summary.json.
+        title: for people.
+        about: what it is, in one sentence.
+        better: which way is better.
+        share: it is a fraction, 0..1, shown in percent; False: a number in the labels' own unit.
+    """
+
+    name: str
+    title: str
+    about: str
+    better: Literal["higher", "lower"]
+    share: bool = True
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What it can be."""
+        return (0.0, 1.0) if self.share else (-1e30, 1e30)
+
+
+def accuracy(predicted: Labels, labels: Labels) -> float:
+    """Fraction predicted correctly."""
+    return int((predicted == labels).sum()) / len(labels)
+
+
+def balanced_accuracy(predicted: Labels, labels: Labels) -> float:
+    """Mean over the classes that occur of the fraction of them predicted correctly."""
+    found = [float((predicted[labels == one] == one).mean()) for one in np.unique(labels)]
+    return float(np.mean(found))
+
+
+def macro_f1(predicted: Labels, labels: Labels) -> float:
+    """Mean F1 over the classes that occur, among labels or predictions."""
+    classes = np.union1d(predicted, labels)
+    return float(np.mean([_f1(predicted == one, labels == one) for one in classes]))
+
+
+def macro_f1_of_many(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> float | None:
+    """Mean F1 over the labels (columns) that occur in either; None: none does."""
+    places = np.flatnonzero(predicted.any(axis=0) | labels.any(axis=0))
+    return float(np.mean([_f1(predicted[:, k], labels[:, k]) for k in places])) if places.size else None
+
+
+def _f1(predicted: NDArray[np.bool_], labels: NDArray[np.bool_]) -> float:
+    total = int(predicted.sum()) + int(labels.sum())
+    return 2 * int((predicted & labels).sum()) / total if total else 1.0
+
+
+def auroc(values: Floats, positive: NDArray[np.bool_]) -> float | None:
+    """Chance that a positive sample has the larger value than a negative one, ties half; None: not both are
+    there.
+    """
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    if not num_positive or not num_negative:
+        return None
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # from 1; ties share their mean
+    above = ranks[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(above / (num_positive * num_negative))
+
+
+def average_precision(values: Floats, positive: NDArray[np.bool_]) -> float | None:
+    """Area under precision over recall (AUPRC), as steps; None: nothing is positive."""
+    if not positive.any():
+        return None
+    order = np.argsort(-values, kind="stable")
+    hits, sorted_values = np.cumsum(positive[order]), values[order]
+    last = np.append(np.flatnonzero(np.diff(sorted_values)), len(order) - 1)  # of each group of ties
+    precision, found = hits[last] / (last + 1), np.diff(hits[last], prepend=0)
+    return float((precision * found).sum() / positive.sum())
+
+
+def mean_of(found: list[float | None]) -> float | None:
+    """Mean of those that are there."""
+    there = [one for one in found if one is not None]
+    return float(np.mean(there)) if there else None
+
+
+def mae(predicted: Floats, labels: Floats) -> float:
+    """Mean absolute error."""
+    return float(np.abs(predicted - labels).mean(dtype=np.float64))
+
+
+def rmse(predicted: Floats, labels: Floats) -> float:
+    """Root of the mean squared error."""
+    return float(np.sqrt(np.square(predicted - labels, dtype=np.float64).mean()))
+
+
+def r2(predicted: Floats, labels: Floats) -> float | None:
+    """1 - squared error over that of the labels' own mean, over all numbers; None: they do not vary."""
+    around = np.square(labels - labels.mean(axis=0), dtype=np.float64).sum()
+    return float(1 - np.square(predicted - labels, dtype=np.float64).sum() / around) if around else None

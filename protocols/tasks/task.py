@@ -1,0 +1,168 @@
+"""What a task is: its labels, its losses, and the scores by which a model of it is judged."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.settings.task import TaskKind, TaskSection
+from fleetune.protocols.tasks.losses import QUANTILE, sample_losses
+from fleetune.protocols.tasks.scores import Score
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What a fleet learns. A subclass is one file and one line in `protocols.tasks`.
+
+    Attributes:
+        section: of the run.
+
+    Raises:
+        SettingError: the section asks for a loss or a score that the task does not have.
+    """
+
+    section: TaskSection
+    kind: ClassVar[TaskKind]
+    losses: ClassVar[tuple[str, ...]]
+    scores: ClassVar[tuple[Score, ...]]
+    weighs_classes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.loss not in self.losses and ":" not in self.loss:
+            allowed = ", ".join(self.losses)
+            raise SettingError(
+                f"task.loss: {self.kind} has no {self.loss!r}; choose {allowed}, or package.module:function"
+            )
+        names = [one.name for one in self.scores]
+        if self.section.score not in ("", *names):
+            raise SettingError(
+                f"task.score: {self.kind} has no {self.section.score!r}; choose {', '.join(names)}"
+            )
+        if self.section.class_weights and not self.weighs_classes:
+            raise SettingError(f"task.class_weights: {self.kind} has no classes; leave it out")
+
+    @property
+    def loss(self) -> str:
+        """The name of its loss, or the user's function."""
+        return self.section.loss or self.losses[0]
+
+    @property
+    def users_loss(self) -> bool:
+        """The loss is a user's function, which only torch and the graphs made of it can compute."""
+        return ":" in self.loss
+
+    @property
+    def score(self) -> Score:
+        """The one that the fleet is judged by."""
+        wanted = self.section.score or self.scores[0].name
+        return next(one for one in self.scores if one.name == wanted)
+
+    @abstractmethod
+    def num_outputs(self, input_shape: tuple[int, ...], labels: Array) -> int:
+        """How many numbers a model of it gives for a sample, as far as these labels tell."""
+
+    @abstractmethod
+    def checked(self, labels: Array, num_outputs: int, where: str) -> Array:
+        """Labels as the task takes them, shape (n, ...).
+
+        Args:
+            labels: as the source gave them.
+            num_outputs: of the model.
+            where: the source, for messages.
+
+        Raises:
+            DataError: they are not of this task, or the model cannot give them.
+        """
+
+    def trained_on(self, _: Array) -> NDArray[np.bool_] | None:
+        """Which samples may be trained on, by their labels, shape (n,); None: all."""
+        return None
+
+    def targets(self, inputs: Array, labels: Array) -> Array:  # noqa: ARG002
+        """What a batch's outputs are held against.
+
+        Args:
+            inputs: the batch as the model sees it, shape (n, ...).
+            labels: as `checked` gave them.
+        """
+        return labels
+
+    def target_shape(self, num_outputs: int, input_shape: tuple[int, ...]) -> tuple[int, ...]:  # noqa: ARG002
+        """The shape of one sample's target; () are classes, int64, all others float32."""
+        return (num_outputs // len(self.section.quantiles) if self.loss == QUANTILE else num_outputs,)
+
+    def sample_losses(self, outputs: Floats, targets: Array) -> NDArray[np.float64]:
+        """Each sample's loss by numpy, shape (n,); not for a user's loss."""
+        return sample_losses(self.loss, self.section, outputs, targets)
+
+    def judged(self, outputs: Floats, targets: Array) -> Array:  # noqa: ARG002
+        """What must be kept of a batch's outputs, shape (n, outputs), to judge a model by all batches."""
+        return outputs
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `figure` needs what was `judged` of the device's own training samples."""
+        return False
+
+    def figure(self, name: str, judged: Array, labels: Array, reference: Array | None = None) -> float | None:
+        """One of its scores.
+
+        Args:
+            name: of the score.
+            judged: of all samples, joined, at least one.
+            labels: theirs.
+            reference: `judged` of the training samples, see `needs_reference`.
+
+        Returns:
+            None where these samples cannot tell.
+        """
+        found = self._figure(name, judged, labels, reference)
+        return found if found is None or np.isfinite(found) else None
+
+    @abstractmethod
+    def _figure(self, name: str, judged: Array, labels: Array, reference: Array | None) -> float | None: ...
+
+    def figures(self, judged: Array, labels: Array, reference: Array | None = None) -> dict[str, float]:
+        """All its scores that these samples can tell, by name."""
+        found = {one.name: self.figure(one.name, judged, labels, reference) for one in self.scores}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def whole_classes(labels: Array, num_outputs: int, where: str) -> NDArray[np.int64]:
+    """Class numbers as a model with so many outputs takes them. Raises DataError."""
+    if labels.size == 0 and len(labels):
+        raise DataError(f"{where}: there are no labels")
+    if labels.ndim != 1 or labels.dtype.kind not in "bui":
+        raise DataError(
+            f"{where}: labels have shape {labels.shape} of {labels.dtype}; classes are whole numbers"
+        )
+    wrong = labels[(labels < 0) | (labels >= num_outputs)]
+    if wrong.size:
+        raise DataError(f"{where}: label {wrong[0]}; the model has 0..{num_outputs - 1}")
+    return labels.astype(np.int64, copy=False)
+
+
+def numbers(labels: Array, num_numbers: int, where: str) -> Floats:
+    """Numbers as a model takes them, shape (n, num_numbers). Raises DataError."""
+    if labels.size == 0 and len(labels):
+        raise DataError(f"{where}: there are no labels")
+    rows = labels.reshape(len(labels), -1 if len(labels) else num_numbers).astype(np.float32, copy=False)
+    if len(labels) and rows.shape[1] != num_numbers:
+        raise DataError(f"{where}: {rows.shape[1]} numbers a label; the model is asked for {num_numbers}")
+    if rows.size and not np.isfinite(rows).all():
+        raise DataError(f"{where}: NaN or infinite labels; clean or drop them")
+    return rows.reshape(len(labels), num_numbers)
+
+
+def class_weights_fit(section: TaskSection, num_outputs: int) -> None:
+    """Raises SettingError: there are class weights, but not one for each class."""
+    given: Sequence[float] = section.class_weights
+    if given and len(given) != num_outputs:
+        raise SettingError(f"task.class_weights: {len(given)} of them; the model has {num_outputs} classes")
