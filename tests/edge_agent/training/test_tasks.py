@@ -157,6 +157,6 @@ def test_a_users_loss_that_fails_is_one_line(function):
     section = TaskSection(loss=f"tests.edge_agent.training.test_tasks:{function}")
     backend = TorchBackend.from_spec(make_spec(3), task_of(section))
     x, y = np.zeros((2, *SHAPE), np.float32), np.array([0, 1])
-    with pytest.raises(ModelError, match="task.loss") as caught:
+    with pytest.raises(ModelError, match=r"task\.loss") as caught:
         backend.step(x, y, Key(0))
     assert "\n" not in str(caught.value)
