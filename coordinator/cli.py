@@ -1,6 +1,7 @@
 """edge-coordinator: the program on the edge server."""
 
 import logging
+import os
 import signal
 from contextlib import closing, suppress
 from functools import partial
@@ -24,6 +25,21 @@ app = typer.Typer(
 RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
 RunFolder = Annotated[Path, typer.Argument(help="folder of a run, e.g. runs/demo")]
 Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
+OrderedRun = Annotated[str, typer.Argument(help="folder of a run, or the name of one of a service")]
+ServiceFolder = Annotated[Path, typer.Option("--service", help="folder of the service, for a run's name")]
+BrokerUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FLEETUNE_BROKER",
+        help="host:port or mqtt[s]://user:password@host:port; embedded if not given",
+    ),
+]
+BrokerBind = Annotated[
+    str, typer.Option(help="address of the embedded broker; 0.0.0.0 for the network, with a password")
+]
+BrokerAuthority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
+BrokerCertificate = Annotated[str | None, typer.Option(help="PEM file of our certificate (TLS)")]
+BrokerKey = Annotated[str | None, typer.Option(help="PEM file of our certificate's key (TLS)")]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
 
 
@@ -42,22 +58,14 @@ def main(
 def serve(
     run_file: RunFile,
     runs: RunsFolder = Path("runs"),
-    broker: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FLEETUNE_BROKER",
-            help="host:port or mqtt[s]://user:password@host:port; embedded if not given",
-        ),
-    ] = None,
-    bind: Annotated[
-        str, typer.Option(help="address of the embedded broker; 0.0.0.0 for the network, with a password")
-    ] = "127.0.0.1",
+    broker: BrokerUrl = None,
+    bind: BrokerBind = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="of the embedded broker; 0 takes a free one")
     ] = 1883,
-    ca: Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")] = None,
-    cert: Annotated[str | None, typer.Option(help="PEM file of our certificate (TLS)")] = None,
-    key: Annotated[str | None, typer.Option(help="PEM file of our certificate's key (TLS)")] = None,
+    ca: BrokerAuthority = None,
+    cert: BrokerCertificate = None,
+    key: BrokerKey = None,
     fleet: Annotated[str | None, typer.Option(help="name of the fleet; the run's name if not given")] = None,
     fresh: Annotated[bool, typer.Option(help="replace what an earlier run of this name left")] = False,
     changes: Changes = [],  # noqa: B006 - typer's way of saying it,
@@ -68,7 +76,7 @@ def serve(
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker
     from fleetune.coordinator.serving.bundle_desk import left_unmade
-    from fleetune.coordinator.serving.owner import take_up
+    from fleetune.coordinator.serving.owner import SUPERVISED, take_up
     from fleetune.coordinator.serving.second_coordinator import Lookout
     from fleetune.coordinator.store.folder_lock import check_unclaimed
 
@@ -85,7 +93,8 @@ def serve(
 
             lookout.wait()
             run = open_run(settings, folder, fresh=fresh)
-            take_up(folder)
+            if SUPERVISED not in os.environ:  # else whoever begins it has looked at its orders
+                take_up(folder)
             with (
                 closing(run.store),
                 broker_at(given, folder, fleet, bind=bind, port=port) as where,
@@ -134,28 +143,55 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
 
 
 @app.command()
-def pause(folder: RunFolder) -> None:
+def pause(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
     """Let a run open no new round until `resume`; the one that is open is finished."""
-    _order(folder, paused=True)
+    _order(run, service_folder, paused=True)
 
 
 @app.command()
-def resume(folder: RunFolder) -> None:
+def resume(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
     """Let a paused run go on."""
-    _order(folder, paused=False)
+    _order(run, service_folder, paused=False)
 
 
 @app.command()
-def stop(folder: RunFolder) -> None:
-    """Leave a run as Ctrl-C does, from another terminal; it goes on when it is served again."""
-    _order(folder, stopped=True)
+def stop(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
+    """Leave a run as Ctrl-C does, from another terminal; it goes on when it is served again, or `start`ed."""
+    _order(run, service_folder, stopped=True)
 
 
-def _order(folder: Path, **changes: bool) -> None:
+@app.command()
+def start(run: OrderedRun, service_folder: ServiceFolder = Path()) -> None:
+    """Let a service begin a run again that was stopped."""
+    _order(run, service_folder, stopped=False)
+
+
+def _order(run: str, service_folder: Path, **changes: bool) -> None:
+    from fleetune.coordinator.service.ordering import folder_of
     from fleetune.coordinator.serving.owner import order
 
     with one_line_errors("edge-coordinator"):
-        print(order(folder, **changes))
+        print(order(folder_of(run, service_folder), **changes))
+
+
+@app.command()
+def service(
+    folder: Annotated[Path, typer.Argument(help="folder of run.toml files")],
+    broker: BrokerUrl = None,
+    bind: BrokerBind = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="of the first fleet's embedded broker; 0 takes free ones")
+    ] = 1883,
+    ca: BrokerAuthority = None,
+    cert: BrokerCertificate = None,
+    key: BrokerKey = None,
+) -> None:
+    """Serve all runs of FOLDER, each in a process of its own that is looked after; files may come and go."""
+    from fleetune.coordinator.service.begin import serve_folder
+
+    logging.getLogger("fleetune.coordinator.service").setLevel(logging.INFO)
+    with one_line_errors("edge-coordinator"):
+        serve_folder(folder, broker=broker, bind=bind, port=port, tls={"ca": ca, "cert": cert, "key": key})
 
 
 @app.command()
@@ -184,10 +220,19 @@ def status(
     folder: RunFolder,
     follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,
 ) -> None:
-    """Show how a run stands, also while it is going on: round, who replied, who is missing and why."""
+    """Show how a run stands, also while it is going on: round, who replied, who is missing and why.
+
+    Of the folder of a service, how all its runs stand.
+    """
     from fleetune.coordinator.reports import status as run_status
+    from fleetune.coordinator.service.service import is_service
 
     with one_line_errors("edge-coordinator"):
+        if is_service(folder) and not follow:
+            from fleetune.coordinator.service.overview import show_overview
+
+            show_overview(folder)
+            return
         if not follow:
             run_status.show_status(folder)
             return

@@ -23,6 +23,7 @@ from typing import Literal, Self
 
 from fleetune.coordinator.broker.access_rules import mosquitto_rules
 from fleetune.coordinator.broker.credentials import Credentials
+from fleetune.coordinator.broker.tied_child import tied
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
@@ -40,15 +41,6 @@ _OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ
 
 # Debian keeps mosquitto where an ordinary user's PATH may not reach.
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-
-# PR_SET_PDEATHSIG survives exec; the comparison covers a parent that died before it was set.
-_TIED_TO_PARENT = f"""
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)})
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +144,7 @@ class EmbeddedBroker:
         log = _fresh_log(folder / f"{kind}.log")
         with log.open("ab") as output:
             process = subprocess.Popen(  # noqa: S603 - our own command line
-                [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command],
+                tied(command, signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

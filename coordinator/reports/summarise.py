@@ -28,7 +28,7 @@ from fleetune.coordinator.reports.summary import (
     Seconds,
     Summary,
 )
-from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
+from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -83,19 +83,20 @@ def summarise(
     final_evaluation = next((record for record in records if record.final_evaluation), None)
     of_updates = [metric_of(one) for one in internals if one.of == "update"]
     rows = _devices(training, final_evaluation, ledger, reports or {}, of_updates)
+    past = ledger.past if isinstance(ledger.past, Past) else Past()
     return Summary(
         method=settings.method["name"],
         model=spec.name,
         parameters=spec.num_parameters,
-        rounds=len(training),
+        rounds=len(training) + past.rounds,
         devices=len(ledger.traffic),
         seed=settings.run.seed,
         simulated=simulated,
         accuracy=_accuracies(training, final_evaluation),
         bytes=_bytes(spec, ledger),
-        seconds=_seconds(training, ledger),
+        seconds=_seconds(training, ledger, past),
         ratios=_by_device(training, lambda reply: reply.ratio),
-        joules=total(ENERGY.of_reply(reply) for reply in _replies(training)),
+        joules=total([past.joules, *(ENERGY.of_reply(reply) for reply in _replies(training))]),
         predicted_vs_actual=predicted_vs_actual(training),
         refused={**ledger.refusals, **{f"engine-{name}": n for name, n in sorted(counters.items())}},
         turned_away={
@@ -104,6 +105,7 @@ def summarise(
         by_device=rows,
         metrics=_over_devices(list(rows.values())),
         internals=courses(internals, training) or UNSET,
+        thinned=past.rounds or UNSET,
     )
 
 
@@ -136,15 +138,15 @@ def _bytes(spec: ModelSpec, ledger: Ledger) -> PayloadBytes:
     )
 
 
-def _seconds(training: Sequence[RoundRecord], ledger: Ledger) -> Seconds:
+def _seconds(training: Sequence[RoundRecord], ledger: Ledger, past: Past) -> Seconds:
     replies = [reply.actual for reply in _replies(training)]
     began_at, ended_at = ledger.began_at, ledger.ended_at
     return Seconds(
         wall=None if began_at is None or ended_at is None else ended_at - began_at,
         rounds=training[-1].closed_s if training else None,
-        train=total(actual.train_s for actual in replies),
-        up=total(actual.upload_s for actual in replies),
-        down=total(actual.download_s for actual in replies),
+        train=total([past.train_s, *(actual.train_s for actual in replies)]),
+        up=total([past.upload_s, *(actual.upload_s for actual in replies)]),
+        down=total([past.download_s, *(actual.download_s for actual in replies)]),
     )
 
 

@@ -189,6 +189,8 @@ class Summary(Struct, frozen=True, kw_only=True):
         by_device: see `DeviceSummary`.
         metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
         internals: by name, what the method tells of its inner workings; not there where it tells nothing.
+        thinned: rounds whose records an open run has let go of: they are in all sums, and in no median, list
+            or picture; not there where there are none.
     """
 
     method: str
@@ -209,6 +211,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     by_device: dict[str, DeviceSummary] = field(default_factory=dict)
     metrics: dict[str, float | None] | UnsetType = UNSET
     internals: dict[str, InternalCourse] | UnsetType = UNSET
+    thinned: int | UnsetType = UNSET
 
     @property
     def ranked(self) -> list[float]:

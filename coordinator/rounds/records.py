@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from fleetune.protocols.round_cost import RoundCost
@@ -79,6 +79,21 @@ class Traffic(Struct):
     delivered: tuple[int, int] = (0, 0)
 
 
+class Past(Struct, frozen=True, omit_defaults=True):
+    """What an open run let go of, added up; see `coordinator.run.thinning`.
+
+    Attributes:
+        rounds: how many.
+        joules, train_s, upload_s, download_s: of all their replies that tell them; None: none did.
+    """
+
+    rounds: int = 0
+    joules: float | None = None
+    train_s: float | None = None
+    upload_s: float | None = None
+    download_s: float | None = None
+
+
 class Ledger(Struct):
     """Counts over a whole run.
 
@@ -87,6 +102,7 @@ class Ledger(Struct):
         refusals: what the peers sent that was refused or does not count, by kind.
         refusals_by_device: replies that were refused, and what a device said too often, by device and kind.
         began_at, ended_at: on the run's clock.
+        past: of rounds whose records an open run has let go of; UNSET: of none.
     """
 
     traffic: dict[str, Traffic] = field(default_factory=dict)
@@ -94,6 +110,7 @@ class Ledger(Struct):
     refusals_by_device: dict[str, dict[str, int]] = field(default_factory=dict, name="turned_away")
     began_at: float | None = None
     ended_at: float | None = None
+    past: Past | UnsetType = UNSET
 
     def of(self, device: str) -> Traffic:
         return self.traffic.setdefault(device, Traffic())

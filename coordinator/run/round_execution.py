@@ -39,6 +39,7 @@ from fleetune.coordinator.run.run_events import (
     RoundClosed,
     RunFinished,
 )
+from fleetune.coordinator.run.thinning import Thinning
 from fleetune.coordinator.run.traffic_accounts import Accounts
 from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger
 from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
@@ -93,6 +94,7 @@ class RoundExecution:
         self._before: Any = None  # the state before the round that closed last; None: it is in the store only
         self._closes = False
         self._internals = MethodInternals(method)
+        self._thinning = Thinning(store, store.path.parent) if settings.run.is_open else None
         self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
         self._aggregating = Aggregating(
             method, self._scrutiny, settings.round.staleness_power, store.reply, self.method_state
@@ -274,6 +276,8 @@ class RoundExecution:
             self._arrived, self._told = record.devices, set(action.devices)
         self._write_told(action.number, action.attempt)
         self._store.add_record(record)
+        if self._thinning is not None:
+            self._thinning.closed(record, self.accounts.ledger)
         self._forget_replies()
         return RoundClosed(record)
 

@@ -31,14 +31,19 @@ class RoundJournal:
 
     Args:
         folder: of the run.
-        records: gives all rounds closed so far, ascending.
+        records: gives all rounds closed so far that the store holds, ascending.
+        most_lines: after so many more the file is written anew, because an open run lets go of records; None:
+            it lets go of none.
     """
 
-    def __init__(self, folder: Path, records: Callable[[], Sequence[RoundRecord]]) -> None:
+    def __init__(
+        self, folder: Path, records: Callable[[], Sequence[RoundRecord]], most_lines: int | None = None
+    ) -> None:
         self._path = folder / ROUNDS
         self._records = records
         self._is_whole = False
         self._newest = 0
+        self._most_lines, self._added = most_lines, 0
         if records() or self._path.exists():
             self._write_anew()
 
@@ -49,7 +54,9 @@ class RoundJournal:
 
     def _add(self, record: RoundRecord) -> None:
         """The round that has just closed; perhaps in place of one that was taken back."""
-        if not self._is_whole or record.number <= self._newest:
+        self._added += 1
+        full = self._most_lines is not None and self._added > self._most_lines
+        if full or not self._is_whole or record.number <= self._newest:
             self._write_anew()
             return
         try:
@@ -64,5 +71,6 @@ class RoundJournal:
             records = self._records()
             write_atomically(self._path, lines_of(records), durable=False)
             self._is_whole, self._newest = True, max((record.number for record in records), default=0)
+            self._added = 0
         except StoreError as problem:
             log.warning("%s; the run goes on without it", problem)

@@ -11,11 +11,11 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.event_queue import Stop
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.orders import ORDERS, Orders, read_orders, write_orders
-from fleetune.coordinator.store.run_folder import STATE
-from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.errors import StoreError
 
 log = logging.getLogger(__name__)
 
+SUPERVISED = "FLEETUNE_SUPERVISED"  # set in the environment of a service's runs
 LOOK_EVERY_S = 0.5
 SET_S = 1.0  # a clock that is off by less was not set, or it does not matter
 _Mark = tuple[int, int, int] | None
@@ -74,11 +74,8 @@ def order(folder: Path, **changes: bool) -> str:
         changes: of `Orders`.
 
     Raises:
-        SettingError: the folder holds no run.
         StoreError: the order cannot be written.
     """
-    if not (folder / STATE).exists():
-        raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo")
     wanted = replace(read_orders(folder), **changes)
     write_orders(folder, wanted)
     there = is_claimed(folder)

@@ -13,6 +13,7 @@ from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.round_journal import RoundJournal
 from fleetune.coordinator.run.run_events import ReplyDropped, RunEvent
 from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.run.thinning import MOST_WHOLE
 from fleetune.coordinator.serving.presenter import LiveScreen, LogLines
 
 log = logging.getLogger(__name__)
@@ -27,8 +28,13 @@ class EventLog:
             log.info("%s: reply does not count: %s", event.device, event.objection)
 
 
+def journal_of(run: Run) -> RoundJournal:
+    """Writes rounds.jsonl of a run."""
+    return RoundJournal(run.folder, run.controller.records, MOST_WHOLE if run.settings.run.is_open else None)
+
+
 OBSERVERS: tuple[Callable[[Run, Console], Observer], ...] = (
-    lambda run, _: RoundJournal(run.folder, run.controller.records),
+    lambda run, _: journal_of(run),
     lambda run, console: LiveScreen(run, console) if console.is_terminal else LogLines(run, console),
     lambda _, __: EventLog(),
 )

@@ -208,6 +208,20 @@ class RunStore:
         rows = self._rows("SELECT number, record FROM round ORDER BY number")
         return [replace(_record.decode(data), devices=self.device_rounds(number)) for number, data in rows]
 
+    def records_up_to(self, last: int, *, after: int = 0, but_every: int = 0) -> Iterator[RoundRecord]:
+        """The records of rounds `after + 1` to `last`, ascending, read one by one.
+
+        Args:
+            last: number of a round.
+            after: of the one before the first.
+            but_every: without those whose number it divides; 0: with all.
+        """
+        query = "SELECT number FROM round WHERE number > ? AND number <= ? ORDER BY number"
+        for (number,) in self._rows(query, after, last):
+            if not but_every or number % but_every:
+                (row,) = self._rows("SELECT record FROM round WHERE number = ?", number)
+                yield replace(_record.decode(row[0]), devices=self.device_rounds(number))
+
     def close(self) -> None:
         self._connection.close()
         if self._lock is not None:

@@ -87,9 +87,10 @@ def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:
 
 def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
     """Mean accuracy after local training against all bytes sent up so far; whole runs as dots."""
-    curve, sent = [], 0.0
+    curve, sent, before = [], 0.0, 0
     for record in story.training:
-        sent += BYTES_UP.of_round(record) or 0
+        sent += (BYTES_UP.of_round(record) or 0) * (record.number - before)  # it stands for those let go of
+        before = record.number
         accuracy = AFTER.of_round(record)
         if accuracy is not None:
             curve.append((sent, 100 * accuracy))

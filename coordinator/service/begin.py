@@ -1,0 +1,41 @@
+"""Beginning a service: its folder held, its broker known, its runs looked after until a signal comes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleetune.coordinator.service.run_process import Launcher
+from fleetune.coordinator.service.service import RUNS, Service, held
+from fleetune.coordinator.service.supervisor import Supervisor
+from fleetune.protocols.wire.transport.mqtt import parse_broker
+
+BROKER_VARIABLE = "FLEETUNE_BROKER"
+
+
+def serve_folder(
+    folder: Path, *, broker: str | None, bind: str, port: int, tls: Mapping[str, str | None]
+) -> None:
+    """Serve all runs of a folder until this process is told to end.
+
+    Args:
+        folder: with their run.toml files.
+        broker: url of the broker of all of them; None: each fleet has an embedded one.
+        bind: address of these.
+        port: of the first of these; 0: free ones.
+        tls: `ca`, `cert` and `key` of `serve`.
+
+    Raises:
+        SettingError: there is no such folder, another service is at work in it, or the url is none.
+        StoreError: the folder cannot be written.
+    """
+    options: list[str] = []
+    for name, file in tls.items():
+        options += [] if file is None else [f"--{name}", file]
+    if broker is not None:
+        parse_broker(broker)
+    with held(folder) as own:
+        environment = {} if broker is None else {BROKER_VARIABLE: broker}  # in a command line it would show
+        launcher = Launcher(folder / RUNS, own, bind, port, tuple(options), environment)
+        service = Service(folder, Supervisor(folder / RUNS, launcher))
+        service.stop_at_signals()
+        print(f"service of {folder}: each run's words are in {own}", flush=True)
+        service.run()

@@ -1,0 +1,71 @@
+"""`edge-coordinator status` of a service: a line a run, from what the service and each run's store say."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.due import held_by
+from fleetune.coordinator.reports.missing import waiting_for
+from fleetune.coordinator.run.run_clock import schedule_of
+from fleetune.coordinator.run.stored_run import stored_run
+from fleetune.coordinator.service.service import OWN, RUNS, RunNote, notes_of
+from fleetune.coordinator.store.device_rows import read_engine
+from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.orders import read_orders
+from fleetune.coordinator.store.run_folder import STATE
+from fleetune.protocols.errors import FleetuneError
+
+_PLAIN_WIDTH = 160  # of a file or pipe
+
+
+def show_overview(folder: Path, console: Console | None = None) -> None:
+    """Print how the service and its runs stand.
+
+    Raises:
+        StoreError: what the service left is damaged.
+    """
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(width=_PLAIN_WIDTH, file=console.file)
+    at_work = is_claimed(folder / OWN)
+    notes = notes_of(folder)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("run", "fleet", "state", "round", "devices", ""):
+        table.add_column(name, overflow="fold")
+    for note in notes:
+        table.add_row(*(Text(readable.printable(word)) for word in _row(folder, note, at_work=at_work)))
+    console.print(table if notes else "no run.toml files")
+    if not at_work:
+        console.print("no service is at work here: edge-coordinator service FOLDER begins it")
+
+
+def _row(folder: Path, note: RunNote, *, at_work: bool) -> tuple[str, ...]:
+    state = note.state if at_work or note.state in ("finished", "wrong", "stopped") else "no service"
+    number, devices, words = "", "", note.words
+    run = folder / RUNS / note.name
+    try:
+        if read_orders(run).paused and state == "running":
+            state = "paused"
+        if (run / STATE).exists():
+            number, devices, waits = _stands(run)
+            words = words or (waits if note.pid is not None and at_work else "")
+    except FleetuneError as problem:
+        words = words or str(problem)
+    return note.name, note.fleet, state, number, devices, words
+
+
+def _stands(run: Path) -> tuple[str, str, str]:
+    """Rounds closed, devices there, and what the open or coming round waits for."""
+    with stored_run(run) as kept:
+        state, settings = read_engine(kept.store), kept.settings
+    if state is None:
+        return "", "none yet", "waits for its first device"
+    last = settings.run.last_round
+    closed = f"{state.rounds_done}" + ("" if last is None else f" of {last}")
+    held = held_by(state, schedule_of(settings.schedule), max(state.seen_at, time.time() - state.ahead_s))
+    there = sum(member.ready for member in state.members.values())
+    return closed, f"{there} of {len(state.members)}", waiting_for(state, settings.round, held)

@@ -1,0 +1,132 @@
+"""A run of a service: a process, `edge-coordinator serve`, whose words are in a file that stays small."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from fleetune.coordinator.broker.tied_child import tied
+from fleetune.coordinator.service.run_files import RunFile
+from fleetune.coordinator.serving.owner import SUPERVISED
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.files import write_atomically
+
+PORTS = "ports.json"
+MOST_LOG_BYTES = 5 * 2**20
+_LAST_BYTES = 4096
+_HIGHEST_PORT = 65_535
+
+
+@dataclass
+class RunProcess:
+    """A running `serve`.
+
+    Attributes:
+        log: its output.
+    """
+
+    log: Path
+    _process: "subprocess.Popen[bytes]"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it is there. Its log is turned over when it has grown."""
+        code = self._process.poll()
+        if code is None and self.log.stat().st_size > MOST_LOG_BYTES:
+            shutil.copyfile(self.log, self.log.with_name(self.log.name + ".1"))
+            os.truncate(self.log, 0)  # it goes on at the new end: the file is opened to append
+        return code
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def last_words(self) -> str:
+        """The last line of its output; "": there is none."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+@dataclass
+class Launcher:
+    """Begins the runs of one service.
+
+    Attributes:
+        runs: the folder of their folders.
+        own: the service's own folder, for logs and ports.
+        bind: address of the embedded brokers, one for each fleet.
+        port: of the first of these; 0: free ones.
+        options: more of `serve`.
+        environment: more of its environment; with a broker in it no embedded ones are begun.
+    """
+
+    runs: Path
+    own: Path
+    bind: str = "127.0.0.1"
+    port: int = 1883
+    options: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, file: RunFile) -> RunProcess:
+        """Begin a run.
+
+        Raises:
+            SettingError: there is no port left; StoreError, OSError: the disk is full.
+        """
+        command = [sys.executable, "-m", "fleetune.coordinator.cli", "serve", str(file.path.absolute())]
+        command += ["--runs", str(self.runs.absolute()), *self._where(file)]
+        log = self.own / f"{file.name}.log"
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # it may hold a password
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own command line
+                tied(command, signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environment, SUPERVISED: "1", "PYTHONUNBUFFERED": "1"},
+            )
+        finally:
+            os.close(descriptor)
+        return RunProcess(log, process)
+
+    def port_of(self, fleet: str) -> int:
+        """The port of a fleet's embedded broker: once given, its own for good, as its agents know it.
+
+        Raises:
+            SettingError: there is none left; StoreError: the file of ports is damaged or cannot be written.
+        """
+        path = self.own / PORTS
+        try:
+            ports = msgspec.json.decode(path.read_bytes(), type=dict[str, int]) if path.exists() else {}
+        except msgspec.MsgspecError:
+            raise StoreError(f"{path} is damaged: restore it, or remove it for new ports") from None
+        if fleet not in ports:
+            ports[fleet] = self._free_port(set(ports.values()))
+            write_atomically(path, msgspec.json.encode(ports))
+        return ports[fleet]
+
+    def _where(self, file: RunFile) -> list[str]:
+        if self.environment:
+            return list(self.options)
+        return [*self.options, "--bind", self.bind, "--port", str(self.port_of(file.fleet))]
+
+    def _free_port(self, given: set[int]) -> int:
+        candidates = (port for port in range(self.port, _HIGHEST_PORT + 1) if port not in given)
+        for port in candidates if self.port else [0]:
+            try:
+                with socket.create_server((self.bind, port)) as server:
+                    return int(server.getsockname()[1])
+            except OSError:
+                continue
+        raise SettingError(f"no port from {self.port} on is free at {self.bind} for another fleet's broker")

@@ -1,0 +1,38 @@
+"""What a run's folder says of it, as far as a service must know: is it finished, what settings it takes."""
+
+from pathlib import Path
+
+from fleetune.coordinator.run.changed_settings import check_changes, differences, going_on, is_raised
+from fleetune.coordinator.run.stored_run import FINISHED, stored_run
+from fleetune.coordinator.store.device_rows import read_engine
+from fleetune.coordinator.store.run_folder import STATE
+from fleetune.protocols.settings.run_settings import RunSettings
+
+
+def is_finished(folder: Path, settings: RunSettings) -> bool:
+    """Whether the run there is finished, and these settings do not let it go on.
+
+    Raises:
+        FleetuneError: the folder holds something else, or it is damaged.
+    """
+    if not (folder / STATE).exists():
+        return False
+    with stored_run(folder) as kept:
+        return kept.store.get(FINISHED) is not None and not is_raised(kept.settings, settings)
+
+
+def check_fits(folder: Path, settings: RunSettings) -> None:
+    """Check that the run there could go on with these settings.
+
+    Raises:
+        SettingError: it could not, and why.
+        FleetuneError: the folder holds something else, or it is damaged.
+    """
+    if not (folder / STATE).exists():
+        return
+    with stored_run(folder) as kept:
+        engine = read_engine(kept.store)
+        if engine is None:
+            return  # nobody has joined it: it begins anew
+        found = differences(kept.settings, going_on(kept.settings, settings), kept.enrolment.spec)
+        check_changes(found, engine.rounds_done, folder)
