@@ -44,6 +44,7 @@ class Enrolling:
         self._dealt: dict[str, float | None] = {}
         self._joining: str | None = None
         self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
+        self._said: tuple[str, str] | None = None  # likewise, as the coordinator knows it
         self.finished: str | None = None
         self.wake_at: float | None = None
 
@@ -52,6 +53,7 @@ class Enrolling:
         if self.finished == run:
             log.warning("run %s goes on, though we were told that it is finished", run)
             self.finished = None  # its rounds were raised, or somebody lied
+        self._said = None  # to whoever enrols us now
         return self._begin(run, now)
 
     def note_dealt(self, run: str, ratio: float | None) -> None:
@@ -130,9 +132,10 @@ class Enrolling:
 
     def _postpone(self, run: str, reason: str, now: float) -> wire.Message | None:
         """Joining measures how fast this board trains; that too is for when the owner lets it."""
-        known, self._postponed, self.wake_at = self._postponed, (run, reason), now + AGAIN_S
-        if known == self._postponed:
+        self._postponed, self.wake_at = (run, reason), now + AGAIN_S
+        if self._said == self._postponed:
             return None
+        self._said = self._postponed
         return _declined(run, "not joining yet", TrainingStopped(reason))
 
 
