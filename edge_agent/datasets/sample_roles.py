@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Draws = NDArray[np.float64]
 
 _PERSON = b"fleetune-sample"
-_NO_LABEL = np.int64(-1)
+_NO_LABEL = np.asarray(-1, np.int64)
 
 
 def draws(x: NDArray[np.generic], y: NDArray[np.int64] | NDArray[np.float32]) -> tuple[Draws, Draws]:

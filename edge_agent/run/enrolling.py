@@ -53,7 +53,6 @@ class Enrolling:
         if self.finished == run:
             log.warning("run %s goes on, though we were told that it is finished", run)
             self.finished = None  # its rounds were raised, or somebody lied
-        self._said = None  # to whoever enrols us now
         return self._begin(run, now)
 
     def note_dealt(self, run: str, ratio: float | None) -> None:
@@ -81,6 +80,7 @@ class Enrolling:
         self._joining = None
         problem = event.joined.exception()
         if problem is None:
+            self._said = None
             return event.joined.result()
         if isinstance(problem, TrainingStopped) and (reason := self._device.guard.objection()) is not None:
             return self._postpone(event.run, reason, now)

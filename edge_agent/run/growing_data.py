@@ -1,23 +1,39 @@
 """A device's data that grow, in one run: the samples of a round, and what is told of them between rounds."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fleetune.edge_agent.stream.sample_stream import Figures, SampleStream
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.stream.sample_stream import Figures, SampleStream, TooFewSamples
 from fleetune.edge_agent.stream.snapshot import Arrays
 from fleetune.edge_agent.stream.values import Turn
-from fleetune.edge_agent.stream.wanted import Part, Wanted
+from fleetune.edge_agent.stream.wanted import PARTS, Part, Wanted
 from fleetune.edge_agent.training.device_data import DeviceData, check_fits, fits_input, scaled
+from fleetune.protocols.errors import DataError, TrainingStopped
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 
+log = logging.getLogger(__name__)
+
 
 def wanted(enrolment: Enrolment, test_fraction: float) -> Wanted:
-    """What the run's model takes of a store of samples."""
-    shape = enrolment.spec.input_shape
+    """What the run's model takes of a store of samples. Raises SettingError: see `Enrolment.learns`."""
+    task, shape, num_outputs = enrolment.learns, enrolment.spec.input_shape, enrolment.spec.num_classes
+
+    def accepts(label: NDArray[Any]) -> bool:
+        try:
+            task.checked(label[None], num_outputs, "")
+        except DataError:
+            return False
+        return True
+
     return Wanted(
         lambda dtype, found: fits_input(found, shape, as_bytes=dtype == "|u1"),
-        accepts=lambda label: bool(label < enrolment.spec.num_classes),
+        labels=task.label_form,
+        accepts=accepts,
         test_fraction=test_fraction,
         validation_fraction=enrolment.validation_fraction,
     )
@@ -48,6 +64,8 @@ class GrowingData:
         """
         self.stream.store.expect(self._wanted)
         parts, _ = self.stream.newest(self._wanted)
+        if not self._trains(parts):
+            raise TooFewSamples(f"{self.stream.source}: no samples yet that this task trains on")
         return self._made(parts)
 
     def of_round(self, key: TransferKey) -> DeviceData:
@@ -57,7 +75,10 @@ class GrowingData:
             TrainingStopped: there is nothing to train on.
             StoreError: they cannot be read.
         """
-        return self._made(self.stream.of_round(self._wanted, _turn(key)))
+        parts = self.stream.of_round(self._wanted, _turn(key))
+        if not self._trains(parts):
+            raise TrainingStopped(f"{self.stream.source}: no samples just now that this task trains on")
+        return self._made(parts)
 
     def trained(self, key: TransferKey) -> None:
         """The reply to a round's task is kept: its samples are new no longer. Raises StoreError."""
@@ -74,14 +95,34 @@ class GrowingData:
     def _wanted(self) -> Wanted:
         return wanted(self.enrolment, self.test_fraction)
 
+    def _trains(self, parts: dict[Part, Arrays]) -> bool:
+        """Whether there is a training sample that the task does not leave out."""
+        task, (_, labels) = self.enrolment.learns, parts["train"]
+        taken = task.trained_on(task.checked(labels, self.enrolment.spec.num_classes, self.stream.source))
+        return bool(len(labels) if taken is None else taken.any())
+
     def _made(self, parts: dict[Part, Arrays]) -> DeviceData:
         arrays: dict[str, Any] = {}
         for part, (x, y) in parts.items():
             arrays |= {f"x_{part}": x, f"y_{part}": y}
-        data = DeviceData(**arrays, source=self.stream.source)
-        enrolment = self.enrolment
-        fitted = check_fits(data, enrolment.spec)
+        enrolment, data = self.enrolment, DeviceData(**arrays, source=self.stream.source)
+        fitted = check_fits(data, enrolment.spec, enrolment.learns)
         return scaled(fitted, enrolment.mean, enrolment.std, enrolment.spec)
+
+
+def with_known_ids(data: DeviceData, vocabulary: int | None) -> DeviceData:
+    """`data` without samples that hold token ids the model does not have: one of them stops no stream."""
+    if vocabulary is None:
+        return data
+    left: dict[str, Any] = {}
+    for part in PARTS:
+        x: NDArray[Any] = data.part(part)[0]
+        known = ((x >= 0) & (x < vocabulary) & (np.floor(x) == x)).reshape(len(x), -1).all(axis=1)
+        if not known.all():
+            unknown = int((~known).sum())
+            log.warning("%d %s samples with ids the model does not have are left out", unknown, part)
+            left |= {f"x_{part}": x[known], f"y_{part}": data.part(part)[1][known]}
+    return replace(data, **left)
 
 
 def _turn(key: TransferKey) -> Turn:

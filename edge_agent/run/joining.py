@@ -18,7 +18,7 @@ from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.probes.training_speed import measure_training
 from fleetune.edge_agent.run.device import Device, DeviceSettings
-from fleetune.edge_agent.run.growing_data import GrowingData
+from fleetune.edge_agent.run.growing_data import GrowingData, with_known_ids
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.session import Session
@@ -96,6 +96,8 @@ def join(
     method = from_section(enrolment.method, enrolment.spec)
     guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
     backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions, guard)
+    if growing is not None:
+        own = with_known_ids(own, backend.vocabulary)
     own = for_vocabulary(own, backend.vocabulary)
     trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
@@ -281,7 +283,8 @@ def _session_with(
     key: TransferKey,
 ) -> Session:
     """A session as after a restart, with the samples of a round: what was kept, judged on those."""
-    data = for_vocabulary(growing.of_round(key), trainer.backend.vocabulary)
+    vocabulary = trainer.backend.vocabulary
+    data = for_vocabulary(with_known_ids(growing.of_round(key), vocabulary), vocabulary)
     return _session(enrolment, method, replace(trainer, data=data), store, device)
 
 

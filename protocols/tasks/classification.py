@@ -14,6 +14,7 @@ class Classification(Task):
     kind = "classification"
     losses = (CROSS_ENTROPY,)
     weighs_classes = True
+    label_form = "classes"
     scores = (
         Score("accuracy", "accuracy", "Fraction of samples predicted correctly.", "higher"),
         Score(

@@ -20,6 +20,7 @@ class Reconstruction(Task):
     """
 
     kind = "reconstruction"
+    label_form = "optional"
     losses = ("squared", "absolute", "huber")
     scores = (
         Score("error", "reconstruction error", "Mean loss of the normal samples.", "lower", share=False),

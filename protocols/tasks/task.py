@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ Floats = NDArray[np.float32]
 class Task(ABC):
     """What a fleet learns. A subclass is one file and one line in `protocols.tasks`.
 
+    A sample's label is a class, numbers, or optional: a class that may be missing, which then is 0.
+
     Attributes:
         section: of the run.
 
@@ -33,6 +35,7 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]]
     scores: ClassVar[tuple[Score, ...]]
     weighs_classes: ClassVar[bool] = False
+    label_form: ClassVar[Literal["classes", "numbers", "optional"]] = "numbers"
 
     def __post_init__(self) -> None:
         if self.loss not in self.losses and ":" not in self.loss:

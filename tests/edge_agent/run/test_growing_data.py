@@ -51,7 +51,8 @@ def digits(start, stop):
 class Playing:
     """An agent's life in a folder, without its threads; `tired` is asked before every batch."""
 
-    def __init__(self, folder, tired=lambda: None):
+    def __init__(self, folder, tired=lambda: None, enrolled=ENROLLED):
+        self.enrolled = enrolled
         store = AgentStore(folder)
         self.lock = store.claim()
         self.stream = open_stream(store.samples, "intake:", StreamSettings())
@@ -61,12 +62,14 @@ class Playing:
         self.tired, self.now = tired, 0.0
 
     def join(self):
-        data, begun = codec.encode(ENROLLED, ENROLLED.spec), []
+        data, begun = codec.encode(self.enrolled, self.enrolled.spec), []
 
         def stop():
             return self.tired() if begun else None  # joining measures how fast training is
 
-        self.joined = join(self.device, ENROLLED.run, data, kind="torch", stop=stop, progress=lambda _: None)
+        self.joined = join(
+            self.device, self.enrolled.run, data, kind="torch", stop=stop, progress=lambda _: None
+        )
         self.joined._clock = lambda: self.now
         begun.append(True)
         return self
@@ -74,10 +77,12 @@ class Playing:
     def work(self, number):
         """The reply to a round's task."""
         payload = codec.encode(
-            Assignment("d", number, 1, False, Task(Patch.of(ENROLLED.weights, Everything(), ENROLLED.spec))),
-            ENROLLED.spec,
+            Assignment(
+                "d", number, 1, False, Task(Patch.of(self.enrolled.weights, Everything(), self.enrolled.spec))
+            ),
+            self.enrolled.spec,
         )
-        self.joined.begin(TransferKey("task", ENROLLED.run, number, 1), len(payload), None)
+        self.joined.begin(TransferKey("task", self.enrolled.run, number, 1), len(payload), None)
         return self.joined.work(payload)
 
     def close(self):
@@ -216,3 +221,28 @@ def test_a_run_is_joined_as_soon_as_there_are_samples(playing, monkeypatch):
         playing.join()
     playing.intake.label_many([(name, y) for _, y, name in digits(0, 50)])
     assert playing.join().joined.report.num_samples > 20
+
+
+TASKS = {
+    "regression": (2, lambda y: [y / 10, 1.0], 3),
+    "multi-label": (2, lambda y: [y % 2, y > 4], [1.0, 2.0]),
+    "reconstruction": (64, lambda y: None if y % 2 else 0, 2),
+}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_labels_are_as_the_task_takes_them_and_a_wrong_one_stops_no_round(tmp_path, kind):
+    num_outputs, label, wrong = TASKS[kind]
+    enrolled = enrolment(
+        run={"name": "r"}, method={"name": "fedavg"}, task={"kind": kind}, data={"validation_fraction": 0.1},
+        model={"name": "mlp", "input_shape": [1, 8, 8], "num_classes": num_outputs},
+    )  # fmt: skip
+    playing = Playing(tmp_path, enrolled=enrolled)
+    playing.intake.add_many([(x, label(int(y)), name) for x, y, name in digits(0, 90)])
+    assert playing.intake.add(np.full((8, 8), 0.5), wrong) == "stored"  # no run says yet what a label is
+    playing.join()
+    assert playing.intake.add(np.full((8, 8), 0.25), wrong) == "refused"
+    found = codec.decode(playing.work(1), Reply, enrolled.spec).measures
+    assert found.num_samples + found.num_test <= 90
+    assert found.num_samples > 40
+    playing.close()
