@@ -67,21 +67,17 @@ class Playing:
         def stop():
             return self.tired() if begun else None  # joining measures how fast training is
 
-        self.joined = join(
-            self.device, self.enrolled.run, data, kind="torch", stop=stop, progress=lambda _: None
-        )
+        run = self.enrolled.run
+        self.joined = join(self.device, run, data, kind="torch", stop=stop, progress=lambda _: None)
         self.joined._clock = lambda: self.now
         begun.append(True)
         return self
 
     def work(self, number):
         """The reply to a round's task."""
-        payload = codec.encode(
-            Assignment(
-                "d", number, 1, False, Task(Patch.of(self.enrolled.weights, Everything(), self.enrolled.spec))
-            ),
-            self.enrolled.spec,
-        )
+        spec = self.enrolled.spec
+        task = Task(Patch.of(self.enrolled.weights, Everything(), spec))
+        payload = codec.encode(Assignment("d", number, 1, False, task), spec)
         self.joined.begin(TransferKey("task", self.enrolled.run, number, 1), len(payload), None)
         return self.joined.work(payload)
 
