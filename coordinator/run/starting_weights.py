@@ -3,6 +3,7 @@
 Running statistics are taken over where they are there; else they begin as the model makes them.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.coordinator.run.models import Model
-from fleetune.coordinator.run.stored_run import look_at
+from fleetune.coordinator.run.stored_run import Run, look_at
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
+from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray, ModelSpec, TensorSpec
 from fleetune.protocols.settings.run_settings import RunSettings
+
+log = logging.getLogger(__name__)
 
 FROM_RUN = "run:"
 _COUNTER = "num_batches_tracked"  # torch saves it beside running statistics; no model of ours has it
@@ -70,11 +74,30 @@ def _from_run(name: str, model: Model, runs: Path) -> Start:
         raise SettingError(f"model.weights: {name!r} is no name of a run in {runs}")
     try:
         with look_at(runs / name) as run:
-            weights = run.controller.shared_model
-            tensors = {tensor.name: view for tensor, view in run.enrolment.spec.views(weights)}
+            tensors = _carried(run, model, name)
             return Start(_assembled(tensors, model, f"run {name}"), run.enrolment.run)
     except SettingError as problem:
         raise SettingError(f"model.weights: {problem}") from None
+
+
+def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
+    """The tensors that a model starts from where a run goes before it: those of that run; of another version
+    of the model, those that are kept, and its own else.
+
+    Raises:
+        ModelError: it keeps none.
+    """
+    before, weights = run.enrolment.spec, run.controller.shared_model
+    if before.hash != model.spec.hash:
+        found = carry_over(before, weights, model.spec, model.weights)
+        if not found.kept:
+            raise ModelError(
+                f"model.weights: run {name} has no layer that {model.spec.name} has, by name and shapes"
+            )
+        if found.new or found.gone:
+            log.warning("another model than that of run %s: %s", name, found.words)
+            before, weights = model.spec, found.weights
+    return {tensor.name: view for tensor, view in before.views(weights)}
 
 
 def _read_file(path: Path) -> Mapping[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ from msgspec import structs
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
-from fleetune.edge_agent.personal.served_model import Adoption, read_served
+from fleetune.edge_agent.personal.served_model import Adoption, Served, read_served
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory
@@ -47,6 +47,7 @@ from fleetune.protocols.errors import (
     StoreVersion,
 )
 from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import Method
@@ -305,14 +306,30 @@ def _adoption(enrolment: Enrolment, trainer: LocalTrainer, memory: FileMemory) -
 
 
 def _own_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
-    """The served model, where the run goes on from one in which this device took part with the same model."""
+    """The served model, where the run goes on from one in which this device took part; of another version of
+    the model, the layers that this one keeps.
+    """
     before, served = enrolment.continues, read_served(store.served.read())
-    if before is None or served is None or served.standing.model != enrolment.spec.hash:
+    if before is None or served is None:
         return None
     if served.standing.run != before and store.session(before).read() is None:
         return None
-    log.info("goes on from run %s with this device's own model: %s", before, served.standing.words)
-    return served.weights
+    weights, words = _kept_by(enrolment, served, store.enrolment(served.standing.run).read())
+    if weights is not None:
+        log.info(
+            "goes on from run %s with this device's own model%s: %s", before, words, served.standing.words
+        )
+    return weights
+
+
+def _kept_by(enrolment: Enrolment, served: Served, data: bytes | None) -> tuple[FlatArray | None, str]:
+    """What a run's model keeps of a served one, and that in words; `data`: the enrolment that one is from."""
+    if served.standing.model == enrolment.spec.hash:
+        return served.weights, ""
+    if data is None or (before := read_enrolment(data).spec).hash != served.standing.model:
+        return None, ""
+    found = carry_over(before, served.weights, enrolment.spec, enrolment.weights)
+    return (found.weights, f", {found.words}") if found.kept else (None, "")
 
 
 def _backend(

@@ -5,16 +5,20 @@ kind, begins with it; everybody goes on serving what it served until there is so
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fleetune.coordinator.run.starting_weights import run_named
+from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.protocols.errors import PacketError, StoreError
-from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.model.carried_layers import carry_over as carry_layers
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
 
@@ -60,25 +64,35 @@ def carry_over(
     if before is None:
         return ""
     there, names = runs / before / DEVICES, list(names)
-    own = sum(_hand_on(name, enrolment, there, devices) for name in names)
+    with stored_run(runs / before) as run:
+        spec = run.enrolment.spec
+    own = sum(_hand_on(name, enrolment, spec, there, devices) for name in names)
     if not own:
         return f"all devices begin with the shared model of run {before}: {there} has no models of their own"
     others = "" if own == len(names) else ", the others with its shared model"
     return f"{own} of {len(names)} devices begin with their own models from run {before}{others}"
 
 
-def _hand_on(name: DeviceId, enrolment: Enrolment, there: Path, devices: Path) -> bool:
-    """Whether the device begins with its own model."""
+def _hand_on(name: DeviceId, enrolment: Enrolment, before: ModelSpec, there: Path, devices: Path) -> bool:
+    """Whether the device begins with its own model; `before`: of the run that this one goes on from."""
     kept = served(there, name)
     found = _read(kept)
     if found is None or not found.weights.size:  # before this version only figures were kept
         return False
     _link(kept, served(devices, name))
     took_part = found.standing.run == enrolment.continues or state(there, name).path.exists()
-    if found.standing.model != enrolment.spec.hash or not took_part:
+    if not took_part:
         return False
-    _link(kept, _memory(devices, name, "begins"))
-    return True
+    if found.standing.model == enrolment.spec.hash:
+        _link(kept, _memory(devices, name, "begins"))
+        return True
+    if found.standing.model != before.hash:
+        return False
+    carried = carry_layers(before, found.weights, enrolment.spec, enrolment.weights)
+    if carried.kept:
+        own = Served(replace(found.standing, model=enrolment.spec.hash), carried.weights)
+        _memory(devices, name, "begins").write(codec.encode(own, enrolment.spec))
+    return bool(carried.kept)
 
 
 def _read(memory: FileMemory) -> Served | None:

@@ -166,7 +166,7 @@ def test_where_nothing_can_be_started_from_is_one_line(first, weights, said):
     if said is None:
         wanted = starting_from(weights, method={"name": "fedavg"})
         wanted = replace(wanted, model=replace(wanted.model, name="lenet5", input_shape=(1, 28, 28)))
-        said = "model.weights: run sim has no tensor"
+        said = "model.weights: run sim has no layer that lenet5 has, by name and shapes"
     else:
         wanted = starting_from(weights)
     with pytest.raises((ModelError, SettingError)) as caught:

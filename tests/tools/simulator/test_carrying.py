@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import Notice
+from fleetune.coordinator.run.stored_run import look_at
 from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.update import codec
@@ -162,3 +163,32 @@ def test_the_command_says_what_devices_begin_with(runs, tmp_path):
     command = ["run", str(tmp_path / "next.toml"), "--runs", str(runs), "--workers", "0"]
     found = CliRunner().invoke(app, command)
     assert "6 of 7 devices begin with their own models from run sim, the others" in found.output, found
+
+
+def test_a_new_version_of_the_model_keeps_its_layers_on_both_sides(runs, caplog):
+    wanted, said = personal("next", weights="run:sim", num_classes=12), Heard()
+    run, _ = simulate(wanted, runs / "next", workers=0, fresh=True, observers=[said])
+    run.store.close()
+    assert said == ["6 of 6 devices begin with their own models from run sim"]
+    (line,) = (one.message for one in caplog.records if "another model" in one.message)
+    assert line.startswith("another model than that of run sim: 2 of 3 layers keep their weights (")
+    before, spec = prepare(personal()).spec, run.enrolment.spec
+    head = list(spec.layers)[-1]
+    with look_at(runs / "sim") as first:
+        shared = first.controller.shared_model
+    fresh = prepare(personal("fresh", num_classes=12)).weights
+    for device in (None, *NAMES):
+        old = shared if device is None else served(runs, device).weights
+        new = (
+            run.enrolment.weights
+            if device is None
+            else starting_models.own_model(runs / "next" / "devices", device)
+        )
+        for tensor in spec.tensors:
+            here = spec.slices[tensor.name]
+            if tensor.layer == head:
+                wanted = run.enrolment.weights[here]
+                assert (wanted == fresh[here]).all()
+            else:
+                wanted = old[before.slices[tensor.name]]
+            assert (new[here] == wanted).all(), (device, tensor.name)
