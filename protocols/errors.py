@@ -99,7 +99,7 @@ class PacketOutlying(PacketError):  # noqa: N818
 
 
 class PacketOverclaimed(PacketError):  # noqa: N818
-    """Claims more samples than its device reported."""
+    """Claims more samples than its device reported, or figures that the run's task cannot give."""
 
 
 class PacketForeign(PacketError):  # noqa: N818

@@ -19,13 +19,15 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketNotFinite, PacketOutlying, PacketOverclaimed
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
-from fleetune.protocols.wire.payloads import Reply
+from fleetune.protocols.tasks.task import Task
+from fleetune.protocols.wire.payloads import Measures, Reply
 
 PEAK_FLOOR = 1.0
 RMS_FLOOR = 0.1
@@ -84,6 +86,26 @@ def check_claims(reply: Reply[Any], report: DeviceReport | None) -> None:
             raise PacketOverclaimed(
                 f"{place} is {claimed}, but the device reported {report.num_samples} training samples"
             )
+
+
+def check_scores(measures: Measures, task: Task) -> None:
+    """What a device says of how well its models do must be possible in the run's task.
+
+    Raises:
+        PacketOverclaimed: a figure is beyond what its score can be, or the task has no such score.
+    """
+    bounds = {one.name: one.bounds for one in task.scores}
+    places = ("before", "after", "personal", "kept")
+    found = [(place, task.score.name, getattr(measures, place)) for place in places]
+    found += [(f"scores[{name}]", name, value) for name, value in (measures.scores or {}).items()]
+    for place, name, value in found:
+        if name not in bounds:
+            raise PacketOverclaimed(f"{place}: {task.kind} has no such score")
+        if value is None or value is UNSET:
+            continue
+        lowest, highest = bounds[name]
+        if not lowest <= value <= highest:
+            raise PacketOverclaimed(f"{place} is {value:g}, but {name} is {lowest:g} to {highest:g}")
 
 
 def _claims(value: object, name: str) -> Iterator[tuple[str, int]]:

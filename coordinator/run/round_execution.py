@@ -31,7 +31,7 @@ from fleetune.coordinator.run.aggregation import Aggregating
 from fleetune.coordinator.run.assignment import OutgoingTask, Tasks
 from fleetune.coordinator.run.method_internals import MethodInternals
 from fleetune.coordinator.run.replies import ArrivingReply
-from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims
+from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims, check_scores
 from fleetune.coordinator.run.run_events import (
     Happening,
     ReplyDropped,
@@ -93,6 +93,7 @@ class RoundExecution:
         self._told: set[DeviceId] = set()  # whose reply is not written down yet
         self._before: Any = None  # the state before the round that closed last; None: it is in the store only
         self._closes = False
+        self._learns = enrolment.learns
         self._internals = MethodInternals(method)
         self._thinning = Thinning(store, store.path.parent) if settings.run.is_open else None
         self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
@@ -128,6 +129,7 @@ class RoundExecution:
             PacketError: it is not.
         """
         check_claims(reply, self._state.member(reply.device).report)
+        check_scores(reply.measures, self._learns)
         if counts and reply.update is not None:
             self._scrutiny.check(reply.update, lambda: self._others(reply.device))
 

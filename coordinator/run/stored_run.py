@@ -95,8 +95,8 @@ def look_at(folder: Path) -> Iterator[Run]:
 
 
 def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
-    """The run's method. Raises SettingError when its settings are wrong."""
-    return from_section(enrolment.method, enrolment.spec)
+    """The run's method. Raises SettingError when its settings are wrong, or it is not for the run's task."""
+    return from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
 
 
 def mark_finished(run: Run) -> None:

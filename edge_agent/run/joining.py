@@ -85,7 +85,8 @@ def join(
         PacketError: the enrolment is damaged, or of another run; the bundle is damaged, or of another model.
         DataError: the device's samples are missing or do not fit the model.
         ModelError: the model cannot be built here, or training diverges at once.
-        SettingError: a method or board that this agent does not know, or code its owner does not trust.
+        SettingError: a method or board that this agent does not know, a method that is not for the run's task, or
+            code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
     """
     settings, store = device.settings, device.store
@@ -94,7 +95,7 @@ def join(
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
     growing = _growing(device, enrolment)
     own = _own_data(settings, enrolment) if growing is None else growing.newest()
-    method = from_section(enrolment.method, enrolment.spec)
+    method = from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
     guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
     backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions, guard)
     if growing is not None:

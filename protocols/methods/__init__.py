@@ -14,6 +14,7 @@ import msgspec
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
+from fleetune.protocols.settings.task import TaskKind
 from fleetune.protocols.skeletons.internals import Internal, declared_by
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.user_code import as_line, user_module
@@ -67,10 +68,27 @@ def create(name: str, spec: ModelSpec, settings: Mapping[str, Any]) -> Method[An
     return kind(spec, **checked)  # type: ignore[no-any-return]
 
 
-def from_section(section: Mapping[str, Any], spec: ModelSpec) -> Method[Any, Any, Any, Any]:
-    """The method that a [method] section says, `name` and settings. Raises SettingError, as `create` does."""
-    settings = {key: value for key, value in section.items() if key != "name"}
-    return create(str(section.get("name")), spec, settings)
+def from_section(
+    section: Mapping[str, Any], spec: ModelSpec, kind: TaskKind | None = None
+) -> Method[Any, Any, Any, Any]:
+    """The method that a [method] section says, `name` and settings.
+
+    Args:
+        section: of the run.
+        spec: of its model.
+        kind: of its task; None: nothing is asked of the method that the task decides.
+
+    Raises:
+        SettingError: as of `create`; or the method is not for this task.
+    """
+    name = str(section.get("name"))
+    method = create(name, spec, {key: value for key, value in section.items() if key != "name"})
+    if kind is not None and method.tasks is not None and kind not in method.tasks:
+        its_own = ", ".join(sorted(method.tasks))
+        raise SettingError(
+            f"method.name: {name} is for {its_own}, and task.kind is {kind!r}: choose another method"
+        )
+    return method
 
 
 def with_defaults_of_run(section: Mapping[str, Any], rounds: int | None) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class CD2pFed(ModelAveraging):
     temperature: Annotated[float, Meta(gt=0)] = 1.0
     distillation_epochs: Annotated[int, Meta(ge=1, le=1000)] = 1
 
+    tasks = frozenset({"classification"})  # its two parts teach each other class probabilities
     extra_models: ClassVar[int] = 1
     internals: ClassVar[tuple[Internal, ...]] = (
         Internal(

@@ -71,6 +71,7 @@ class LotteryFL(PartAveraging[ClientState]):
     rate: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     target: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
+    tasks = frozenset({"classification"})  # when a ticket is pruned, the accuracy decides
     device_state_type = ClientState
 
     def init_device(self, weights: FlatArray) -> ClientState:

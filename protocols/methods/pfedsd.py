@@ -42,6 +42,7 @@ class PFedSD(AveragedModel[ClientState]):
     strength: Annotated[float, Meta(ge=0)] = 1.0
     temperature: Annotated[float, Meta(gt=0)] = 1.0
 
+    tasks = frozenset({"classification"})  # what is distilled are class probabilities
     by_samples: ClassVar[bool] = False
     extra_models: ClassVar[int] = 1
 

@@ -56,6 +56,9 @@ class Method(Protocol[S, D, T, U]):
     task does not depend on the other participants, planning twice on the same state with the same key gives
     the same, and `discount` is there."""
 
+    tasks: ClassVar[frozenset[str] | None] = None
+    """Kinds of [task] that its idea is for; None: all. A run of another kind is refused when it begins."""
+
     internals: ClassVar[tuple[Internal, ...]] = ()
     """What it tells of its inner workings, by `seen_in_update` and `seen_in_round`."""
 

@@ -71,7 +71,8 @@ def criterion(
         partial: B~ and tau~ of this round's target, each (L,).
         outputs: d of each layer, the rows of its weight as a matrix.
         inputs: n of each layer, the columns of it.
-        num_classes: c, classes among the device's training samples; at least 1.
+        num_classes: c, classes among the device's training samples; at least 1, and 1 where the task has no
+            classes: the left side is then at its largest, and the fewest layers are left out.
     """
     num_layers = len(outputs)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

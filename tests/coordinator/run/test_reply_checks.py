@@ -10,10 +10,22 @@ from tests.helpers.hostile_world import DEVICES, NUM_SAMPLES, SPEC, World, store
 from tests.protocols.methods.test_method_contract import Run
 
 from fleetune.coordinator.reports.summarise import summary_of
-from fleetune.coordinator.run.reply_checks import Scrutiny, not_finite, numbers, sizes_of, strain_of, telling
+from fleetune.coordinator.run.reply_checks import (
+    Scrutiny,
+    check_scores,
+    not_finite,
+    numbers,
+    sizes_of,
+    strain_of,
+    telling,
+)
+from fleetune.protocols.errors import PacketOverclaimed
+from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.skeletons.averaging import Update
+from fleetune.protocols.tasks import task_of
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
+from fleetune.protocols.wire.payloads import Measures
 
 IDS = ["-".join([name, *options]) for name, options in SETTINGS]
 every_method = pytest.mark.parametrize(("name", "options"), SETTINGS, ids=IDS)
@@ -104,6 +116,32 @@ def test_a_reply_claims_no_more_samples_than_its_device_reported(name, options, 
     assert world.finished == "all rounds are done"
     assert {kind for _, kind, _ in world.refused} == {"PacketOverclaimed"}
     assert f"is {2**40}, but the device reported {NUM_SAMPLES} training samples" in world.refused[0][2]
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ({"after": 5.0}, "after is 5, but accuracy is 0 to 1"),
+        ({"before": -0.5}, "before is -0.5, but accuracy is 0 to 1"),
+        ({"scores": {"accuracy": 0.5, "auroc": 1.5}}, "scores[auroc] is 1.5, but auroc is 0 to 1"),
+        ({"scores": {"luck": 0.5}}, "scores[luck]: classification has no such score"),
+    ],
+)
+def test_a_score_that_the_task_cannot_give_is_turned_away(lie, words, weights, tmp_path):
+    def lies(reply):
+        return dataclasses.replace(reply, measures=dataclasses.replace(reply.measures, **lie))
+
+    world = World(tmp_path, "fedavg", {}, weights, forge=lies).play()
+    assert world.finished == "all rounds are done"
+    assert {(who, kind) for who, kind, _ in world.refused} == {("mallory", "PacketOverclaimed")}
+    assert words in world.refused[0][2]
+
+
+def test_numbers_of_a_regression_are_in_their_own_unit():
+    task = task_of(TaskSection(kind="regression"))
+    check_scores(Measures(5, 5, before=7.0, after=70.0, scores={"rmse": 70.0, "mae": 9.0, "r2": -3.0}), task)
+    with pytest.raises(PacketOverclaimed, match=r"scores\[accuracy\]: regression has no such score"):
+        check_scores(Measures(5, 5, scores={"accuracy": 0.5}), task)
 
 
 @every_method
