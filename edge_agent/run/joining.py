@@ -85,8 +85,8 @@ def join(
         PacketError: the enrolment is damaged, or of another run; the bundle is damaged, or of another model.
         DataError: the device's samples are missing or do not fit the model.
         ModelError: the model cannot be built here, or training diverges at once.
-        SettingError: a method or board that this agent does not know, a method that is not for the run's task, or
-            code its owner does not trust.
+        SettingError: a method or board that this agent does not know, a method that is not for the run's
+            task, or code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
     """
     settings, store = device.settings, device.store
