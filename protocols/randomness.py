@@ -68,6 +68,6 @@ class Key:
 
     def generator(self) -> np.random.Generator:
         """A NumPy generator for distributions beyond the above (data partitions, first
-        weights; never what both sides draw).
+        weights, augmentation; never what both sides draw).
         """
         return np.random.Generator(np.random.Philox(key=self.value))

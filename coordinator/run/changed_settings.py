@@ -6,7 +6,8 @@ is the same as its default, and what a run ignores does not count.
 What may change in a run is what only the coordinator looks at, each time that it plans or closes a round
 (`CHANGEABLE`). Nothing that devices hold may change (model, method, training, data; `deadline_s`, by which
 they choose their ratios), nor the seed, nor how rounds overlap. What the run decided of its method when it
-began (`Method.defaults_of_run`) stays: devices hold it, and raised rounds do not move it.
+began (`Method.defaults_of_run`), and of the learning rate's schedule, stays: devices hold it, and raised
+rounds do not move it.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from fleetune.protocols.errors import SettingError, StoreVersion
 from fleetune.protocols.methods import from_section, with_those_of_run
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.rate_schedule import with_that_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.schedule import ScheduleSection
@@ -56,11 +58,12 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
 
 
 def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
-    """`now`, with what it leaves open of the method as the run has decided it.
+    """`now`, with what it leaves open of the method and the schedule as the run has decided it.
 
     Raises:
         SettingError: no such method.
     """
+    now = replace(now, training=with_that_of_run(now.training, before.training))
     if before.method["name"] != now.method["name"]:
         return now
     return replace(now, method=with_those_of_run(now.method, before.method))

@@ -9,6 +9,7 @@ from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
 from fleetune.protocols.methods import with_defaults_of_run
 from fleetune.protocols.model.input_scaling import check_channels
+from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.wire.payloads import Enrolment
@@ -42,7 +43,7 @@ def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
         seed=settings.run.seed,
         spec=model.spec,
         method=with_defaults_of_run(settings.method, settings.run.last_round),
-        training=settings.training,
+        training=with_schedule_of_run(settings.training, settings.run.last_round),
         mean=settings.data.mean,
         std=settings.data.std,
         validation_fraction=settings.data.validation_fraction,

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _New:
-    """What a run begins with; `settings` say of the method what the enrolment says."""
+    """What a run begins with; `settings` say of method and training what the enrolment says."""
 
     settings: RunSettings
     payload: bytes
@@ -98,7 +98,7 @@ def _prepare(settings: RunSettings, enrolment: Enrolment | None, runs: Path) -> 
     if method.needs_validation and not settings.data.validation_fraction:
         name = settings.method["name"]
         raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
-    settings = replace(settings, method=enrolment.method)
+    settings = replace(settings, method=enrolment.method, training=enrolment.training)
     return _New(
         settings, codec.encode(enrolment, enrolment.spec), None if bundle is None else bundle.encoded()
     )

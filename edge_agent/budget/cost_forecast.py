@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
-from fleetune.edge_agent.training.sgd import optimiser_copies
+from fleetune.edge_agent.training.descent import OptimiserMemory, optimiser_memory
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
@@ -69,7 +69,8 @@ class Capability:
         base_bytes: memory of the agent's process when it has joined the run and not yet worked.
         receive_w, train_w, transmit_w: drawn by the whole board meanwhile.
         trainer: what trains. Agents that did not note it knew torch alone.
-        momentum: of the run's [training].
+        optimiser: what it remembers in the run.
+        momentum: agents that knew SGD alone noted this instead.
     """
 
     num_samples: int
@@ -88,6 +89,12 @@ class Capability:
     transmit_w: float | None = None
     trainer: Kind = "torch"
     momentum: float = 0.0
+    optimiser: OptimiserMemory | None = None
+
+    @property
+    def remembered(self) -> OptimiserMemory:
+        """By the run's optimiser."""
+        return self.optimiser or OptimiserMemory(per_trained=int(bool(self.momentum)))
 
 
 def capability_of(
@@ -121,7 +128,7 @@ def capability_of(
         train_w=board.train_w if known else None,
         transmit_w=board.transmit_w if known else None,
         trainer=trainer,
-        momentum=enrolment.training.momentum,
+        optimiser=optimiser_memory(enrolment.training),
     )
 
 
@@ -130,7 +137,7 @@ def demand(choice: Choice, capability: Capability) -> Demand:
     cost, able = choice.cost, capability
     epochs, memory = cost.epochs(able.epochs), MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
-    model_copies = memory.model_copies + optimiser_copies(cost.trainable_share, able.momentum)
+    model_copies = memory.model_copies + able.remembered.copies(cost.trainable_share)
     copies = memory.runtime_bytes + model_copies * able.model_bytes + payloads
     samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)
     held = samples_held * able.activation_bytes_per_sample

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from fleetune.edge_agent.personal.served_model import Memory, Standing
+from fleetune.edge_agent.training.optimisers.kept_states import States
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
@@ -15,8 +18,8 @@ D = TypeVar("D")
 
 @dataclass(frozen=True)
 class Kept(Generic[D]):
-    """What a session remembers: the method's device state, its last reply (round 0: none yet), and what is
-    known of the run's best model.
+    """What a session remembers: the method's device state, its last reply (round 0: none yet), what is
+    known of the run's best model, and what the optimiser remembers, where the run has that kept.
     """
 
     run: str
@@ -25,6 +28,7 @@ class Kept(Generic[D]):
     attempt: int = 0
     reply: bytes = b""
     best: Standing | None = None
+    optimiser: States | UnsetType = UNSET
 
 
 def recall(

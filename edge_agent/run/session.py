@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.personal.kept_run import Kept, recall
 from fleetune.edge_agent.personal.served_model import Adoption, Memory
+from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
@@ -30,7 +31,11 @@ D = TypeVar("D")
 
 
 class EvaluatingTrainer(Trainer, Protocol):
-    """A trainer that also knows the device's test split."""
+    """A trainer that also knows the device's test split, and which round it is."""
+
+    def in_round(self, number: int, optimiser_states: KeptStates | None) -> "EvaluatingTrainer":
+        """The trainer for a round; it leaves in `optimiser_states` what the optimiser is to remember."""
+        ...
 
     @property
     def num_test(self) -> int: ...
@@ -121,7 +126,8 @@ class Session:
         )
 
     def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        state, update, measures = self._do(assignment, budget)
+        optimiser_states = self._optimiser_states()
+        state, update, measures = self._do(assignment, budget, optimiser_states)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -139,12 +145,13 @@ class Session:
                 assignment.attempt,
                 encoded if self._keep_replies else b"",
                 None if self._adoption is None else self._adoption.best,
+                UNSET if optimiser_states is None else optimiser_states.after,
             )
         )
         return encoded
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        _, _, measures = self._do(assignment, budget)
+        _, _, measures = self._do(assignment, budget, self._optimiser_states())
         personal, scores = self._judged(self.personal_model)
         measures = replace(measures, personal=personal, scores=scores)
         if self._adoption is not None:
@@ -155,8 +162,17 @@ class Session:
         self._evaluated = assignment.round, assignment.attempt, encoded
         return encoded
 
-    def _do(self, assignment: Assignment[Any], budget: Budget) -> tuple[Any, Any, Measures]:
-        observed = _Observed(self._trainer, self._offer_start(assignment))
+    def _optimiser_states(self) -> KeptStates | None:
+        """From before, where the run has them kept."""
+        if self._enrolment.training.optimiser_state == "round":
+            return None
+        return KeptStates(() if self._kept.optimiser is UNSET else self._kept.optimiser)
+
+    def _do(
+        self, assignment: Assignment[Any], budget: Budget, optimiser_states: KeptStates | None
+    ) -> tuple[Any, Any, Measures]:
+        trainer = self._trainer.in_round(assignment.round, optimiser_states)
+        observed = _Observed(trainer, self._offer_start(assignment))
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
             state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)

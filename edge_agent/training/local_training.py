@@ -1,22 +1,25 @@
-"""The one local training loop: SGD on the flat vector, over any backend."""
+"""The one local training loop: the run's optimiser on the flat vector, over any backend."""
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.training.augmentation import augmentation_of
 from fleetune.edge_agent.training.backend import Backend, ExtraLoss, InputArray, LabelArray
+from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.device_data import DeviceData
-from fleetune.edge_agent.training.sgd import Descent
+from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
 from fleetune.protocols.model.compute_cost import trained_tensors
 from fleetune.protocols.model.loss_terms import LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings import rate_schedule
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
 from fleetune.protocols.tasks.task import Task
@@ -43,7 +46,8 @@ class LocalTrainer:
     Attributes:
         backend: computes losses and gradients; its vectors are scratch space between calls.
         data: in the model's shape (see `edge_agent.training.device_data.check_fits`).
-        settings: the run's [training] section.
+        settings: the run's [training] section, with the learning rate of the round at hand.
+        optimiser_states: what the optimiser remembers from round to round; None: each `fit` begins anew.
         stop: asked before every batch of `fit`; a reason ends it with TrainingStopped.
         progress: told the finished fraction of a `fit` after every batch, up to 1.
     """
@@ -53,6 +57,12 @@ class LocalTrainer:
     settings: TrainingSection
     stop: Callable[[], str | None] = field(default=lambda: None, repr=False)
     progress: Callable[[float], None] = field(default=lambda _: None, repr=False)
+    optimiser_states: KeptStates | None = field(default=None, repr=False)
+
+    def in_round(self, number: int, optimiser_states: KeptStates | None) -> "LocalTrainer":
+        """The trainer for a round of the run, which begins at 1."""
+        settings = rate_schedule.in_round(self.settings, number)
+        return replace(self, settings=settings, optimiser_states=optimiser_states)
 
     @property
     def spec(self) -> ModelSpec:
@@ -80,16 +90,18 @@ class LocalTrainer:
         return self.data.size("test")
 
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
-        """Train from `weights`: v = momentum * v + g + pull + weight_decay * w; w -= learning_rate * v.
+        """Train from `weights` by the run's optimiser on the gradients of data, loss term and pull, clipped.
 
-        v starts at 0. Epoch e takes the samples in the order `key.child("epoch", e).permutation(n)`, cut
-        by `batch_slices`. The loss and `last_gradient` are of the data's loss alone, without pull and
-        weight decay, and the gradient covers frozen entries too. A loss term is in the gradient, not in
-        the loss.
+        The optimiser remembers nothing, or what `optimiser_states` has. Epoch e takes the samples in the
+        order `key.child("epoch", e).permutation(n)`, cut by `batch_slices`; step s augments its batch with
+        `key.child("augment", s)`. The loss and `last_gradient` are of the data's loss alone, without pull
+        and weight decay, and the gradient covers frozen entries too. A loss term is in the gradient, not in
+        the loss; what other models answer in it, they answer to the samples as they are.
 
         Raises:
             TrainingStopped: `stop` gave a reason; nothing was changed.
-            TrainingDiverged: the loss or the weights are no longer finite; nothing was changed.
+            TrainingDiverged: the loss, the gradient or the weights are no longer finite; nothing was changed.
+            SettingError: the run's augmentation failed; nothing was changed.
             ModelError: the backend cannot compute the loss term; nothing was changed.
         """
         answers = self._answers(plan.loss_term)
@@ -110,7 +122,9 @@ class LocalTrainer:
 
     def _descend(self, plan: FitPlan, answers: list[NDArray[np.float32]], key: Key) -> Fit:
         weights, gradient = self.backend.weights, self.backend.gradient
-        descent = Descent(weights, gradient, self.spec.num_parameters, self.settings, plan)
+        states, augment = self.optimiser_states, augmentation_of(self.settings.augmentations, self.spec)
+        before = None if states is None else states.next()
+        descent = Descent(weights, gradient, self.spec.num_parameters, self.settings, plan, before)
         epochs = self.settings.epochs if plan.epochs is None else plan.epochs
         batches = batch_slices(self.num_samples, self.settings.batch_size)
         num_steps, step, loss, last_gradient = epochs * len(batches), 0, 0.0, None
@@ -126,7 +140,8 @@ class LocalTrainer:
                     if plan.loss_term
                     else None
                 )
-                x, y = self._batch("train", rows)
+                x, y = augment(*self.data.batch("train", rows), key.child("augment", step))
+                y = self.task.targets(x, y)
                 whole = plan.keep_last_gradient and step + 1 == num_steps
                 mean = self.backend.step(
                     x, y, key.child("step", step), extra_loss=extra_loss, tensors=None if whole else trained
@@ -136,11 +151,19 @@ class LocalTrainer:
                 step += 1
                 if whole:
                     last_gradient = gradient.copy()
-                descent.step()
+                norm = descent.step()
+                if norm is not None:
+                    what = f"the gradient's norm is {norm:g} in step {step} of {num_steps}"
+                    self._check_finite(math.isfinite(norm), what)
                 self.progress(step / num_steps)
             loss = total / self.num_samples
         finite = bool(np.isfinite(weights).all())
         self._check_finite(finite, f"weights are not finite after {num_steps} steps")
+        if states is not None:
+            state = descent.state()
+            finite = all(bool(np.isfinite(vector).all()) for vector in state.vectors)
+            self._check_finite(finite, f"the optimiser's state is not finite after {num_steps} steps")
+            states.put(state)
         return Fit(weights.copy(), loss, num_steps, last_gradient)
 
     def _check_finite(self, finite: bool, what: str) -> None:

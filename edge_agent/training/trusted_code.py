@@ -20,7 +20,7 @@ def check_trust(enrolment: Enrolment, trusted: tuple[str, ...], *, builds_model:
     by_torch = [enrolment.spec.name] if builds_model else []
     if builds_model and enrolment.task is not UNSET:
         by_torch.append(enrolment.task.loss)
-    for named in (*by_torch, str(enrolment.method.get("name"))):
+    for named in (*by_torch, str(enrolment.method.get("name")), *enrolment.training.augmentations):
         module, separator, _ = named.partition(":")
         if separator and module not in trusted:
             raise SettingError(f"the run wants {named!r} imported here; --trust {module} allows it")

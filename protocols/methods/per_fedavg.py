@@ -11,7 +11,7 @@ Gradients are of batches, as many and as large as the run's [training] says, in 
 paper each step draws one for the inner gradient, another for the outer one, and with the Hessian a third
 (PFLlib cuts a batch of twice the size in two). Where the batches run out, the first ones are taken
 once more. With `steps` set gradients are exact instead, over all of the device's samples, and nothing is
-drawn. Learning rates are the method's own; the run's, its momentum and its weight decay play no part.
+drawn. Learning rates are the method's own; the run's, its optimiser, clipping and augmentation play no part.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

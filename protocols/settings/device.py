@@ -5,15 +5,17 @@ takes the model's weights and a simulation its data from.
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from fleetune.protocols.bounds import MOST_CLASSES, NonNegative, Positive
+from fleetune.protocols.bounds import MAX_NUMBER, MOST_CLASSES, Label, NonNegative, Positive
 from fleetune.protocols.model.input_scaling import Mean, Std
 from fleetune.protocols.settings.section import Count, Fraction, Settings
 from fleetune.protocols.settings.simulation import Partition
 
+T = TypeVar("T")
+AUGMENTATIONS = ("flip", "crop")  # those of ours, see `edge_agent.training.augmentation`
 MOST_INPUTS = 2**26  # numbers in one sample
 
 
@@ -64,19 +66,86 @@ class DataSection(Settings, frozen=True):
     class_names: tuple[str, ...] = ()
 
 
-class TrainingSection(Settings, frozen=True):
-    """[training] Plain SGD: v = momentum * v + g + weight_decay * w; w -= learning_rate * v.
+def _told(default: T) -> T:
+    """A key that devices are always told; the others only where they differ from their default, so that
+    agents from before there were any go on reading runs without them.
+    """
+    return field(default_factory=lambda: default)
+
+
+class TrainingSection(Settings, frozen=True, omit_defaults=True):
+    """[training] The optimisers are those of torch.optim; what they are told holds for every trainer.
 
     Attributes:
         epochs: passes over a device's training samples in a round; a method may have its own.
         batch_size: samples a step; the last batch of an epoch is smaller, or larger by one.
-        learning_rate: of every step; a method may have rates of its own beside it.
-        momentum: of v, which begins at zero in every round.
-        weight_decay: added to the gradient, as in torch's SGD.
+        learning_rate: of every step; a method may have rates of its own beside it. The default is one for
+            sgd: adamw and rmsprop want smaller ones, 0.001 for a start.
+        momentum: of sgd and rmsprop.
+        weight_decay: of sgd and rmsprop: added to the gradient, as torch does; of adamw: times the learning
+            rate and the weight, taken off the weight.
+        optimiser: sgd: v = momentum * v + g + weight_decay * w; w -= learning_rate * v. adamw, rmsprop: as
+            torch.optim.AdamW and RMSprop.
+        betas: of adamw.
+        eps: of adamw and rmsprop.
+        alpha: of rmsprop.
+        optimiser_state: what the optimiser remembers (momentum, moments) begins at zero in every `round`, or
+            is kept on the `device` from round to round.
+        schedule: of the learning rate over rounds, see docs/training.md: `constant`, `cosine` or `step`.
+        warmup_rounds: in the first so many rounds the rate rises in equal steps.
+        schedule_rounds: of cosine: rounds from the start of the run until it is lowest, where it stays; of
+            step: rounds from one step to the next. None: all of run.rounds, or a third of them.
+        schedule_factor: of step: each step multiplies the rate by it.
+        schedule_floor: of cosine: the share of the rate that it falls to.
+        clip_norm: a step's gradient, over all entries that train, is scaled down to this norm where it is
+            longer, as by torch's clip_grad_norm_; None: it is not.
+        augment: makes other batches of a device's training samples: `flip`, `crop`, `package.module:function`
+            of yours, or a list of these, one after the other; see docs/training.md.
     """
 
-    epochs: Count = 1
-    batch_size: Count = 32
-    learning_rate: Positive = 0.05
-    momentum: Fraction = 0.0
-    weight_decay: NonNegative = 0.0
+    epochs: Count = _told(1)
+    batch_size: Count = _told(32)
+    learning_rate: Positive = _told(0.05)
+    momentum: Fraction = _told(0.0)
+    weight_decay: NonNegative = _told(0.0)
+    optimiser: Literal["sgd", "adamw", "rmsprop"] = "sgd"
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    alpha: Fraction = 0.99
+    optimiser_state: Literal["round", "device"] = "round"
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    warmup_rounds: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+    schedule_rounds: Count | None = None
+    schedule_factor: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    schedule_floor: Fraction = 0.0
+    clip_norm: Positive | None = None
+    augment: Label | Annotated[tuple[Label, ...], Meta(max_length=20)] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.augmentations:
+            if name not in AUGMENTATIONS and ":" not in name:
+                known = ", ".join(AUGMENTATIONS)
+                raise ValueError(f"augment: no augmentation {name!r}; {known}, or package.module:function")
+        for key, default, which, heeded_by in _HEEDED_BY:
+            chosen = getattr(self, which)
+            if chosen not in heeded_by and getattr(self, key) != default:
+                raise ValueError(
+                    f"{key} means nothing to {which} {chosen}, only to {' and '.join(heeded_by)}"
+                )
+
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        """Those of `augment`, in their order."""
+        return (self.augment,) if isinstance(self.augment, str) else self.augment
+
+
+_HEEDED_BY: tuple[tuple[str, object, str, tuple[str, ...]], ...] = (
+    ("momentum", 0.0, "optimiser", ("sgd", "rmsprop")),
+    ("betas", (0.9, 0.999), "optimiser", ("adamw",)),
+    ("eps", 1e-8, "optimiser", ("adamw", "rmsprop")),
+    ("alpha", 0.99, "optimiser", ("rmsprop",)),
+    ("schedule_rounds", None, "schedule", ("cosine", "step")),
+    ("schedule_factor", 0.1, "schedule", ("step",)),
+    ("schedule_floor", 0.0, "schedule", ("cosine",)),
+)
+"""Keys with their defaults that only some optimisers or schedules heed."""

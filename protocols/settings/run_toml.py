@@ -119,15 +119,29 @@ def _explain(problem: str, section: type, prefix: str) -> str:
     path = [part for part in where.rstrip("`").replace("[...]", "").split(".") if part]
     unknown = re.search(r"unknown field `(.+)`", text)
     if not unknown:
-        return f"{'.'.join(filter(None, [prefix, *path])) or 'top level'}: {text[0].lower()}{text[1:]}"
+        at = ".".join(filter(None, [prefix, *path])) or "top level"
+        return f"{at}: {text[0].lower()}{text[1:]}{_choices(text, section, path)}"
     known = _keys(section, path)
     near = difflib.get_close_matches(unknown.group(1), known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
     return f"{'.'.join(filter(None, [prefix, *path, unknown.group(1)]))}: unknown key; {hint}"
 
 
+def _choices(text: str, section: type, path: list[str]) -> str:
+    """What stands for a word that is none of those allowed."""
+    if not text.startswith("Invalid enum value") or not path or "[" in path[-1]:
+        return ""
+    hint = get_type_hints(_section_at(section, path[:-1]))[path[-1]]
+    words = [word for word in get_args(hint) if isinstance(word, str)]
+    return f"; one of {', '.join(words)}" if words else ""
+
+
 def _keys(section: Any, path: list[str]) -> list[str]:
+    return list(_section_at(section, path).__struct_fields__)
+
+
+def _section_at(section: Any, path: list[str]) -> Any:
     for part in path:
         hint = get_type_hints(section)[part]
         section = next((t for t in get_args(hint) if isinstance(t, type)), hint) if get_origin(hint) else hint
-    return list(section.__struct_fields__)
+    return section

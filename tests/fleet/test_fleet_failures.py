@@ -9,7 +9,12 @@ import pytest
 from tests.helpers.fleet_processes import PATIENCE_S, Fleet, assert_equal, expected, run_toml, wait_until
 from tests.helpers.slow_proxy import SlowProxy
 
+from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.update import codec
 from fleetune.protocols.wire import messages, topics
+from fleetune.protocols.wire.payloads import read_enrolment
 from fleetune.protocols.wire.transport import Received
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
 
@@ -72,6 +77,36 @@ def test_a_killed_agent_comes_back_with_its_personal_model(tmp_path, wanted):
         fleet.start_agent("device-1").wait_for("round 2: training")
         fleet.wait_finished()
         assert_equal(fleet.outcome(), wanted)
+
+
+def test_a_killed_agent_comes_back_with_what_its_optimiser_remembers(tmp_path, tmp_path_factory):
+    """Whatever [training] may say: AdamW kept on the device, a schedule, clipping, augmentation."""
+    toml = run_toml(epochs=60).replace(
+        "learning_rate = 0.02",
+        'learning_rate = 0.002\noptimiser = "adamw"\noptimiser_state = "device"\nweight_decay = 0.01\n'
+        'schedule = "cosine"\nwarmup_rounds = 1\nclip_norm = 1.0\naugment = ["crop", "flip"]',
+    )
+    wanted = expected(toml, tmp_path_factory.mktemp("simulated"))
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start()
+        fleet.agents["device-1"].wait_for("round 2: training")
+        fleet.agents["device-1"].kill()
+        fleet.start_agent("device-1")
+        fleet.wait_finished()
+        assert_equal(fleet.outcome(), wanted)
+        for device in fleet.shares:
+            assert optimiser_steps(fleet, device) > 0
+
+
+def optimiser_steps(fleet, device):
+    """Of the entry that took most, by the state that the device keeps."""
+    store = AgentStore(fleet.folder / "state" / fleet.name / device)
+    [run] = store.runs()
+    enrolment = read_enrolment(store.enrolment(run).read())
+    method = from_section(enrolment.method, enrolment.spec)
+    kept = codec.decode(store.session(run).read(), Kept[method.device_state_type], enrolment.spec)
+    (state,) = kept.optimiser
+    return state.vectors[2].max()
 
 
 def test_an_agent_killed_in_mid_upload_sends_only_the_rest(tmp_path, tmp_path_factory):

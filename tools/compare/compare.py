@@ -17,6 +17,7 @@ from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import REGISTRY, from_section, with_defaults_of_run
+from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.simulation import FleetSection
@@ -149,6 +150,7 @@ def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int,
             replace(
                 settings,
                 method=with_defaults_of_run(one.method, settings.run.last_round),
+                training=with_schedule_of_run(settings.training, settings.run.last_round),
                 run=replace(settings.run, seed=seed),
                 fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
                 compare={},

@@ -17,6 +17,7 @@ from fleetune.coordinator.reports.readable import UNKNOWN, percent
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section, with_defaults_of_run
+from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
 from fleetune.tools.papers.cell_files import cell_names, read_cell
@@ -144,7 +145,9 @@ def _seeded(settings: RunSettings, seed: int) -> RunSettings:
     if settings.run.is_open:
         raise SettingError('run.rounds = "open": a cell of a paper has a number of rounds')
     method = with_defaults_of_run(settings.method, settings.run.last_round)
-    return replace(settings, run=replace(settings.run, seed=seed), method=method, paper=None)
+    training = with_schedule_of_run(settings.training, settings.run.last_round)
+    run = replace(settings.run, seed=seed)
+    return replace(settings, run=run, method=method, training=training, paper=None)
 
 
 def _told(outcome: Outcome, folder: Path, command: str, settings: RunSettings, console: Console) -> Outcome:

@@ -37,7 +37,7 @@ class Stage:
     def reply(self, name: str, index: int, ratio: float, payload: bytes) -> bytes:
         """Play device `name` through one assignment; its encoded reply."""
         data = for_vocabulary(self.shares.of(index, self.enrolment.spec), self.backend.vocabulary)
-        trainer = LocalTrainer(self.backend, data, self.settings.training)
+        trainer = LocalTrainer(self.backend, data, self.enrolment.training)
         adoption = Adoption(
             starting_models.served(self.folder, name),
             self.enrolment,

@@ -96,6 +96,9 @@ class Scripted:
     def __init__(self, best=1.0):
         self.best, self.leads_to = best, []
 
+    def in_round(self, number, optimiser_states):
+        return self
+
     def fit(self, weights, plan, key):
         to = np.where(np.arange(SPEC.size) < SPEC.num_parameters, self.leads_to.pop(0), weights)
         return Fit(to.astype(np.float32), float(abs(to[0] - self.best)), 1)

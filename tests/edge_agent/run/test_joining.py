@@ -17,8 +17,9 @@ from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.joining import join
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.shipped import bundle_path
-from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.update import codec
@@ -42,6 +43,9 @@ def user_code(tmp_path, monkeypatch):
         "from torch import nn\n"
         "def two_layers(input_shape, num_classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, num_classes))\n"
+    )
+    (tmp_path / "useraugment.py").write_text(
+        "def half(x, y, draws):\n    return x / 2, y\ndef fails(x, y, draws):\n    raise KeyError('no')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -201,6 +205,17 @@ def test_a_method_of_the_coordinators_own_is_not_imported_either(tmp_path):
     foreign = codec.decode(codec.encode(enrolled, enrolled.spec), Enrolment, enrolled.spec)
     foreign.method["name"] = "os:getcwd"
     assert "--trust os allows it" in refusal(foreign, tmp_path)
+
+
+def test_an_augmentation_is_imported_where_the_owner_trusts_it_and_tried_before_it_joins(tmp_path, user_code):
+    enrolled = enrolment(training={"augment": ["flip", "useraugment:half"]})
+    assert "--trust useraugment allows it" in refusal(enrolled, tmp_path)
+    with pytest.raises(SettingError, match="--trust useraugment allows it"):  # a bundle has nothing of it
+        check_trust(enrolled, (), builds_model=False)
+    assert joined(enrolled, tmp_path, trusted=("useraugment",)).report.num_samples > 1000
+    failing = enrolment(training={"augment": "useraugment:fails"})
+    said = refusal(failing, tmp_path, trusted=("useraugment",))
+    assert said == "training.augment: 'useraugment:fails' failed: KeyError: 'no'"
 
 
 @pytest.mark.parametrize(

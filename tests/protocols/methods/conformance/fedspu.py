@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleetune.edge_agent.training.sgd import Descent
+from fleetune.edge_agent.training.descent import Descent
 from fleetune.protocols.methods.fedspu import rose, stopping_loss
 from fleetune.protocols.model.spec import ModelSpec, Span, TensorSpec
 from fleetune.protocols.settings.device import TrainingSection

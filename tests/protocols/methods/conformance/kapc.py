@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleetune.edge_agent.training.sgd import Descent
+from fleetune.edge_agent.training.descent import Descent
 from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.settings.device import TrainingSection

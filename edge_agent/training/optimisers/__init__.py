@@ -1,0 +1,18 @@
+"""The optimisers by name: one file each, one line here."""
+
+from fleetune.edge_agent.training.optimisers.adamw import AdamW
+from fleetune.edge_agent.training.optimisers.optimiser import Optimiser
+from fleetune.edge_agent.training.optimisers.rmsprop import RMSprop
+from fleetune.edge_agent.training.optimisers.sgd import SGD
+from fleetune.protocols.settings.device import TrainingSection
+
+REGISTRY: dict[str, type[Optimiser]] = {
+    "sgd": SGD,
+    "adamw": AdamW,
+    "rmsprop": RMSprop,
+}
+
+
+def optimiser_of(settings: TrainingSection) -> Optimiser:
+    """The run's, with its settings."""
+    return REGISTRY[settings.optimiser].of(settings)
