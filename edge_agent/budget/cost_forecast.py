@@ -18,6 +18,7 @@ from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Choice, Devic
 from fleetune.protocols.wire.payloads import Enrolment
 
 EVALUATIONS = 2  # of the test split a round: before local training and after it
+WRITTEN_COPIES = 2  # of what the optimiser keeps: its bytes for the disk, and these packed
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ def demand(choice: Choice, capability: Capability) -> Demand:
     epochs, memory = cost.epochs(able.epochs), MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
     model_copies = memory.model_copies + able.remembered.copies(cost.trainable_share)
+    model_copies += WRITTEN_COPIES * able.remembered.per_kept
     copies = memory.runtime_bytes + model_copies * able.model_bytes + payloads
     samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)
     held = samples_held * able.activation_bytes_per_sample

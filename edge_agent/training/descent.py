@@ -28,7 +28,8 @@ class _Block:
         place: where they stand.
         positions: of the trainable ones within the block, where these are few; else None.
         keep: all bits set where trainable; None: all are, or `positions` says which.
-        vectors: the optimiser's, of the `positions` alone where there are any.
+        vectors: the optimiser's, of the `positions` alone where there are any; else those that are to be
+            kept, whose frozen entries are put back at the end.
         counts: of the steps that these entries had taken before.
     """
 
@@ -56,12 +57,9 @@ class OptimiserMemory:
         trainable; and the state that it began with.
         """
         if trainable_share <= FEW:  # positions take half as much as the entries
-            working = trainable_share * (self.per_trained + 0.5)
-        elif trainable_share < 1:
-            working = self.per_trained + 0.25
-        else:
-            working = 0 if self.per_kept else self.per_trained  # it works in what it will keep
-        return working + 2 * self.per_kept
+            return trainable_share * (self.per_trained + 0.5) + 2 * self.per_kept
+        working = 0 if self.per_kept else self.per_trained  # it works in what it will keep
+        return working + (0.25 if trainable_share < 1 else 0.0) + 2 * self.per_kept
 
 
 def optimiser_memory(settings: TrainingSection) -> OptimiserMemory:
@@ -101,7 +99,7 @@ class Descent:
         self._weights, self._gradient, self._pull = weights, gradient, plan.pull
         self._optimiser, self._clip_norm = optimiser_of(settings), settings.clip_norm
         self._scratch = np.empty(min(BLOCK, size), weights.dtype)
-        self._kept = None if before is None else self._copied(before, size)
+        self._before, self._kept = before, None if before is None else self._copied(before, size)
         self._blocks = list(self._all_blocks(size, plan.trainable))
         self._num_steps = 0
 
@@ -127,14 +125,28 @@ class Descent:
 
     def state(self) -> OptimiserState:
         """What the optimiser remembers now, and of frozen entries from before. Asked once, at the end."""
-        assert self._kept is not None, "it was told what is remembered from before"
+        assert self._before is not None, "it was told what is remembered from before"
+        assert self._kept is not None, "likewise"
         for block in self._blocks:
-            for kept, new in zip(self._kept.vectors, block.vectors, strict=False):
-                _put(kept[block.place], new, block)
+            for number, new in enumerate(block.vectors):
+                kept = self._kept.vectors[number][block.place]
+                if block.positions is not None:
+                    kept[block.positions.astype(np.intp)] = new
+                elif block.keep is not None:
+                    before = self._before.vectors[number][block.place] if self._before.vectors else 0
+                    np.copyto(kept, before, where=block.keep == 0)
             if self._optimiser.counts_steps:
-                counts = self._kept.vectors[-1][block.place]
-                _put(counts, _few(counts, block) + np.float32(self._num_steps), block)
+                self._kept.vectors[-1][block.place] += self._steps_taken(block)
         return self._kept
+
+    def _steps_taken(self, block: _Block) -> Floats:
+        """By each entry of a block in this descent."""
+        taken = np.zeros(block.place.stop - block.place.start, np.float32)
+        if block.positions is not None:
+            taken[block.positions.astype(np.intp)] = self._num_steps
+        else:
+            taken[slice(None) if block.keep is None else block.keep != 0] = self._num_steps
+        return taken
 
     def _copied(self, before: OptimiserState, size: int) -> OptimiserState:
         """To be written to; zeros where nothing is remembered."""
@@ -166,8 +178,6 @@ class Descent:
             return replace(block, vectors=tuple(np.zeros(length, self._weights.dtype) for _ in range(number)))
         remembered = [vector[place] for vector in self._kept.vectors]
         vectors = [_few(vector, block) for vector in remembered[:number]]
-        if block.keep is not None:
-            vectors = [vector.copy() for vector in vectors]
         counts = _counts(remembered[-1], trainable, block) if self._optimiser.counts_steps else _ALIKE
         return replace(block, vectors=tuple(vectors), counts=counts)
 
@@ -224,16 +234,6 @@ def _counts(taken: Floats, trainable: MaskArray | None, block: _Block) -> StepCo
 def _few(values: Floats, block: _Block) -> Floats:
     """A block's values; a new array of the trainable ones' where these are few."""
     return values if block.positions is None else values.take(block.positions.astype(np.intp))
-
-
-def _put(values: Floats, new: Floats, block: _Block) -> None:
-    """`new` values of a block's trainable entries, as `_few` has them."""
-    if block.positions is not None:
-        values[block.positions.astype(np.intp)] = new
-    elif block.keep is not None:
-        np.copyto(values, new, where=block.keep != 0)
-    else:
-        values[:] = new
 
 
 def _bits(mask: NDArray[np.bool_]) -> NDArray[np.int8]:

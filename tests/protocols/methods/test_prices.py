@@ -10,6 +10,7 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
+from fleetune.edge_agent.training.descent import OptimiserMemory
 from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.methods import from_section, with_defaults_of_run
@@ -51,11 +52,12 @@ def rising(figures: list[float]) -> bool:
     return all(one <= after for one, after in pairwise(figures))
 
 
+@pytest.mark.parametrize("optimiser", [OptimiserMemory(1), OptimiserMemory(2), OptimiserMemory(2, 3)])
 @each_spec
 @each_method
-def test_a_lower_ratio_never_asks_for_more(name, spec):
+def test_a_lower_ratio_never_asks_for_more(name, spec, optimiser):
     choices = choices_of(name, SPECS[spec]())
-    able = Capability(10, 1, 16, 4 * SPECS[spec]().size, 35_312.0, base_bytes=83_000_000, momentum=0.9)
+    able = Capability(10, 1, 16, 4 * SPECS[spec]().size, 35_312.0, base_bytes=83_000_000, optimiser=optimiser)
     for figure in ("bytes_down", "bytes_up", "memory_bytes", "trainable_share"):
         assert rising([getattr(choice.cost, figure) for choice in choices]), figure
     for trainer in KINDS:
