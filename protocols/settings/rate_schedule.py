@@ -22,7 +22,7 @@ def with_schedule_of_run(training: TrainingSection, rounds: int | None) -> Train
         return training
     if rounds is None:
         raise SettingError(
-            f"training.schedule_rounds: {training.schedule} takes it from run.rounds, which is "open":"
+            f'training.schedule_rounds: {training.schedule} takes it from run.rounds, which is "open":'
             " give it, e.g. 100"
         )
     thirds = 1 if training.schedule == "cosine" else 3
