@@ -280,6 +280,8 @@ class Agent:
             (self._guard.objection() or self._joined.refusal) != self._resting or self._joined.note_samples()
         ):
             self._say_ready()
+        if idle and self._joined.loss_is_due():
+            self._jobs.run(self._joined.test_loss)
 
     def _work(self, key: TransferKey, transfer: str) -> None:
         """Work on a task now or, the newest of them, when the one at hand is done."""

@@ -3,6 +3,7 @@
 One job after another; what each has come to is an event.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetune.edge_agent.run.joined_run import JoinedRun
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.wire.messages import TransferKey
 
 PROGRESS_EVERY_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,10 @@ class Jobs:
             lambda reply: self._put(Worked(key, self._clock() - began, reply))
         )
 
+    def run(self, do: Callable[[], None]) -> None:
+        """Do it when the jobs before are done; where it fails, that is one line in the log."""
+        self._thread.submit(do).add_done_callback(_log_failure)
+
     def progress(self, fraction: float) -> None:
         """Called by local training after every batch; passed on now and then."""
         now = self._clock()
@@ -82,3 +91,10 @@ class Jobs:
         """Stop the job at hand, forget the others; returns when that is done."""
         self._closing.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _log_failure(done: Future[None]) -> None:
+    problem = None if done.cancelled() else done.exception()
+    if problem is not None:
+        log.error("%s", problem if isinstance(problem, FleetuneError) else unexpected(problem))
+        log.debug("", exc_info=problem)

@@ -152,6 +152,15 @@ class JoinedRun:
             return True
         return False
 
+    def loss_is_due(self) -> bool:
+        """Whether the served model's loss should be tested on samples that have come, by `test_loss`."""
+        return self._growing is not None and self._growing.loss_is_due()
+
+    def test_loss(self) -> None:
+        """Takes long. Raises StoreError."""
+        assert self._growing is not None, "only data that grow change"
+        self._growing.test_loss()
+
     def try_again(self) -> None:
         """Once a deadline while nothing fits."""
         now = self._clock()

@@ -115,6 +115,7 @@ def join(
     of_round = None
     if growing is not None:
         bare = replace(trainer, data=own.without_samples())
+        growing.watch_loss(bare, partial(_served_weights, store, enrolment))
         of_round = partial(_session_with, growing, enrolment, method, bare, store, settings.device)
     membership = Membership(ratio_controller)
     joined = JoinedRun(
@@ -287,7 +288,15 @@ def _session_with(
     """A session as after a restart, with the samples of a round: what was kept, judged on those."""
     vocabulary = trainer.backend.vocabulary
     data = for_vocabulary(with_known_ids(growing.of_round(key), vocabulary), vocabulary)
-    return _session(enrolment, method, replace(trainer, data=data), store, device)
+    trainer = replace(trainer, data=data)
+    growing.note_round(trainer)
+    return _session(enrolment, method, trainer, store, device)
+
+
+def _served_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
+    """The model that the device serves; None: it is of another kind than the run's."""
+    served = read_served(store.served.read())
+    return None if served is None or served.standing.model != enrolment.spec.hash else served.weights
 
 
 def _adoption(enrolment: Enrolment, trainer: LocalTrainer, memory: FileMemory) -> Adoption:

@@ -41,12 +41,14 @@ def note_reference(connection: sqlite3.Connection) -> None:
     values.put_bytes(connection, _NEXT, b"" if found is None else found.tobytes())
 
 
-def adopt_reference(connection: sqlite3.Connection) -> None:
-    """The round is done: from now on inputs are tested against those that it noted."""
+def adopt_reference(connection: sqlite3.Connection, change: int) -> None:
+    """The round on the samples after this change is done: from now on inputs are tested against those that it
+    noted.
+    """
     found = values.get_bytes(connection, _NEXT)
     if found is not None:
         values.put_bytes(connection, _KNOWN, found)
-        values.put(connection, Drift(_latest(connection)))
+        values.put(connection, Drift(_latest(connection), loss_tested=change))
 
 
 def _latest(connection: sqlite3.Connection) -> int:

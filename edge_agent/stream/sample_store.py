@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fleetune.edge_agent.stream import arrivals, values
 from fleetune.edge_agent.stream.refusals import Refusals
@@ -29,6 +31,8 @@ Outcome = Literal["stored", "known", "labelled", "refused"]
 label is new, or it cannot be kept."""
 
 _UNCHECKED_BYTES = 100_000
+_LOSSES = "losses"
+_NONE = np.zeros(0, np.float32)
 Feeding = TypeVar("Feeding", bound=msgspec.Struct)
 
 
@@ -178,8 +182,12 @@ class SampleStore:
                 arrivals.note_reference(self._connection)
             return pin
 
-    def trained(self, turn: Turn) -> None:
+    def trained(self, turn: Turn, losses: NDArray[np.floating] = _NONE) -> None:
         """The round's work is done: what its snapshot held is new no longer.
+
+        Args:
+            turn: of the round.
+            losses: of the served model on held-out samples, shape (n,), for `drift.loss_drift`.
 
         Raises:
             StoreError: it cannot be written.
@@ -188,7 +196,8 @@ class SampleStore:
             pin = values.get(self._connection, Pin)
             if pin is not None and pin.turn == turn:
                 values.put_number(self._connection, "trained", pin.change)
-                arrivals.adopt_reference(self._connection)
+                arrivals.adopt_reference(self._connection, pin.change)
+                values.put_bytes(self._connection, _LOSSES, losses.astype("<f4").tobytes())
 
     @property
     def drift(self) -> Drift:
@@ -196,10 +205,17 @@ class SampleStore:
         with self._lock:
             return values.get(self._connection, Drift) or Drift()
 
-    def put_loss_drift(self, figure: float | None) -> None:
-        """Keep what the test of the loss came to. Raises StoreError."""
+    @property
+    def reference_losses(self) -> NDArray[np.float32]:
+        """Those that `trained` was given last, shape (n,)."""
+        with self._lock:
+            return np.frombuffer(values.get_bytes(self._connection, _LOSSES) or b"", "<f4")
+
+    def put_loss_drift(self, figure: float | None, tested: int) -> None:
+        """Keep what the test of the loss came to, on samples up to the change `tested`. Raises StoreError."""
         with self._lock, self._step():
-            values.put(self._connection, msgspec.structs.replace(self.drift, loss=figure))
+            drift = msgspec.structs.replace(self.drift, loss=figure, loss_tested=tested)
+            values.put(self._connection, drift)
 
     @property
     def change(self) -> int:

@@ -59,8 +59,17 @@ def count(store: SampleStore, wanted: Wanted, change: int | None = None) -> Coun
         return _counted(connection, wanted, store.change if change is None else change, [])
 
 
-def read(store: SampleStore, wanted: Wanted, change: int) -> tuple[dict[Part, Arrays], Counted]:
+def read(
+    store: SampleStore, wanted: Wanted, change: int, *, newer_than: int = -1, most: int = 2**62
+) -> tuple[dict[Part, Arrays], Counted]:
     """The samples after a change, in the order in which they came; nothing is in memory twice.
+
+    Args:
+        store: to read.
+        wanted: what is taken of it.
+        change: as they were after it.
+        newer_than: only those that came, or got their label, after this change.
+        most: of these, so many, the newest.
 
     Returns:
         Inputs and labels of each part: uint8 or float32, shape (n, ...), and labels as `wanted`. Inputs of
@@ -71,7 +80,8 @@ def read(store: SampleStore, wanted: Wanted, change: int) -> tuple[dict[Part, Ar
     """
     with store.reading() as connection:
         rows: list[_Row] = []
-        counted = _counted(connection, wanted, change, rows)
+        counted = _counted(connection, wanted, change, rows, newer_than)
+        rows = rows[-most:]
         forms = _forms(connection, wanted, change)
         taken = [forms[number] for number in {row.form for row in rows}]
         as_bytes = all(form.dtype == "|u1" for form in taken)
@@ -84,7 +94,9 @@ def read(store: SampleStore, wanted: Wanted, change: int) -> tuple[dict[Part, Ar
         }, counted
 
 
-def _counted(connection: sqlite3.Connection, wanted: Wanted, change: int, rows: list[_Row]) -> Counted:
+def _counted(
+    connection: sqlite3.Connection, wanted: Wanted, change: int, rows: list[_Row], newer_than: int = -1
+) -> Counted:
     """Count; the rows that are taken are added to `rows`, in the order in which they came."""
     forms, size, of_class = _forms(connection, wanted, change), None, dict[int, Any]()
     trained = values.get_number(connection, "trained")
@@ -93,10 +105,11 @@ def _counted(connection: sqlite3.Connection, wanted: Wanted, change: int, rows: 
         SELECT s.number, form, for_test, for_validation, changed,
             CASE WHEN changed > :change AND b.number IS NOT NULL THEN b.class ELSE s.class END,
             CASE WHEN changed > :change AND b.number IS NOT NULL THEN b.y ELSE s.y END
-        FROM sample s LEFT JOIN label_before b USING (number) WHERE {_COUNTS} ORDER BY s.number
+        FROM sample s LEFT JOIN label_before b USING (number)
+        WHERE {_COUNTS} AND changed > :newer_than ORDER BY s.number
     """  # noqa: S608 - words of our own
     for number, form, for_test, for_validation, changed, class_number, y in connection.execute(
-        query, {"change": change}
+        query, {"change": change, "newer_than": newer_than}
     ):
         if class_number == UNLABELLED and wanted.labels != "optional":
             unlabelled += 1
@@ -153,15 +166,21 @@ def _part(connection: sqlite3.Connection, rows: list[_Row], forms: dict[int, _Fo
     return x, np.stack([row.label for row in rows])
 
 
-def tally(store: SampleStore, wanted: Wanted) -> tuple[int, int]:
+def tally(store: SampleStore, wanted: Wanted, newer_than: int | None = None) -> tuple[int, int]:
     """How many samples there are to train on just now, and how many of them are new, without looking at each
     label; where some do not fit the model it is too many.
+
+    Args:
+        store: to read.
+        wanted: what is taken of it.
+        newer_than: samples that changed after this change are new; None: after the last training.
 
     Raises:
         StoreError: the store cannot be read.
     """
     with store.reading() as connection:
-        change, trained = values.get_number(connection, "change"), values.get_number(connection, "trained")
+        change, since = values.get_number(connection, "change"), newer_than
+        since = values.get_number(connection, "trained") if since is None else since
         numbers = ", ".join(map(str, _forms(connection, wanted, change)))
         kinds = {"classes": "class >= 0", "numbers": f"class <> {UNLABELLED}", "optional": "TRUE"}
         query = f"""
@@ -169,6 +188,6 @@ def tally(store: SampleStore, wanted: Wanted) -> tuple[int, int]:
             WHERE dropped IS NULL AND form IN ({numbers}) AND {kinds[wanted.labels]}
                 AND for_test >= ? AND for_validation >= ?
         """  # noqa: S608 - numbers and words of our own
-        given = trained, wanted.test_fraction, wanted.validation_fraction
+        given = since, wanted.test_fraction, wanted.validation_fraction
         num_samples, new_samples = connection.execute(query, given).fetchone()
     return num_samples, new_samples

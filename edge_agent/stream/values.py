@@ -52,11 +52,13 @@ class Drift(Struct):
         tested: number of the last arrival that was tested.
         inputs: figure of the last test of inputs; None: there was none since the last training.
         loss: likewise, of the loss.
+        loss_tested: change of the store up to which the loss on samples was tested.
     """
 
     tested: int = 0
     inputs: float | None = None
     loss: float | None = None
+    loss_tested: int = 0
 
     @property
     def figure(self) -> float | None:

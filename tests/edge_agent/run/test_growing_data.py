@@ -178,6 +178,32 @@ def test_drift_is_told(playing):
     assert joined.membership.tell().drift >= 1
 
 
+def test_a_higher_loss_is_told_though_inputs_are_as_they_were(playing):
+    found = digits(0, 1500)
+    order = np.random.default_rng(0).permutation(len(found))
+    found = [found[place] for place in order]
+    playing.intake.add_many(found[:700])
+    joined = playing.join().joined
+    assert not joined.loss_is_due()
+    playing.work(1)
+    assert not joined.loss_is_due()
+    playing.intake.add_many(found[700:1000])
+    assert joined.loss_is_due()
+    joined.test_loss()
+    assert playing.stream.store.drift.loss < 1
+    assert not joined.loss_is_due()
+    joined.test_loss()  # asked twice it is done once
+    playing.intake.add_many([(x, (y + 1) % 10, name) for x, y, name in found[1000:1300]])
+    assert joined.loss_is_due()
+    joined.test_loss()
+    drift = playing.stream.store.drift
+    assert drift.inputs < 1 <= drift.loss
+    assert joined.note_samples()
+    assert joined.membership.tell().drift == drift.loss
+    playing.work(2)
+    assert playing.stream.store.drift.loss is None
+
+
 def test_from_now_on_what_does_not_fit_the_model_is_refused(playing):
     playing.intake.add_many(digits(0, 60))
     playing.intake.add(np.zeros((3, 3)), 1)  # before a run is known any shape is kept
