@@ -225,7 +225,7 @@ class Agent:
         key = offer.transfer_key
         if key.kind == "enrolment":
             self._enrolling.note_dealt(key.run, offer.ratio)
-        if key.kind in ("enrolment", "bundle"):
+        if key.kind in ("enrolment", "bundle", "backbone"):
             self._join(key.run)
         elif self._is_in(key.run):
             self._work(key, offer.transfer)

@@ -43,7 +43,7 @@ def export(
         found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
         spec = found.bundle.spec
         about = {"model": spec.name, "device": device, **_about(found.standing)}
-        written = write_inference(found.bundle, found.weights, about)
+        written = write_inference(found.bundle, found.weights, about, found.frozen)
         write_atomically(out, written)
         print(f"{out}: {spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
 
@@ -73,7 +73,7 @@ def predict(
         if model is None:
             found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
             predictor, standing = (
-                Predictor.of(write_inference(found.bundle, found.weights, {})),
+                Predictor.of(write_inference(found.bundle, found.weights, {}, found.frozen)),
                 found.standing,
             )
         else:

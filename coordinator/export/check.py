@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fleetune.coordinator.export.steps import BATCHES, Model, features_watched, inputs
+from fleetune.coordinator.export.steps import BATCHES, Model, features_watched, frozen_shapes, inputs
 from fleetune.protocols.bounds import MOST_IDS
 from fleetune.protocols.bundle.bundle import ANSWER, CONTRAST, DISTILLATION, EVALUATE_GRADIENT, LOSSES
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.torch_backbone import frozen_tensors
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.randomness import Key
@@ -62,11 +63,11 @@ def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatA
     Raises:
         ModelError: it gives something else than torch.
     """
-    reference = _Reference(model, module)
+    reference, frozen = _Reference(model, module), _frozen(model, module)
     for index, num_samples in enumerate(SIZES):
         for attempt in range(_ATTEMPTS):
             key = Key.of("export", name, num_samples, attempt)
-            tensors = _tensors(model.spec, weights, key if index else None)
+            tensors = _tensors(model.spec, weights, key if index else None) | frozen
             given = _inputs(model, name, num_samples, key)
             try:
                 wanted = reference.run(name, tensors, given)
@@ -226,12 +227,18 @@ def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
     return found
 
 
+def _frozen(model: Model, module: nn.Module) -> Arrays:
+    own = dict(frozen_tensors(module))
+    return {name: own[name].detach().numpy().copy() for name in frozen_shapes(model.spec)}
+
+
 def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:
     """A batch of random samples, a part of each 0 (where maxima are many), and whatever else is taken."""
     rng = key.generator()
     found: Arrays = {}
+    known = {tensor.name for tensor in model.spec.tensors} | frozen_shapes(model.spec).keys()
     for name, zeros in inputs(model, graph, num_samples).items():
-        if name in {tensor.name for tensor in model.spec.tensors}:
+        if name in known:
             continue
         found[name] = rng.normal(size=tuple(zeros.shape)).astype(np.float32)
     flat = found["x"].reshape(num_samples, -1)

@@ -2,19 +2,21 @@
 
 import logging
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from torch import nn
 
 from fleetune.coordinator.export.figures import activation_bytes
 from fleetune.coordinator.export.graphs import export
 from fleetune.coordinator.export.ort_training import can_differentiate, training_part
 from fleetune.coordinator.export.recipe import recipe_of
-from fleetune.coordinator.spec.spec_from_torch import draw
+from fleetune.coordinator.spec.spec_from_torch import weights_of
+from fleetune.coordinator.spec.trained_part import described
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import ModelError, PacketError
-from fleetune.protocols.model.architectures import build, training_flops
+from fleetune.protocols.model.architectures import training_flops
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import ModelSection
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.task import Task
@@ -42,10 +44,31 @@ def make_bundle(
         ModelError: the model cannot be built, described or exported.
         SettingError: the task has no such loss or score.
     """
+    model = ModelSection(name, input_shape=input_shape, num_classes=num_classes)
+    return make_run_model_bundle(model, key, section)
+
+
+def make_run_model_bundle(
+    model: ModelSection,
+    key: Key,
+    section: TaskSection = TaskSection(),  # noqa: B008 - frozen
+) -> Bundle:
+    """As `make_bundle`, of a model of which perhaps only a part trains.
+
+    Args:
+        model: with input_shape and num_classes.
+        key: of the first weights.
+        section: the [task], whose loss the graphs compute.
+
+    Raises:
+        ModelError: the model cannot be built, described or exported.
+        SettingError: the task has no such loss or score, or as `described`.
+    """
     task = task_of(section)
-    spec, weights = draw(name, input_shape, num_classes, key)
-    module = build(name, input_shape, num_classes)
-    exported, recipe = export(spec, module, weights, task), recipe_of(spec, module)
+    spec, module = described(model, key)
+    name, input_shape, weights = spec.name, spec.input_shape, weights_of(spec, module)
+    exported = export(spec, module, weights, task)
+    recipe = recipe_of(*described(structs.replace(model, trainable=(), adapters=None), key))
     ort_training = _ort_training(spec, module, weights, task) if can_differentiate() else {}
     made = Bundle(
         spec=spec,

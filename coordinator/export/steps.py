@@ -25,12 +25,12 @@ from fleetune.protocols.bundle.bundle import (
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.model.token_ids import Samples, samples_of
+from fleetune.protocols.model.torch_backbone import is_frozen, last_layer
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
-from fleetune.protocols.update.layers import norm_layers
 from fleetune.protocols.user_code import running_model
 
 _RESERVED = frozenset(
@@ -88,7 +88,8 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
     Raises:
         ModelError: it cannot be trained on batches, or drops along another axis than the samples'.
     """
-    taken = [tensor.name for tensor in spec.tensors if tensor.name in _RESERVED or tensor.name.isdigit()]
+    names = [*(tensor.name for tensor in spec.tensors), *frozen_shapes(spec)]
+    taken = [name for name in names if name in _RESERVED or name.isdigit()]
     if taken:
         raise ModelError(
             f"model {spec.name!r} cannot be exported: rename its tensor {taken[0]!r}; graphs use it"
@@ -96,7 +97,7 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
     module = copy.deepcopy(module).train()
     cumulative = False
     for part in module.modules():
-        if is_cumulative(part):
+        if is_cumulative(part) and not is_frozen(part):
             cumulative = True
             part.momentum = Cumulative()  # type: ignore[assignment]
         if getattr(part, "num_batches_tracked", None) is not None:
@@ -117,9 +118,15 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
     return Model(spec, module, noises, samples, shape, cumulative, task)
 
 
+def frozen_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Of the backbone's tensors, by name."""
+    return {tensor.name: tensor.shape for tensor in spec.frozen}
+
+
 def inputs(model: Model, graph: str, num_samples: int) -> dict[str, Tensor]:
     """Zeros for each input of a graph, in their order."""
     tensors = {tensor.name: torch.zeros(tensor.shape) for tensor in model.spec.tensors}
+    tensors |= {name: torch.zeros(shape) for name, shape in frozen_shapes(model.spec).items()}
     floats: dict[str, tuple[int, ...]] = {}
     if graph in (TRAIN, DISTILLATION, CONTRAST):
         floats |= {f"noise:{index}": (num_samples, *noise.shape) for index, noise in enumerate(model.noises)}
@@ -180,6 +187,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None, Primitives]:
     """Logits, features if the model has them, and the mode that noted the new statistics."""
     tensors = {tensor.name: leaves.get(tensor.name, given[tensor.name]) for tensor in model.spec.tensors}
+    tensors |= {name: given[name] for name in frozen_shapes(model.spec)}
     statistics = {tensor.name: tensors[tensor.name] for tensor in model.spec.tensors if tensor.kind == "stat"}
     primitives = Primitives(statistics, given.get(BATCHES))
     model.module.train(training)
@@ -208,8 +216,7 @@ def _recurrent_layers_written_out() -> Iterator[None]:
 @contextmanager
 def features_watched(model: Model) -> Iterator[list[Any]]:
     """Collects the arguments of every call of the last layer with weights."""
-    norms, calls = norm_layers(model.spec), list[Any]()
-    last = [name for name in model.spec.layers if name not in norms][-1]
+    calls, last = list[Any](), last_layer(model.spec, model.module)
     hook = model.module.get_submodule(last).register_forward_pre_hook(
         lambda _, arguments: calls.append(arguments)
     )

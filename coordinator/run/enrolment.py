@@ -1,6 +1,7 @@
 """What every device of a run starts from, made once by the coordinator."""
 
 import uuid
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import UNSET
@@ -8,14 +9,39 @@ from msgspec import UNSET
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
 from fleetune.protocols.methods import with_defaults_of_run
+from fleetune.protocols.model.backbone_file import Tensors, backbone_file
 from fleetune.protocols.model.input_scaling import check_channels
+from fleetune.protocols.model.spec import Backbone, ModelSpec
 from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.transfer import digest_of
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run begins with.
+
+    Attributes:
+        enrolment: what each device gets.
+        backbone: the file of what is frozen in its model; None: nothing is.
+    """
+
+    enrolment: Enrolment
+    backbone: bytes | None = None
 
 
 def prepare(settings: RunSettings, runs: Path = Path("runs")) -> Enrolment:
+    """As `beginning_of` the model that `find_model` finds: what each device gets.
+
+    Raises:
+        FleetuneError: as `begin`.
+    """
+    return begin(settings, runs).enrolment
+
+
+def begin(settings: RunSettings, runs: Path = Path("runs")) -> Beginning:
     """Describe the model, find its initial weights, count its work and memory; the run gets a unique id.
 
     Args:
@@ -26,10 +52,10 @@ def prepare(settings: RunSettings, runs: Path = Path("runs")) -> Enrolment:
         SettingError: the model's shape is not known, or there is no run to start from.
         ModelError: the model cannot be built or described, or the weights to start from are not for it.
     """
-    return enrolment_of(settings, find_model(settings), runs)
+    return beginning_of(settings, find_model(settings), runs)
 
 
-def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
+def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
     """What the devices of a run of `model` get; the run gets a unique id.
 
     Raises:
@@ -38,10 +64,11 @@ def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
     """
     check_channels(settings.data.mean, settings.data.std, model.spec.input_shape)
     start = start_of(settings, model, runs)
-    return Enrolment(
+    spec, backbone = _with_digest(model.spec, start.frozen)
+    enrolment = Enrolment(
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
         seed=settings.run.seed,
-        spec=model.spec,
+        spec=spec,
         method=with_defaults_of_run(settings.method, settings.run.last_round),
         training=with_schedule_of_run(settings.training, settings.run.last_round),
         mean=settings.data.mean,
@@ -54,3 +81,12 @@ def enrolment_of(settings: RunSettings, model: Model, runs: Path) -> Enrolment:
         continues=start.continues,
         task=UNSET if settings.task == TaskSection() else settings.task,
     )
+    return Beginning(enrolment, backbone)
+
+
+def _with_digest(spec: ModelSpec, frozen: Tensors) -> tuple[ModelSpec, bytes | None]:
+    """The spec with its backbone's digest, and the backbone's file."""
+    if not isinstance(spec.backbone, Backbone):
+        return spec, None
+    file = backbone_file(spec.backbone, frozen)
+    return replace(spec, backbone=replace(spec.backbone, digest=digest_of(file))), file

@@ -3,18 +3,24 @@
 A coordinator without torch runs every model that was exported somewhere else.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
-from fleetune.protocols.bundle.first_weights import draw_convolutions, draw_weights
+from fleetune.protocols.bundle.first_weights import (
+    draw_adapters,
+    draw_convolutions,
+    draw_frozen,
+    draw_weights,
+)
 from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.errors import ModelError, PacketError, SettingError
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.input_scaling import check_channels
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.settings.device import DataSection
+from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
+from fleetune.protocols.settings.device import DataSection, ModelSection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.user_code import running_model
@@ -32,6 +38,7 @@ class Model:
         weights: the first, shape (spec.size,).
         flops_per_sample, activation_bytes_per_sample: see `protocols.wire.payloads.Enrolment`.
         bundle: for devices without torch; None: not made yet.
+        frozen: the tensors of its backbone, as it is made; empty: it has none, or they are not known here.
     """
 
     spec: ModelSpec
@@ -39,6 +46,7 @@ class Model:
     flops_per_sample: float
     activation_bytes_per_sample: float
     bundle: Bundle | None
+    frozen: Tensors = field(default_factory=dict)
 
 
 def find_model(settings: RunSettings) -> Model:
@@ -48,12 +56,11 @@ def find_model(settings: RunSettings) -> Model:
         SettingError: its shape is not known, or is not the bundle's.
         ModelError: it cannot be built or described, or its bundle is missing or damaged.
     """
-    model = _found(settings)
-    if settings.model.init == "default":
-        return model
-    _check_init(model, settings)
-    key = run_key(settings.run.seed).child("weights")
-    return replace(model, weights=draw_convolutions(model.weights, model.spec, key))
+    model, key = _found(settings), run_key(settings.run.seed).child("weights")
+    if settings.model.init != "default":
+        _check_init(model, settings)
+        model = replace(model, weights=draw_convolutions(model.weights, model.spec, key))
+    return replace(model, weights=draw_adapters(model.weights, model.spec, key))
 
 
 def _check_init(model: Model, settings: RunSettings) -> None:
@@ -61,6 +68,8 @@ def _check_init(model: Model, settings: RunSettings) -> None:
     init, convolutions = settings.model.init, [t for t in model.spec.tensors if len(t.shape) > 2]
     if settings.model.weights is not None:
         raise SettingError(f"model.init: {init!r} draws weights and model.weights brings them; leave one out")
+    if isinstance(model.spec.backbone, Backbone):
+        raise SettingError(f"model.init: {init!r} draws what trains, and here a part is frozen; leave it out")
     if model.bundle is not None and model.bundle.recipe is None:
         raise SettingError(f"model.init: the bundle brings its own weights; leave init = {init!r} out")
     if not convolutions:
@@ -78,6 +87,7 @@ def _found(settings: RunSettings) -> Model:
         bundle.flops_per_sample,
         bundle.activation_bytes_per_sample,
         bundle,
+        _first_frozen(bundle, settings),
     )
 
 
@@ -87,13 +97,13 @@ def make_run_bundle(settings: RunSettings) -> Bundle:
     Raises:
         ModelError: the model cannot be exported, or torch is not installed.
     """
-    name, input_shape, num_classes = _shape(settings)
+    model = _shaped(settings)
     try:
-        from fleetune.coordinator.export.make_bundle import make_bundle
+        from fleetune.coordinator.export.make_bundle import make_run_model_bundle
     except ImportError:
-        raise _no_torch(name) from None
+        raise _no_torch(model.name) from None
     key = run_key(settings.run.seed).child("weights")
-    return for_run(make_bundle(name, input_shape, num_classes, key, settings.task), settings)
+    return for_run(make_run_model_bundle(model, key, settings.task), settings)
 
 
 def for_run(bundle: Bundle, settings: RunSettings) -> Bundle:
@@ -127,6 +137,8 @@ def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
                 "task: the bundle of model.name was exported for another; export it with this run"
             )
         return bundle
+    if settings.model.trainable or settings.model.adapters is not None:
+        return None  # those that are shipped train in whole
     return shipped_bundle(*_shape(settings)) if settings.task == TaskSection() else None
 
 
@@ -144,6 +156,10 @@ def read_bundle_file(path: Path) -> Bundle:
 
 def _check_shape(spec: ModelSpec, settings: RunSettings) -> None:
     model = settings.model
+    if model.trainable or model.adapters is not None:
+        raise SettingError(
+            "model.trainable, model.adapters: a bundle says what trains; leave them out, export it with them"
+        )
     wanted = model.input_shape or spec.input_shape, model.num_classes or spec.num_classes
     if wanted != (spec.input_shape, spec.num_classes):
         raise SettingError(
@@ -169,22 +185,39 @@ def _first_weights(bundle: Bundle, settings: RunSettings) -> FlatArray:
     return bundle.weights
 
 
+def _first_frozen(bundle: Bundle, settings: RunSettings) -> Tensors:
+    if bundle.recipe is None:
+        return {}
+    return draw_frozen(bundle.recipe, bundle.spec, run_key(settings.run.seed).child("weights"))
+
+
 def _by_torch(settings: RunSettings) -> Model:
+    model = _shaped(settings)
     name, input_shape, num_classes = _shape(settings)
     _check_names(settings.data.class_names, num_classes)
     try:
         from fleetune.coordinator.export.figures import activation_bytes
-        from fleetune.coordinator.spec.spec_from_torch import draw
-        from fleetune.protocols.model.architectures import build, training_flops
+        from fleetune.coordinator.spec.spec_from_torch import weights_of
+        from fleetune.coordinator.spec.trained_part import described
+        from fleetune.protocols.model.architectures import training_flops
         from fleetune.protocols.model.token_ids import samples_of
+        from fleetune.protocols.model.torch_backbone import frozen_tensors
     except ImportError:
         raise _no_torch(name) from None
-    spec, weights = draw(name, input_shape, num_classes, run_key(settings.run.seed).child("weights"))
-    module = build(name, input_shape, num_classes)
+    spec, module = described(model, run_key(settings.run.seed).child("weights"))
+    weights, frozen = weights_of(spec, module), {}
+    if isinstance(spec.backbone, Backbone):
+        frozen = {path: one.detach().numpy().copy() for path, one in frozen_tensors(module)}
     _check_scale(settings, ids=samples_of(module, input_shape).ids)
     with running_model(name, "cannot be trained"):
         flops, kept = training_flops(module, input_shape), activation_bytes(module, input_shape)
-    return Model(spec, weights, flops, kept, None)
+    return Model(spec, weights, flops, kept, None, frozen)
+
+
+def _shaped(settings: RunSettings) -> ModelSection:
+    """[model] with a shape. Raises SettingError: it is not known."""
+    _, input_shape, num_classes = _shape(settings)
+    return structs.replace(settings.model, input_shape=input_shape, num_classes=num_classes)
 
 
 def _no_torch(name: str) -> ModelError:

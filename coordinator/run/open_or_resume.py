@@ -23,13 +23,22 @@ from fleetune.coordinator.run.changed_settings import (
     is_raised,
     stored_settings,
 )
-from fleetune.coordinator.run.enrolment import enrolment_of
+from fleetune.coordinator.run.enrolment import Beginning, beginning_of
 from fleetune.coordinator.run.models import find_model
 from fleetune.coordinator.run.run_controller import RunController
-from fleetune.coordinator.run.stored_run import BUNDLE, FINISHED, Run, method_of, read_enrolment
-from fleetune.coordinator.store.run_folder import STATE, clear
+from fleetune.coordinator.run.stored_run import (
+    BUNDLE,
+    FINISHED,
+    Run,
+    backbone_payload,
+    method_of,
+    read_enrolment,
+)
+from fleetune.coordinator.store.run_folder import BACKBONE, STATE, clear
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
@@ -44,6 +53,7 @@ class _New:
     settings: RunSettings
     payload: bytes
     bundle: bytes | None
+    backbone: bytes | None
 
 
 def open_run(
@@ -53,6 +63,7 @@ def open_run(
     fresh: bool = False,
     durable: bool = True,
     enrolment: Enrolment | None = None,
+    backbone: bytes | None = None,
     goes_on: bool = True,
 ) -> Run:
     """Open `folder` for a run: anew, or to go on with it.
@@ -65,15 +76,17 @@ def open_run(
         folder: its own.
         fresh: remove what an earlier run left there, see `run_folder.clear`.
         durable: survive a power cut; simulations do without.
-        enrolment: of a new run; None: made here.
+        enrolment: what a new run begins with; None: made here.
+        backbone: of that enrolment, see `Beginning`.
         goes_on: False: a run that is there stays as it is; a simulation never goes on.
 
     Raises:
         SettingError: the folder holds a finished run, or one of other settings.
         ModelError, StoreError: see `prepare` and `RunStore`.
     """
+    beginning = None if enrolment is None else Beginning(enrolment, backbone)
     is_there = (folder / STATE).exists() and not fresh
-    new = None if is_there else _prepare(settings, enrolment, folder.parent)
+    new = None if is_there else _prepare(settings, beginning, folder.parent)
     if fresh:
         clear(folder, durable=durable)
     with ExitStack() as opened:
@@ -83,28 +96,30 @@ def open_run(
             _refuse(settings, folder, store, payload)
         run = None if payload is None else _go_on(settings, folder, store, payload)
         if run is None:
-            run = _begin(folder, store, new or _prepare(settings, enrolment, folder.parent))
+            run = _begin(folder, store, new or _prepare(settings, beginning, folder.parent), durable=durable)
         opened.pop_all()
     return run
 
 
-def _prepare(settings: RunSettings, enrolment: Enrolment | None, runs: Path) -> _New:
+def _prepare(settings: RunSettings, beginning: Beginning | None, runs: Path) -> _New:
     bundle = None
-    if enrolment is None:
+    if beginning is None:
         model = find_model(settings)
-        enrolment, bundle = enrolment_of(settings, model, runs), model.bundle
+        beginning, bundle = beginning_of(settings, model, runs), model.bundle
+    enrolment = beginning.enrolment
     method = method_of(enrolment)
     check_method(settings, method)
     if method.needs_validation and not settings.data.validation_fraction:
         name = settings.method["name"]
         raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
     settings = replace(settings, method=enrolment.method, training=enrolment.training)
-    return _New(
-        settings, codec.encode(enrolment, enrolment.spec), None if bundle is None else bundle.encoded()
-    )
+    made = None if bundle is None else bundle.with_backbone_of(enrolment.spec).encoded()
+    return _New(settings, codec.encode(enrolment, enrolment.spec), made, beginning.backbone)
 
 
-def _begin(folder: Path, store: RunStore, new: _New) -> Run:
+def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool) -> Run:
+    if new.backbone is not None:
+        write_atomically(folder / BACKBONE, new.backbone, durable=durable)
     with store.step():
         store.clear()
         store.put("enrolment", new.payload)
@@ -128,6 +143,8 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
     if found and store.get("engine") is None:
         log.warning("%s begins anew, nobody had joined it: %s", folder, difference_words(found))
         return None
+    if isinstance(enrolment.spec.backbone, Backbone):
+        backbone_payload(folder, enrolment.spec)
     run = _run(settings, folder, store, payload, resumed=True)
     raised = is_raised(before, settings)
     if store.get(FINISHED) is not None and not raised:

@@ -1,12 +1,14 @@
 """What a run starts from where `model.weights` says so: another run's shared model, or a safetensors file.
 
-Running statistics are taken over where they are there; else they begin as the model makes them.
+Running statistics are taken over where they are there; else they begin as the model makes them. Where a part
+of the model is frozen, the source must have all of that part; what trains begins as it is drawn where the
+source lacks it, or has it in another shape: a new head, adapters.
 """
 
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.coordinator.run.models import Model
-from fleetune.coordinator.run.stored_run import Run, look_at
+from fleetune.coordinator.run.stored_run import Run, look_at, stored_backbone
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.carried_layers import carry_over
-from fleetune.protocols.model.spec import FlatArray, ModelSpec, TensorSpec
+from fleetune.protocols.model.spec import Backbone, FlatArray, FrozenTensor, ModelSpec, TensorSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 
 log = logging.getLogger(__name__)
@@ -34,10 +37,12 @@ class Start:
     Attributes:
         weights: shape (spec.size,).
         continues: id of the run that they are from; None: of no run.
+        frozen: the tensors of the model's backbone; empty: it has none.
     """
 
     weights: FlatArray
-    continues: str | None
+    continues: str | None = None
+    frozen: Tensors = field(default_factory=dict)
 
 
 def run_named(settings: RunSettings) -> str | None:
@@ -56,17 +61,23 @@ def start_of(settings: RunSettings, model: Model, runs: Path) -> Start:
 
     Raises:
         SettingError: there is no such run.
-        ModelError: there is no such file, or what it holds is not for this model; the tensor is named.
+        ModelError: there is no such file, or what it holds is not for this model; the tensor is named. Or
+            nothing says what the frozen part of the model is.
     """
     if settings.model.weights is None:
-        return Start(model.weights, None)
+        if isinstance(model.spec.backbone, Backbone) and not model.frozen:
+            raise ModelError(
+                f"model {model.spec.name!r} is frozen in part, and its bundle does not hold that part: name a"
+                " safetensors file in model.weights"
+            )
+        return Start(model.weights, None, model.frozen)
     name = run_named(settings)
     if name is not None:
         if name == settings.run.name:
             raise SettingError(f"model.weights: run {name} cannot start from itself")
         return _from_run(name, model, runs)
     path = Path(settings.model.weights)
-    return Start(_assembled(_read_file(path), model, str(path)), None)
+    return _start(_read_file(path), model, str(path))
 
 
 def _from_run(name: str, model: Model, runs: Path) -> Start:
@@ -74,20 +85,22 @@ def _from_run(name: str, model: Model, runs: Path) -> Start:
         raise SettingError(f"model.weights: {name!r} is no name of a run in {runs}")
     try:
         with look_at(runs / name) as run:
-            tensors = _carried(run, model, name)
-            return Start(_assembled(tensors, model, f"run {name}"), run.enrolment.run)
+            return _start(_carried(run, model, name), model, f"run {name}", run.enrolment.run)
     except SettingError as problem:
         raise SettingError(f"model.weights: {problem}") from None
 
 
 def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
-    """The tensors that a model starts from where a run goes before it: those of that run; of another version
-    of the model, those that are kept, and its own else.
+    """The tensors that a model starts from where a run goes before it: those of that run, what is frozen there
+    included; of another version of the model, those that are kept, and its own else.
 
     Raises:
         ModelError: it keeps none.
     """
     before, weights = run.enrolment.spec, run.controller.shared_model
+    if before.frozen or model.spec.frozen:
+        own = {tensor.name: view for tensor, view in before.views(weights)}
+        return {**own, **stored_backbone(run.folder, before)}
     if before.hash != model.spec.hash:
         found = carry_over(before, weights, model.spec, model.weights)
         if not found.kept:
@@ -120,19 +133,46 @@ def _read_file(path: Path) -> Mapping[str, NDArray[Any]]:
         raise ModelError(f"model.weights: {path} is no safetensors file, or damaged ({problem})") from None
 
 
+def _start(
+    tensors: Mapping[str, NDArray[Any]], model: Model, source: str, continues: str | None = None
+) -> Start:
+    """What a model starts from, of named tensors."""
+    backbone = model.spec.backbone
+    _refuse_others(tensors, model.spec, source)
+    if not isinstance(backbone, Backbone):
+        return Start(_assembled(tensors, model, source), continues)
+    frozen = {}
+    for tensor in backbone.tensors:
+        if tensor.name not in tensors:
+            raise ModelError(
+                f"model.weights: {source} has no tensor {tensor.name}, which is frozen in {model.spec.name}"
+            )
+        frozen[tensor.name] = _checked(tensors[tensor.name], tensor, source)
+    fitting = {name: value for name, value in tensors.items() if _fits(name, value, model.spec, source)}
+    return Start(_assembled(fitting, model, source), continues, frozen)
+
+
+def _fits(name: str, value: NDArray[Any], spec: ModelSpec, source: str) -> bool:
+    """Whether a tensor is one that trains; of another shape, it is drawn anew, e.g. for other classes."""
+    own = next((tensor for tensor in spec.tensors if tensor.name == name), None)
+    if own is not None and own.shape != value.shape:
+        log.warning("%s: %s is %s; it begins anew, as %s", source, name, value.shape, own.shape)
+    return own is not None and own.shape == value.shape
+
+
 def _assembled(tensors: Mapping[str, NDArray[Any]], model: Model, source: str) -> FlatArray:
     """One flat vector of named tensors; statistics that are not there stay as the model begins."""
     weights, spec = model.weights.copy(), model.spec
+    whole = not isinstance(spec.backbone, Backbone)
     for tensor, view in spec.views(weights):
         if tensor.name in tensors:
             view[...] = _checked(tensors[tensor.name], tensor, source)
-        elif tensor.kind != "stat":
+        elif whole and tensor.kind != "stat":
             raise ModelError(f"model.weights: {source} has no tensor {tensor.name}, which {spec.name} has")
-    _refuse_others(tensors, spec, source)
     return weights
 
 
-def _checked(found: NDArray[Any], tensor: TensorSpec, source: str) -> FlatArray:
+def _checked(found: NDArray[Any], tensor: TensorSpec | FrozenTensor, source: str) -> FlatArray:
     if found.shape != tensor.shape:
         raise ModelError(
             f"model.weights: {source}: tensor {tensor.name} is {found.shape}; the model has {tensor.shape}"
@@ -145,7 +185,7 @@ def _checked(found: NDArray[Any], tensor: TensorSpec, source: str) -> FlatArray:
 
 
 def _refuse_others(tensors: Mapping[str, NDArray[Any]], spec: ModelSpec, source: str) -> None:
-    known = {tensor.name for tensor in spec.tensors}
+    known = {*(tensor.name for tensor in spec.tensors), *(tensor.name for tensor in spec.frozen)}
     other = next((name for name in sorted(tensors) if name not in known), None)
     if other is not None:
         count = math.prod(tensors[other].shape)

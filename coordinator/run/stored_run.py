@@ -8,15 +8,18 @@ from typing import Any
 
 from fleetune.coordinator.run.changed_settings import stored_settings
 from fleetune.coordinator.run.run_controller import RunController
-from fleetune.coordinator.store.run_folder import SHARED, STATE
+from fleetune.coordinator.store.run_folder import BACKBONE, SHARED, STATE
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.backbone_file import Tensors, mapped, read_backbone
+from fleetune.protocols.model.spec import Backbone, ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.transfer import digest_of
 
 BUNDLE, FINISHED = "bundle", "finished"  # names in the store, once the bundle is made and the run is over
 
@@ -99,6 +102,30 @@ def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
     return from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
 
 
+def backbone_payload(folder: Path, spec: ModelSpec) -> memoryview:
+    """The file of what is frozen in a run's model, as it is sent.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    assert isinstance(spec.backbone, Backbone)
+    found = mapped(folder / BACKBONE)
+    if found is None or digest_of(found) != spec.backbone.digest:
+        state = "missing" if found is None else "damaged"
+        raise StoreError(f"{folder / BACKBONE}, what is frozen in the run's model, is {state}: restore it")
+    return found
+
+
+def stored_backbone(folder: Path, spec: ModelSpec) -> Tensors:
+    """The tensors in it by name; empty: nothing is frozen. Raises StoreError: it is missing or damaged."""
+    if not isinstance(spec.backbone, Backbone):
+        return {}
+    try:
+        return read_backbone(backbone_payload(folder, spec), spec.backbone)
+    except PacketError as problem:
+        raise StoreError(f"{folder / BACKBONE}: {problem}") from None
+
+
 def mark_finished(run: Run) -> None:
     """A finished run is not gone on with."""
     with run.store.step():
@@ -106,13 +133,14 @@ def mark_finished(run: Run) -> None:
 
 
 def save_shared_model(run: Run, path: Path | None = None) -> Path:
-    """Write the coordinator's model as safetensors, running statistics included; its file,
+    """Write the coordinator's model as safetensors, running statistics and what is frozen included; its file,
     `models/shared.safetensors` if not given.
     """
     from safetensors.numpy import save
 
     weights = run.controller.shared_model
     tensors = {tensor.name: view.copy() for tensor, view in run.enrolment.spec.views(weights)}
+    tensors |= stored_backbone(run.folder, run.enrolment.spec)
     path = path or run.folder / SHARED
     write_atomically(path, save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run}))
     return path

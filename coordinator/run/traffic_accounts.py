@@ -21,7 +21,7 @@ class Accounts:
     def delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """A payload reached its device."""
         traffic, turn = self._of(device), transfer_key.turn
-        if transfer_key.kind in ("enrolment", "bundle"):
+        if transfer_key.kind in ("enrolment", "bundle", "backbone"):
             traffic.enrolment += num_bytes
             return
         if turn >= traffic.delivered:

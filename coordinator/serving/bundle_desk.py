@@ -92,7 +92,8 @@ class BundleDesk:
 
     def _make(self) -> None:
         try:
-            self._put(BundleMade(make_run_bundle(self._run.settings).encoded()))
+            made = make_run_bundle(self._run.settings).with_backbone_of(self._run.enrolment.spec)
+            self._put(BundleMade(made.encoded()))
         except FleetuneError as problem:
             self._put(BundleMade(None, str(problem)))
         except Exception as problem:  # a user's model may raise anything, and nobody else would say so

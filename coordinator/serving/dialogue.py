@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
@@ -23,7 +25,7 @@ from fleetune.coordinator.run.run_events import (
     RoundClosed,
     RunFinished,
 )
-from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.run.stored_run import Run, backbone_payload
 from fleetune.coordinator.serving.admission import Gate
 from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.coordinator.serving.burst import Burst
@@ -161,8 +163,10 @@ class Dialogue:
                 self._note_presence(peer, online, instance)
             case Offer() | Resume() | Ack() | Refuse():
                 self._pass(peer, peer.link.handle(message, self.timer()))
-            case wire.Fetch(run) if run == self.run_id:
+            case wire.Fetch(run, "bundle") if run == self.run_id:
                 self._give_bundle(peer, self._bundles.ask(peer.device))
+            case wire.Fetch(run, "backbone") if run == self.run_id:
+                self._give_backbone(peer)
             case wire.Ready():
                 self._take_ready(peer, message)
             case wire.Left(run) if run == self.run_id:
@@ -228,6 +232,13 @@ class Dialogue:
             return
         key = TransferKey("bundle", self.run_id)
         self._pass(peer, peer.link.post(key, made.payload, self.timer()))
+
+    def _give_backbone(self, peer: Peer) -> None:
+        spec = self.run.enrolment.spec
+        if spec.backbone is UNSET:
+            raise PacketForeign("asks for a backbone; nothing is frozen in the run's model")
+        payload = backbone_payload(self.run.folder, spec)
+        self._pass(peer, peer.link.post(TransferKey("backbone", self.run_id), payload, self.timer()))
 
     def _take_ready(self, peer: Peer, ready: wire.Ready) -> None:
         if ready.run != self.run_id:
@@ -338,7 +349,7 @@ class Dialogue:
         peer.enrolled = peer.enrolled or key.kind == "enrolment"
         if key.kind == "task":
             peer.download_s = sent.seconds
-        if key.kind == "task" or sent.sent_bytes:  # an enrolment or bundle may be there from before
+        if key.kind == "task" or sent.sent_bytes:  # an enrolment, bundle or backbone may be there
             self.run.controller.note_delivered(peer.device, key, sent.num_bytes)
 
     def _publish(self, peer: Peer, packet: Packet) -> None:

@@ -7,6 +7,7 @@ of the activation's shape. `coordinator.spec.neuron_trace` says what each operat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -22,15 +23,19 @@ class Neurons:
 
     Args:
         tensors: parameters and running statistics of the module, by name.
+        frozen: more of its tensors, of which only the uses are counted.
 
     Attributes:
         uses: by name, how often each entry of a parameter was multiplied with, all samples together.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], frozen: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> None:
         self._tensors = tensors
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self.uses = dict.fromkeys(tensors, 0)
+        self._counted = self._names | {id(tensor): name for name, tensor in frozen.items()}
+        self.uses = dict.fromkeys((*tensors, *frozen), 0)
         self._numbers: dict[int, tuple[Tensor, Tensor]] = {}  # holds its tensors, so that ids stay unique
         self._axes: dict[tuple[str, int], Tensor] = {}
         self._layers: list[range] = []
@@ -74,8 +79,8 @@ class Neurons:
 
     def use(self, weight: Tensor, result: Tensor) -> None:
         """`result` has a value for every output of `weight`, along its first axis, at every position."""
-        if id(weight) in self._names:
-            self.uses[self._names[id(weight)]] += result.numel() // len(weight)
+        if id(weight) in self._counted:
+            self.uses[self._counted[id(weight)]] += result.numel() // len(weight)
 
     def join(self, some: Tensor, others: Tensor) -> None:
         """Two arrays of numbers, of the same shape, are the same neurons."""

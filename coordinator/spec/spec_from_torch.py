@@ -1,39 +1,59 @@
 """From any torch module to the `ModelSpec` that travels, and to the fleet's first weights."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from fleetune.coordinator.spec.neuron_trace import NeuronTrace
 from fleetune.coordinator.spec.neurons import Neurons
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.architectures import build, try_out
-from fleetune.protocols.model.spec import RUNNING_STATISTICS, FlatArray, Kind, ModelSpec, TensorSpec
+from fleetune.protocols.model.spec import (
+    RUNNING_STATISTICS,
+    Adapters,
+    Backbone,
+    FlatArray,
+    FrozenTensor,
+    Kind,
+    ModelSpec,
+    TensorSpec,
+)
+from fleetune.protocols.model.torch_backbone import NORMS, frozen_tensors, is_statistic
 from fleetune.protocols.randomness import Key
 
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norm
 
-
-def describe(name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> ModelSpec:
+def describe(
+    name: str,
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    adapters: Adapters | None = None,
+    frozen: bool = False,
+) -> ModelSpec:
     """The spec of a module: trainable parameters in module order, then running statistics.
 
-    Parameters that do not require a gradient and other buffers are no part of it: whoever builds the
-    model must get them right. Neurons whose coupling is not understood are always active. The module is
-    left as it was.
+    Parameters that do not require a gradient are no part of it, and nor are other buffers: unless they are
+    `frozen`, whoever builds the model must get them right. Neurons whose coupling is not understood are
+    always active. The module is left as it was.
 
     Args:
         name: the model's name or `module:function`.
         module: on the CPU, in any mode.
         input_shape: one sample, without the batch axis.
         num_classes: number of logits.
+        adapters: that the module has got.
+        frozen: what does not train is a backbone that travels.
 
     Raises:
         ModelError: the module cannot take this input or does not give `num_classes` logits, two names
             share one tensor, a tensor is not float32, or there is nothing to train.
     """
-    tensors = _tensors(name, module)
-    neurons = Neurons(tensors)
+    tensors, kept = _tensors(name, module), dict(frozen_tensors(module)) if frozen else {}
+    neurons = Neurons(tensors, kept)
     with NeuronTrace(neurons):
         logits = try_out(name, module, input_shape, num_classes)
     neurons.fix(logits)
@@ -49,7 +69,35 @@ def describe(name: str, module: nn.Module, input_shape: tuple[int, ...], num_cla
         )
         for path, tensor in tensors.items()
     )
-    return ModelSpec(name, described, groups, tuple(input_shape), num_classes)
+    spec = ModelSpec(name, described, groups, tuple(input_shape), num_classes)
+    if not kept and adapters is None:
+        return spec
+    backbone = tuple(_frozen(name, module, kept, neurons.uses, len(logits)))
+    return replace(spec, backbone=Backbone(backbone, adapters))
+
+
+def _frozen(
+    name: str, module: nn.Module, kept: Mapping[str, Tensor], uses: Mapping[str, int], num_samples: int
+) -> Iterator[FrozenTensor]:
+    before, places = 0, {}
+    for path, parameter in module.named_parameters(remove_duplicate=False):
+        places[path] = before
+        before += parameter.requires_grad
+    for path, tensor in kept.items():
+        if tensor.dtype != torch.float32:
+            raise ModelError(f"model {name!r}: {path} is {tensor.dtype}; every parameter must be float32")
+        yield FrozenTensor(path, tuple(tensor.shape), uses[path] // num_samples, places.get(path, 0))
+
+
+def drawn(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> nn.Module:
+    """A model by name, its weights as `key` decides. Torch's global generator is left as it was.
+
+    Raises:
+        ModelError: as `protocols.model.architectures.build` does.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(key.value)
+        return build(name, input_shape, num_classes)
 
 
 def draw(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> tuple[ModelSpec, FlatArray]:
@@ -60,13 +108,15 @@ def draw(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) ->
     Raises:
         ModelError: as `protocols.model.architectures.build` and `describe` do.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key.value)
-        module = build(name, input_shape, num_classes)
+    module = drawn(name, input_shape, num_classes, key)
     spec = describe(name, module, input_shape, num_classes)
-    tensors = _tensors(name, module)
-    weights = np.concatenate([tensors[tensor.name].detach().numpy().ravel() for tensor in spec.tensors])
-    return spec, weights
+    return spec, weights_of(spec, module)
+
+
+def weights_of(spec: ModelSpec, module: nn.Module) -> FlatArray:
+    """The weights of a module that `spec` describes, shape (spec.size,)."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return np.concatenate([tensors[tensor.name].detach().numpy().ravel() for tensor in spec.tensors])
 
 
 def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
@@ -76,7 +126,7 @@ def _tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {path: one for path, one in parameters.items() if one.requires_grad}
     if not tensors:
         raise ModelError(f"model {name!r} has no trainable parameters")
-    tensors |= {path: one for path, one in buffers.items() if path.rpartition(".")[2] in RUNNING_STATISTICS}
+    tensors |= {path: one for path, one in buffers.items() if is_statistic(module, path)}
     first: dict[int, str] = {}
     for path, tensor in tensors.items():
         if tensor.dtype != torch.float32:
@@ -91,6 +141,6 @@ def _kind(module: nn.Module, path: str) -> Kind:
     layer, _, leaf = path.rpartition(".")
     if leaf in RUNNING_STATISTICS:
         return "stat"
-    if isinstance(module.get_submodule(layer), _NORMS):
+    if isinstance(module.get_submodule(layer), NORMS):
         return "norm"
     return "bias" if leaf.startswith("bias") else "weight"

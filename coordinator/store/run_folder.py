@@ -15,6 +15,7 @@ STATE = "state.sqlite"
 INCOMING, BROKER, DEVICES, MODELS, INSIDE = "incoming", "broker", "devices", "models", "inside"
 PAST = "rounds-past.jsonl"  # records that the store of an open run has let go of
 SHARED = f"{MODELS}/shared.safetensors"
+BACKBONE = "backbone.safetensors"  # what is frozen in the run's model
 PICTURES = (
     "accuracy-by-round",
     "accuracy-by-uplink",
@@ -24,7 +25,7 @@ PICTURES = (
     "predicted-by-actual",
 )
 OURS = (
-    *(INCOMING, BROKER, DEVICES, INSIDE, SHARED),
+    *(INCOMING, BROKER, DEVICES, INSIDE, SHARED, BACKBONE),
     *("summary.json", "rounds.jsonl", "report.html"),
     *(PAST, f"{PAST}.1", ORDERS),
     *(f"{name}.png" for name in PICTURES),

@@ -72,6 +72,7 @@ class Capability:
         trainer: what trains. Agents that did not note it knew torch alone.
         optimiser: what it remembers in the run.
         momentum: agents that knew SGD alone noted this instead.
+        frozen_bytes: of what is frozen in the model, which is held once; `base_bytes` is without them.
     """
 
     num_samples: int
@@ -91,6 +92,7 @@ class Capability:
     trainer: Kind = "torch"
     momentum: float = 0.0
     optimiser: OptimiserMemory | None = None
+    frozen_bytes: int = 0
 
     @property
     def remembered(self) -> OptimiserMemory:
@@ -113,6 +115,7 @@ def capability_of(
     The board gives the watts; the board "generic" claims none.
     """
     known = board.name != UNKNOWN
+    frozen_bytes = 4 * sum(tensor.size for tensor in enrolment.spec.frozen)
     return Capability(
         num_samples=report.num_samples,
         epochs=enrolment.training.epochs,
@@ -124,12 +127,13 @@ def capability_of(
         uplink_bps=report.uplink_bps,
         downlink_bps=report.downlink_bps,
         latency_s=latency_s,
-        base_bytes=base_bytes,
+        base_bytes=None if base_bytes is None else max(0, base_bytes - frozen_bytes),
         receive_w=board.receive_w if known else None,
         train_w=board.train_w if known else None,
         transmit_w=board.transmit_w if known else None,
         trainer=trainer,
         optimiser=optimiser_memory(enrolment.training),
+        frozen_bytes=frozen_bytes,
     )
 
 
@@ -148,7 +152,7 @@ def demand(choice: Choice, capability: Capability) -> Demand:
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
         samples=epochs * able.num_samples + EVALUATIONS * EVALUATION_EPOCHS * able.num_test,
-        working_bytes=round(copies + held) + cost.memory_bytes,
+        working_bytes=round(copies + held) + cost.memory_bytes + able.frozen_bytes,
     )
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fleetune.edge_agent.training.onnx_sessions import runtime
 from fleetune.protocols.bundle.bundle import ANSWER, Bundle
 from fleetune.protocols.bundle.graph import Constant, Dimension, Graph, Node, Port
 from fleetune.protocols.errors import DataError, ModelError
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.input_scaling import as_floats, over_channels
 from fleetune.protocols.model.spec import FlatArray
 
@@ -55,14 +57,16 @@ def _normalisation(bundle: Bundle) -> tuple[tuple[Node, ...], tuple[Constant, ..
     return (centred, scaled), constants
 
 
-def write_inference(bundle: Bundle, weights: FlatArray, about: Mapping[str, str]) -> bytes:
-    """Make the ONNX file of a model with these weights, shape (spec.size,).
+def write_inference(
+    bundle: Bundle, weights: FlatArray, about: Mapping[str, str], frozen: Tensors = MappingProxyType({})
+) -> bytes:
+    """Make the ONNX file of a model with these weights, shape (spec.size,), and its `frozen` tensors.
 
     Its metadata holds `about` and the class names as JSON.
     """
     from fleetune.protocols.bundle.onnx_file import write_onnx
 
-    tensors = {tensor.name: view for tensor, view in bundle.spec.views(weights)}
+    tensors = {**frozen, **{tensor.name: view for tensor, view in bundle.spec.views(weights)}}
     graph = inference_graph(bundle)
     used = {port.name for port in graph.inputs}
     names = json.dumps(list(bundle.class_names), ensure_ascii=False)

@@ -1,15 +1,17 @@
 """The model that a device serves, or has come to in one run, and the bundle to compute it with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetune.edge_agent.personal.kept_run import recall
 from fleetune.edge_agent.personal.served_model import Served, Standing, read_served
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.training.frozen_tensors import BackboneLacking, frozen_tensors
 from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.wire.payloads import Enrolment, read_enrolment
 
@@ -22,11 +24,13 @@ class PersonalModel:
         standing: where it comes from (round 0: the run's common model, not trained yet) and its figures.
         weights: shape (bundle.spec.size,).
         bundle: of the model.
+        frozen: the tensors of its backbone; empty: it has none.
     """
 
     standing: Standing
     weights: FlatArray
     bundle: Bundle
+    frozen: Tensors = field(default_factory=dict)
 
 
 def personal_model(
@@ -60,10 +64,19 @@ def personal_model(
     try:
         enrolment = read_enrolment(data)
         found = served or _of_run(store, enrolment, trusted)
-        read = read_bundle(_bundle(store, named, bundle), enrolment.spec)
+        frozen = _frozen(store, enrolment)
+        read = read_bundle(_bundle(store, named, bundle)).with_backbone_of(enrolment.spec)
+        read.check_is_of(enrolment.spec)
     except PacketError as problem:
         raise StoreError(f"{store.folder}, run {named}: {problem}") from None
-    return PersonalModel(found.standing, found.weights, read)
+    return PersonalModel(found.standing, found.weights, read, frozen)
+
+
+def _frozen(store: AgentStore, enrolment: Enrolment) -> Tensors:
+    try:
+        return frozen_tensors(store, enrolment)
+    except BackboneLacking as problem:
+        raise StoreError(f"{store.folder}: {problem}; join a run with it again") from None
 
 
 def _latest(store: AgentStore) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.backend import Backend, LabelArray
 from fleetune.edge_agent.training.device_data import DeviceData
+from fleetune.edge_agent.training.frozen_tensors import BackboneLacking, frozen_tensors
 from fleetune.edge_agent.training.trainers import AUTO, Trainers, make_backend, needs_bundle
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.bundle.first_weights import draw_weights
@@ -78,8 +79,10 @@ def last_joined(store: AgentStore, threads: int, trainers: Trainers) -> Workload
             if kind == "torch" and ":" in enrolment.spec.name:
                 continue  # code of the user's is imported only where its owner said --trust
             bundle = read_bundle(data or b"", enrolment.spec) if needs_bundle(kind) else None
-            backend = make_backend(kind, enrolment.spec, bundle, threads, task=enrolment.learns)
-        except (PacketError, StoreError, ModelError, SettingError):
+            frozen = frozen_tensors(store, enrolment)
+            learns = enrolment.learns
+            backend = make_backend(kind, enrolment.spec, bundle, threads, task=learns, frozen=frozen)
+        except (PacketError, StoreError, ModelError, SettingError, BackboneLacking):
             continue
         return Workload(
             backend=backend,

@@ -13,6 +13,7 @@ from fleetune.edge_agent.run.jobs import Jobs, Joined
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.joining import join
 from fleetune.edge_agent.stream.sample_stream import TooFewSamples
+from fleetune.edge_agent.training.frozen_tensors import BackboneLacking
 from fleetune.edge_agent.training.trainers import Trainers, needs_bundle
 from fleetune.protocols.errors import ModelError, TrainingStopped
 from fleetune.protocols.wire.messages import TransferKey
@@ -86,6 +87,9 @@ class Enrolling:
             return self._postpone(event.run, reason, now)
         if isinstance(problem, TooFewSamples):
             return self._postpone(event.run, str(problem), now)
+        if isinstance(problem, BackboneLacking):
+            log.info("%s", problem)
+            return wire.Fetch(event.run, "backbone")
         return _declined(event.run, f"cannot join run {event.run}", problem)
 
     def finish(self, run: str) -> None:

@@ -5,8 +5,9 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
+from fleetune.edge_agent.personal.served_model import read_served
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.protocols.errors import StoreError
+from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
 from fleetune.protocols.wire.messages import Offer, Refuse, TransferKey, readable
@@ -21,7 +22,8 @@ COPIES = 2  # at least: in memory packed and unpacked, on disk arriving and kept
 
 
 class Intake(Inbox):
-    """Enrolments, bundles and tasks from the coordinator. A disk that is full is the peer's to know, too.
+    """Enrolments, bundles, backbones and tasks from the coordinator. That a disk is full is the peer's to
+    know, too.
 
     Args:
         device: its name.
@@ -66,6 +68,8 @@ class Intake(Inbox):
         """
         if offer.transfer_key.kind == "task" and self._joined() is None:
             return None
+        if offer.transfer_key.kind == "backbone" and not self._is_wanted(offer):
+            return Refuse(offer.transfer, f"no backbone {offer.digest} was asked for")
         if (problem := self._has_no_room(offer.num_bytes)) is not None:
             self.again_at = self._clock() + AGAIN_S
             return Refuse(offer.transfer, problem)
@@ -100,8 +104,17 @@ class Intake(Inbox):
             self._store.enrolment(key.run).write(payload)
         elif key.kind == "bundle":
             self._store.keep_bundle(key.run, payload)
+        elif key.kind == "backbone":
+            self._store.keep_backbone(payload, self._runs_served())
         else:
             self._store.keep_task(key.run, offer.transfer, payload)
+
+    def _runs_served(self) -> tuple[str, ...]:
+        """The run whose model the device serves, as far as that can be read."""
+        with suppress(PacketError):
+            served = read_served(self._store.served.read())
+            return () if served is None else (served.standing.run,)
+        return ()
 
     def _put_off(self, transfer: str, fault: StoreError) -> Refuse:
         """What cannot be stored: nobody shall wait for us, and what is there of it makes room. Offered again
@@ -138,7 +151,13 @@ class Intake(Inbox):
             return stored is not None and digest_of(stored) == offer.digest
         if key.kind == "bundle":
             return self._store.adopt_bundle(key.run, offer.digest)
+        if key.kind == "backbone":
+            return self._store.backbone(offer.digest) is not None
         return self._store.task(key.run, offer.transfer).read() is not None
+
+    def _is_wanted(self, offer: Offer) -> bool:
+        """Whether it is the backbone that its run's enrolment names: of another one nothing is taken."""
+        return self._store.wanted_backbone(offer.transfer_key.run) == offer.digest
 
     def _is_gone(self, offer: Offer) -> bool:
         """From the disk, after it was taken; an older task is not, if a newer one has taken its place."""

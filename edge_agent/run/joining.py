@@ -32,6 +32,8 @@ from fleetune.edge_agent.training.device_data import (
     scaled,
     split,
 )
+from fleetune.edge_agent.training.feature_data import features_of, fits
+from fleetune.edge_agent.training.frozen_tensors import frozen_tensors
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend, needs_bundle
@@ -47,6 +49,7 @@ from fleetune.protocols.errors import (
     StoreVersion,
 )
 from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import DeviceReport
@@ -88,6 +91,7 @@ def join(
         SettingError: a method or board that this agent does not know, a method that is not for the run's
             task, or code its owner does not trust.
         StoreError: what the device knows of this run is damaged.
+        BackboneLacking: what is frozen in its model has to be asked for first.
     """
     settings, store = device.settings, device.store
     conditions = device.meter.conditions()
@@ -97,11 +101,14 @@ def join(
     own = _own_data(settings, enrolment) if growing is None else growing.newest()
     method = from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
     guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
-    backend = _backend(enrolment, kind, store.bundle(run), settings.threads, conditions, guard)
+    _check_holds(4 * sum(tensor.size for tensor in enrolment.spec.frozen), conditions)
+    frozen = frozen_tensors(store, enrolment)
+    backend = _backend(enrolment, kind, store.bundle(run), frozen, settings.threads, conditions, guard)
     if growing is not None:
         own = with_known_ids(own, backend.vocabulary)
     own = for_vocabulary(own, backend.vocabulary)
-    trainer = LocalTrainer(backend, own, enrolment.training, stop, progress)
+    with_features = _features_where_they_fit(device, backend, stop)
+    trainer = LocalTrainer(*with_features(own), enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
     memory = store.ratio_controller(run)
     before = _known_before(store, enrolment, kind)
@@ -114,9 +121,11 @@ def join(
     log.info("joined run %s with %d samples; %s", run, report.num_samples, ratio_controller.report.reason)
     of_round = None
     if growing is not None:
-        bare = replace(trainer, data=own.without_samples())
+        bare = replace(trainer, backend=backend, data=own.without_samples())
         growing.watch_loss(bare, partial(_served_weights, store, enrolment))
-        of_round = partial(_session_with, growing, enrolment, method, bare, store, settings.device)
+        of_round = partial(
+            _session_with, growing, with_features, enrolment, method, bare, store, settings.device
+        )
     membership = Membership(ratio_controller)
     joined = JoinedRun(
         enrolment, session, membership, device.meter, memory, growing=growing, of_round=of_round
@@ -135,11 +144,15 @@ def _read(data: bytes, run: str, conditions: Conditions) -> Enrolment:
 
 def _check_fits(data: bytes, what: str, conditions: Conditions) -> None:
     """Raises ModelError when a payload is too large for this board's memory, before it is unpacked."""
-    needed, usable = COPIES * codec.unpacked_bytes(data), conditions.memory_bytes
-    held = process_memory().resident
+    _check_holds(COPIES * codec.unpacked_bytes(data), conditions, f"{what} takes {{}} to unpack")
+
+
+def _check_holds(needed: int, conditions: Conditions, what: str = "frozen part takes {}") -> None:
+    """Raises ModelError when this board's memory cannot hold so many bytes more."""
+    usable, held = conditions.memory_bytes, process_memory().resident
     if usable is not None and held is not None and held + needed > usable:
         raise ModelError(
-            f"the run's {what} takes {needed / 1e6:.0f} MB to unpack beside the {held / 1e6:.0f} MB held"
+            f"the run's {what.format(f'{needed / 1e6:.0f} MB')} beside the {held / 1e6:.0f} MB held"
             f" already, and this process may take {usable / 1e6:.0f} MB"
         )
 
@@ -278,6 +291,7 @@ def _session(
 
 def _session_with(
     growing: GrowingData,
+    with_features: Callable[[DeviceData], tuple[Backend, DeviceData]],
     enrolment: Enrolment,
     method: Method[Any, Any, Any, Any],
     trainer: LocalTrainer,
@@ -288,15 +302,31 @@ def _session_with(
     """A session as after a restart, with the samples of a round: what was kept, judged on those."""
     vocabulary = trainer.backend.vocabulary
     data = for_vocabulary(with_known_ids(growing.of_round(key), vocabulary), vocabulary)
-    trainer = replace(trainer, data=data)
-    growing.note_round(trainer)
-    return _session(enrolment, method, trainer, store, device)
+    growing.note_round(replace(trainer, data=data))
+    backend, data = with_features(data)
+    return _session(enrolment, method, replace(trainer, backend=backend, data=data), store, device)
 
 
 def _served_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
     """The model that the device serves; None: it is of another kind than the run's."""
     served = read_served(store.served.read())
     return None if served is None or served.standing.model != enrolment.spec.hash else served.weights
+
+
+def _features_where_they_fit(
+    device: Device, backend: Backend, stop: Callable[[], str | None]
+) -> Callable[[DeviceData], tuple[Backend, DeviceData]]:
+    """What makes, of a device's samples, what it trains with: where there is room, the model's upper part and
+    the features below it.
+    """
+    upper = backend.upper()
+
+    def made(data: DeviceData) -> tuple[Backend, DeviceData]:
+        if upper is None or not fits(upper, data, _room(device.meter.conditions())):
+            return backend, data
+        return upper.backend, features_of(upper, data, stop)
+
+    return made
 
 
 def _adoption(enrolment: Enrolment, trainer: LocalTrainer, memory: FileMemory) -> Adoption:
@@ -346,6 +376,7 @@ def _backend(
     enrolment: Enrolment,
     kind: Kind,
     bundle: bytes | None,
+    frozen: Tensors,
     threads: int,
     conditions: Conditions,
     guard: StepGuard,
@@ -354,7 +385,12 @@ def _backend(
     if bundle is not None:
         _check_fits(bundle, "bundle", conditions)
     read = None if bundle is None else read_bundle(bundle, enrolment.spec)
-    usable, held = conditions.memory_bytes, process_memory().resident
-    room = None if usable is None or held is None else max(0, usable - held)
+    room = _room(conditions)
     task = enrolment.learns
-    return make_backend(kind, enrolment.spec, read, threads, task=task, guard=guard, room=room)
+    return make_backend(kind, enrolment.spec, read, threads, task=task, frozen=frozen, guard=guard, room=room)
+
+
+def _room(conditions: Conditions) -> int | None:
+    """Bytes that this process may still take; None: not known."""
+    usable, held = conditions.memory_bytes, process_memory().resident
+    return None if usable is None or held is None else max(0, usable - held)

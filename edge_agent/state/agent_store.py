@@ -2,8 +2,10 @@
 
 It holds:
     bundles/<digest>            models for training without torch; the same one serves many runs
+    backbones/<digest>          what is frozen in models; the same one serves many runs
     runs/<run>/enrolment        what it started from
     runs/<run>/bundle           the digest of its bundle
+    runs/<run>/backbone         the digest of its backbone
     runs/<run>/session          personal model, method state, last reply: one file, one write
     runs/<run>/allowance        what it can afford in it, by what past rounds took
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
@@ -18,6 +20,7 @@ one that `edge_agent/state/state_folder.py` knows as ours, or it outlives a wipe
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,7 +29,10 @@ from fleetune.edge_agent.state import state_folder, state_versions
 from fleetune.edge_agent.state.state_versions import Layout
 from fleetune.protocols.errors import PacketForeign, StoreError
 from fleetune.protocols.files import remove, write_atomically
+from fleetune.protocols.model.backbone_file import mapped
 from fleetune.protocols.wire.transfer import digest_of
+
+RUNS_WITH_BACKBONES = 4  # the latest, whose backbones stay
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,96}")
 _TRANSFER = re.compile(r"[0-9a-f]{32}")  # a digest too
@@ -148,6 +154,58 @@ class AgentStore:
             return None
         payload = FileMemory(self.folder / "bundles" / digest, state_versions.BUNDLE).read()
         return payload if payload is not None and digest_of(payload) == digest else None
+
+    def want_backbone(self, run: str, digest: str) -> None:
+        """A run's model has this backbone, whether it is here or not.
+
+        Raises:
+            PacketForeign: `run` is no name of a run; StoreError: it cannot be written.
+        """
+        if self.wanted_backbone(run) != digest:
+            FileMemory(self._run(run) / "backbone").write(digest.encode())
+
+    def wanted_backbone(self, run: str) -> str | None:
+        """The digest of a run's backbone; None: it has none, as far as is known.
+
+        Raises:
+            PacketForeign: `run` is no name of a run; StoreError: it cannot be read.
+        """
+        digest = FileMemory(self._run(run) / "backbone").read()
+        return None if digest is None else digest.decode("ascii", "replace")
+
+    def keep_backbone(self, payload: bytes, used_by: Collection[str] = ()) -> None:
+        """Store a backbone under its digest, and remove those that nothing uses any more: none of the latest
+        runs (`RUNS_WITH_BACKBONES`), and none of those in `used_by`.
+
+        Raises:
+            StoreError: it cannot be written, or another not be removed.
+        """
+        digest = digest_of(payload)
+        FileMemory(self.folder / "backbones" / digest, state_versions.BACKBONE).write(payload)
+        runs = {*self.runs()[:RUNS_WITH_BACKBONES], *used_by}
+        used = {digest, *(self.wanted_backbone(run) for run in runs)}
+        for path in (self.folder / "backbones").glob("*"):
+            if path.name not in used and _TRANSFER.fullmatch(path.name):
+                remove(path)
+
+    def backbone(self, digest: str) -> memoryview | None:
+        """A backbone that is here, whole, as pages that are read when they are used; None: it is not.
+
+        Raises:
+            StoreError: it cannot be read; StoreVersion: a newer agent wrote it.
+        """
+        if not _TRANSFER.fullmatch(digest):
+            return None
+        path = self.folder / "backbones" / digest
+        try:
+            with path.open("rb") as file:
+                start = state_versions.BACKBONE.skip_head(file)
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise StoreError(f"cannot read {path}: {problem.strerror}") from None
+        content = mapped(path, start)
+        return content if content is not None and digest_of(content) == digest else None
 
     def ratio_controller(self, run: str) -> FileMemory:
         """What the device can afford in this run, see `edge_agent.budget.ratio_controller`.

@@ -26,12 +26,12 @@ MARKER, LOCK = "fleetune-agent", "lock"
 VERSION = 1
 _DEPTH = 2  # below what --state names: the fleet's folder, the device's folder
 
-_RUN = "enrolment|bundle|session|allowance|task-[0-9a-f]{32}"
+_RUN = "enrolment|bundle|backbone|session|allowance|task-[0-9a-f]{32}"
 _OURS = re.compile(
-    rf"({MARKER}|{LOCK}|served|samples\.sqlite(?:-wal|-shm)?|bundles/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
+    rf"({MARKER}|{LOCK}|served|samples\.sqlite(?:-wal|-shm)?|(?:bundles|backbones)/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
     r"(\.new)?"
 )
-_FOLDERS = ("incoming", "bundles", "runs/*", "runs")
+_FOLDERS = ("incoming", "bundles", "backbones", "runs/*", "runs")
 
 
 class _Marker(msgspec.Struct):

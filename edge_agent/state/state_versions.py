@@ -46,15 +46,27 @@ class Layout:
         Raises:
             OSError: it cannot be read; StoreVersion: a newer program wrote it.
         """
-        version = _version(file.read(_HEAD.size))
-        if version > self.version:
-            raise StoreVersion.of(file.name, version, self.version)
+        version = self._checked(file)
         if version == 0:
             file.seek(0)
         content = file.read()
         for migrate in self.migrations[version:]:
             content = migrate(content)
         return content
+
+    def skip_head(self, file: IO[bytes]) -> int:
+        """Where the content of an open file begins, of the version that is written.
+
+        Raises:
+            OSError: it cannot be read; StoreVersion: a newer program wrote it.
+        """
+        return _HEAD.size if self._checked(file) else 0
+
+    def _checked(self, file: IO[bytes]) -> int:
+        version = _version(file.read(_HEAD.size))
+        if version > self.version:
+            raise StoreVersion.of(file.name, version, self.version)
+        return version
 
 
 def _version(head: bytes) -> int:
@@ -84,5 +96,5 @@ def _fits_said_apart(content: bytes) -> bytes:
 
 
 FIRST = Layout((_as_it_is,))
-ENROLMENT = SESSION = TASK = BUNDLE = SERVED = FIRST
+ENROLMENT = SESSION = TASK = BUNDLE = BACKBONE = SERVED = FIRST
 RATIO_CONTROLLER = Layout((_fits_said_apart,))

@@ -4,7 +4,7 @@ A backend knows a model's forward and backward pass and nothing else. Frozen ent
 and weight decay live above it, once, in `local_training.py`, on the flat vector.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,21 @@ class ExtraLoss:
 
     loss_term: LossTerm
     answers: tuple[NDArray[np.float32], ...]
+
+
+@dataclass(frozen=True)
+class Upper:
+    """A model from its lowest trained layer on, where all below is frozen.
+
+    Attributes:
+        backend: its x are features, shape (n, size). It shares the whole model's vectors: use one of both.
+        size: numbers a sample.
+        features: of samples, shape (n, size); in evaluation mode, which below is no other.
+    """
+
+    backend: "Backend"
+    size: int
+    features: Callable[[InputArray], FlatArray]
 
 
 class Backend(Protocol):
@@ -58,6 +73,12 @@ class Backend(Protocol):
     @property
     def gradient(self) -> FlatArray:
         """What the last `step` found, shape (spec.size,), 0 at statistics. The caller may overwrite it."""
+        ...
+
+    def upper(self) -> Upper | None:
+        """The part of the model that features can be computed for once; None: there is none, or it cannot be
+        parted.
+        """
         ...
 
     def load(self, weights: FlatArray) -> None:

@@ -1,23 +1,31 @@
 """A bundle's graphs as a `Backend`: training with stock ONNX Runtime and numpy."""
 
+import copy
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Upper
 from fleetune.edge_agent.training.onnx_sessions import Sessions
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle import bundle as graphs
 from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.bundle.graph_cut import Cut, cut
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.loss_terms import Answer, Distillation
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks.task import Task
 
 _INPUT_TYPES = {"f4": np.float32, "i8": np.int64}
+
+LOWER = "lower"  # of a bundle that is cut: from samples to features
 
 Array = NDArray[Any]
 
@@ -29,6 +37,7 @@ class OnnxBackend:
     Args:
         bundle: of the model.
         threads: processor threads of a step.
+        frozen: the tensors of the model's backbone, which the runtime reads where they are.
         guard, room: see `Sessions`.
 
     Raises:
@@ -36,13 +45,22 @@ class OnnxBackend:
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+        self,
+        bundle: Bundle,
+        threads: int = 1,
+        *,
+        frozen: Tensors = MappingProxyType({}),
+        guard: StepGuard | None = None,
+        room: int | None = None,
     ) -> None:
         self._bundle, self._spec, self._task = bundle, bundle.spec, bundle.learns
-        self._sessions = Sessions(bundle, threads, guard=guard, room=room)
+        self._new_sessions = partial(Sessions, threads=threads, guard=guard, room=room)
+        self._sessions = self._new_sessions(bundle)
+        self._cut: Cut | None = None
         self._weights = np.zeros(self._spec.size, np.float32)
         self._gradient = np.zeros(self._spec.size, np.float32)
         self._tensors = {tensor.name: view for tensor, view in self._spec.views(self._weights)}
+        self._tensors |= frozen
         self._gradients = {
             tensor.name: view for tensor, view in self._spec.views(self._gradient) if tensor.kind != "stat"
         }
@@ -92,13 +110,46 @@ class OnnxBackend:
         wanted = self._gradients.keys() if tensors is None else tensors
         graph, outputs = _graph(training, extra_loss), self._outputs(wanted, training=training)
         taken = self._sessions.price(graph, outputs, len(y))
-        feeds = {"x": self._input(x), "y": y, **self._tensors, **_extra_loss_feeds(extra_loss)}
+        feeds = {**self._samples(x), "y": y, **self._tensors, **_extra_loss_feeds(extra_loss)}
         if training:
             feeds |= self._training_feeds(key, len(y), taken)
         into = {f"gradient:{name}": self._gradients[name] for name in wanted}
         found = self._sessions.run(graph, outputs, feeds, into)
         self._take(found, wanted, training=training)
         return float(found["loss"])
+
+    def upper(self) -> Upper | None:
+        """See `Backend.upper`: the graphs, cut in two."""
+        whole = self._cut is None and not self._task.targets_are_samples
+        found = cut(self._bundle) if whole else None
+        if found is None:
+            return None
+        upper, lower = copy.copy(self), {LOWER: found.lower}
+        upper._take_part(found)  # noqa: SLF001 - of this class
+        sessions = self._new_sessions(replace(self._bundle, graphs=lower))
+        names = frozenset(found.lower.output_names)
+
+        def features(x: InputArray) -> FlatArray:
+            made = sessions.run(LOWER, names, {"x": self._input(x), **self._tensors})
+            rows = [made[name].reshape(len(x), -1) for name in found.lower.output_names]
+            return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+
+        return Upper(upper, found.size, features)
+
+    def _take_part(self, found: Cut) -> None:
+        self._cut, self._bundle = found, replace(self._bundle, graphs=found.upper)
+        self._sessions = self._new_sessions(self._bundle)
+
+    def _samples(self, x: InputArray) -> dict[str, Array]:
+        """A batch as the graphs take it: samples, or what of them is handed over at the boundary."""
+        if self._cut is None:
+            return {"x": self._input(x)}
+        given, start = {"x": np.asarray(x)}, 0  # which tells how many there are
+        for port, size in self._cut.ports:
+            rows = np.ascontiguousarray(x[:, start : start + size], np.float32)
+            given[port.name] = rows.reshape(len(x), *(int(one) for one in port.shape[1:]))
+            start += size
+        return given
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""
@@ -118,7 +169,7 @@ class OnnxBackend:
         if not self._task.users_loss:
             given = self.answer(x, "logits") if outputs is None else outputs
             return self._task.sample_losses(given, y)
-        feeds = {"x": self._input(x), "y": y, **self._tensors}
+        feeds = {**self._samples(x), "y": y, **self._tensors}
         found = self._sessions.run(graphs.LOSSES, frozenset({"losses"}), feeds)["losses"]
         return found.astype(np.float64)
 
@@ -129,7 +180,7 @@ class OnnxBackend:
                 f"model {self._spec.name}: its last layer is not called once with one tensor, as this method"
                 " needs; choose another method or model"
             )
-        feeds = {"x": self._input(x), **self._tensors}
+        feeds = {**self._samples(x), **self._tensors}
         array: NDArray[np.float32] = self._sessions.run(graphs.ANSWER, frozenset({what}), feeds)[what]
         return array
 
@@ -168,9 +219,10 @@ class OnnxBackend:
     def _check(self, x: InputArray, y: LabelArray) -> None:
         """What torch would refuse and the runtime would not: it computes something from any label."""
         spec = self._spec
-        if x.shape != (len(y), *spec.input_shape) or not len(y):
+        shape = spec.input_shape if self._cut is None else (self._cut.size,)
+        if x.shape != (len(y), *shape) or not len(y):
             raise ModelError(
-                f"model {spec.name} takes samples of shape {spec.input_shape}, not a batch of {x.shape}"
+                f"model {spec.name} takes samples of shape {shape}, not a batch of {x.shape}"
                 f" with {len(y)} labels"
             )
         wanted = self._task.target_shape(spec.num_classes, spec.input_shape)

@@ -5,18 +5,20 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Upper
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.ort_training_package import training_api
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle import ort_training
 from fleetune.protocols.bundle.bundle import TRAIN, Bundle
 from fleetune.protocols.errors import ModelError, PacketForeign, StoreError
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.spec import TensorSpec
 from fleetune.protocols.randomness import Key
 
@@ -35,6 +37,7 @@ class OrtTrainingBackend(OnnxBackend):
     Args:
         bundle: of the model.
         threads: processor threads of a step.
+        frozen: see `OnnxBackend`.
         guard, room: see `Sessions`; the package's own steps cannot be ended in their middle.
 
     Raises:
@@ -42,16 +45,26 @@ class OrtTrainingBackend(OnnxBackend):
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+        self,
+        bundle: Bundle,
+        threads: int = 1,
+        *,
+        frozen: Tensors = MappingProxyType({}),
+        guard: StepGuard | None = None,
+        room: int | None = None,
     ) -> None:
         self._api = training_api()
-        super().__init__(bundle, threads, guard=guard, room=room)
+        super().__init__(bundle, threads, frozen=frozen, guard=guard, room=room)
         if ort_training.TRAINING_MODEL not in bundle.ort_training:
             raise ModelError(
                 f"the bundle of model {bundle.spec.name} has no part for onnxruntime-training: --trainer onnx"
             )
         self._threads = threads
         self._modules: OrderedDict[frozenset[str], _TrainingModule] = OrderedDict()
+
+    def upper(self) -> Upper | None:
+        """None: the package's training model is one piece."""
+        return None
 
     def step(
         self,

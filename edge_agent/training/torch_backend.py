@@ -4,9 +4,12 @@ One thread is best on shared cores (two under contention were 4 to 70 times slow
 process sets `torch.set_num_threads(1)`.
 """
 
+import copy
+import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,20 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray
+from fleetune.edge_agent.training import torch_replay
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Upper
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model import architectures
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.loss_terms import Answer
-from fleetune.protocols.model.spec import RUNNING_STATISTICS, FlatArray, ModelSpec
+from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
 from fleetune.protocols.model.token_ids import samples_of
+from fleetune.protocols.model.torch_backbone import as_described, is_statistic, last_layer, set_frozen
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
-from fleetune.protocols.update.layers import norm_layers
 
 
 class TorchBackend:
@@ -49,21 +54,27 @@ class TorchBackend:
         self._counters = [
             buffer for name, buffer in module.named_buffers() if name.endswith("num_batches_tracked")
         ]
-        self._last = _last_layer(spec)
+        self._last = last_layer(spec, module)
+        self._replay: torch_replay.Replay | None = None
         self._has_dropout = True  # until a step in training shows that it has none
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._samples = samples_of(module, spec.input_shape)
         self._input_dtype = torch.int64 if self._samples.ids else torch.float32
 
     @classmethod
-    def from_spec(cls, spec: ModelSpec, task: Task = CLASSIFICATION) -> "TorchBackend":
-        """Build the model by its name.
+    def from_spec(
+        cls, spec: ModelSpec, task: Task = CLASSIFICATION, frozen: Tensors = MappingProxyType({})
+    ) -> "TorchBackend":
+        """Build the model by its name, with these frozen tensors where it has a backbone.
 
         Raises:
             ModelError: there is no such model here, or it differs from the fleet's.
         """
         with _fork_seeded(Key(0)):  # building draws initial weights; nobody else's stream moves
             module = architectures.build(spec.name, spec.input_shape, spec.num_classes)
+        as_described(spec, module)
+        if isinstance(spec.backbone, Backbone):
+            set_frozen(module, frozen)
         return cls(spec, module, task)
 
     @property
@@ -113,7 +124,7 @@ class TorchBackend:
         self._gradient.zero_()
         try:
             with _fork_seeded(key), self._wanting(tensors), self._last_layer_watched() as calls:
-                logits = self._trained_on(x, key) if training else self._module(self._input(x))
+                logits = self._trained_on(x, key) if training else self._logits(x)
                 loss = mean_loss(self._task.loss, self._task.section, logits, torch.from_numpy(y))
                 total = (
                     loss if extra_loss is None else loss + self._loss_term_value(extra_loss, logits, calls)
@@ -130,7 +141,7 @@ class TorchBackend:
         """Sum of losses and outputs, see `Backend.evaluate`."""
         self._module.eval()
         with torch.inference_mode():
-            outputs, targets = self._module(self._input(x)), torch.from_numpy(y)
+            outputs, targets = self._logits(x), torch.from_numpy(y)
             if is_plain(self._task.loss, self._task.section):
                 total = functional.cross_entropy(outputs, targets, reduction="sum")
             else:
@@ -141,9 +152,7 @@ class TorchBackend:
         """Each sample's loss, see `Backend.losses`."""
         self._module.eval()
         with torch.inference_mode():
-            found: NDArray[np.float64] = self._sample_losses(
-                self._module(self._input(x)), torch.from_numpy(y)
-            ).numpy()
+            found: NDArray[np.float64] = self._sample_losses(self._logits(x), torch.from_numpy(y)).numpy()
         return found
 
     def _sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -153,14 +162,14 @@ class TorchBackend:
         """What the model gives, or gives its last layer, see `Backend.answer`."""
         self._module.eval()
         with torch.inference_mode(), self._last_layer_watched() as calls:
-            logits = self._module(self._input(x))
+            logits = self._logits(x)
             array: NDArray[np.float32] = (logits if what == "logits" else self._features(calls)).numpy()
             return array
 
     def _trained_on(self, x: InputArray, key: Key) -> Tensor:
         """The logits in training; what dropout drops is the same as with every other backend."""
         if not self._has_dropout:
-            logits: Tensor = self._module(self._input(x))
+            logits: Tensor = self._logits(x)
             return logits
         drawn = set()
 
@@ -169,7 +178,7 @@ class TorchBackend:
             return torch.from_numpy(Noise(shape, float(p)).draw(key, index, num_samples))
 
         with Dropouts(factors):
-            logits = self._module(self._input(x))
+            logits = self._logits(x)
         self._has_dropout = bool(drawn)
         return logits
 
@@ -211,6 +220,37 @@ class TorchBackend:
             " this method needs; choose another method or model"
         )
 
+    def upper(self) -> Upper | None:
+        """See `Backend.upper`; the module's calls are watched for it."""
+        if not self._spec.frozen or self._replay is not None or self._task.targets_are_samples:
+            return None
+        replay = torch_replay.watch(self._module, self._made_up)
+        if replay is None:
+            return None
+        upper = copy.copy(self)
+        upper._replay = replay  # noqa: SLF001 - of this class
+        return Upper(upper, replay.size, lambda x: replay.taken(self._module, self._input(x)))
+
+    def _made_up(self, num_samples: int) -> Tensor:
+        """Samples of numbers between -1 and 1, or of the first token id."""
+        numbers = torch.arange(num_samples * math.prod(self._spec.input_shape)).reshape(
+            num_samples, *self._spec.input_shape
+        )
+        return self._input((numbers.sin() if not self._samples.ids else 0 * numbers).numpy())
+
+    def _logits(self, x: InputArray) -> Tensor:
+        """What the module gives for samples, or where it is only the upper part, for features."""
+        if self._replay is None:
+            logits: Tensor = self._module(self._input(x))
+            return logits
+        try:
+            return self._replay.forward(self._module, np.asarray(x, np.float32))
+        except torch_replay.ReplayDiffers:
+            raise ModelError(
+                f"model {self._spec.name}: what it calls depends on its samples, so its frozen part cannot be"
+                " left out of a step; let it call the same functions for all"
+            ) from None
+
     def _input(self, x: InputArray) -> Tensor:
         inputs = torch.from_numpy(x).to(self._input_dtype)
         return _channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
@@ -231,12 +271,6 @@ class TorchBackend:
                 view.copy_(parameter.data)
                 parameter.data = view
                 parameter.grad = self._gradient[place].view(tensor.shape)
-
-
-def _last_layer(spec: ModelSpec) -> str:
-    """The name of the last layer that has weights and is no norm layer."""
-    norms = norm_layers(spec)
-    return [name for name in spec.layers if name not in norms][-1]
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -265,7 +299,7 @@ def _check_same(spec: ModelSpec, module: nn.Module) -> None:
     """The same parameters in the same order, and the same running statistics."""
     own = [(name, tuple(value.shape)) for name, value in module.named_parameters() if value.requires_grad]
     statistics = [(name, tuple(value.shape)) for name, value in module.named_buffers()]
-    own += [(name, shape) for name, shape in statistics if name.rpartition(".")[2] in RUNNING_STATISTICS]
+    own += [(name, shape) for name, shape in statistics if is_statistic(module, name)]
     fleet = [(tensor.name, tensor.shape) for tensor in spec.tensors]
     for theirs, ours in zip_longest(fleet, own, fillvalue=("(nothing)", ())):
         if theirs != ours:

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from fleetune.edge_agent.training.backend import Backend
@@ -11,6 +12,7 @@ from fleetune.edge_agent.training.ort_training_package import MISSING
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
@@ -102,6 +104,7 @@ def make_backend(
     threads: int,
     *,
     task: Task = CLASSIFICATION,
+    frozen: Tensors = MappingProxyType({}),
     guard: StepGuard | None = None,
     room: int | None = None,
 ) -> Backend:
@@ -113,6 +116,7 @@ def make_backend(
         bundle: of it, see `needs_bundle`.
         threads: processor threads.
         task: whose loss it computes.
+        frozen: the tensors of the model's backbone, if it has one; they are used where they are.
         guard: may end a step in its middle, where the backend can.
         room: bytes that a step of a bundle may take; None: as its model's description allows.
 
@@ -125,17 +129,17 @@ def make_backend(
         from fleetune.edge_agent.training.torch_backend import TorchBackend
 
         torch.set_num_threads(threads)
-        return TorchBackend.from_spec(spec, task)
+        return TorchBackend.from_spec(spec, task, frozen)
     assert bundle is not None, "needs_bundle says so"
     if bundle.learns != task:
         raise ModelError(f"the bundle of model {spec.name} computes the loss of another task than the run's")
     if kind == "ort-training":
         from fleetune.edge_agent.training.ort_training_backend import OrtTrainingBackend
 
-        return OrtTrainingBackend(bundle, threads, guard=guard, room=room)
+        return OrtTrainingBackend(bundle, threads, frozen=frozen, guard=guard, room=room)
     from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 
-    return OnnxBackend(bundle, threads, guard=guard, room=room)
+    return OnnxBackend(bundle, threads, frozen=frozen, guard=guard, room=room)
 
 
 def check_room(kind: Kind, usable: int | None, held: int) -> None:

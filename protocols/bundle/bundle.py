@@ -4,7 +4,8 @@ The coordinator makes it once (`coordinator.export`); a device trains with it
 (`edge_agent.training.onnx_backend`) and writes its personal model from it. The digest of its bytes names it:
 equal names, equal content.
 
-Graphs (see `protocols.bundle.graph`), all with an input for each tensor of the spec, by its name, and `x`:
+Graphs (see `protocols.bundle.graph`), all with an input for each tensor of the spec and of its backbone, by
+its name, and `x`:
     train               y, noise:<k> in; loss, gradient:<tensor>, statistic:<tensor> (its new value) out;
                         batches in (steps since the weights were loaded) where a norm has no momentum
     evaluate-gradient   y in; loss, gradient:<tensor> of the model as it evaluates out
@@ -16,7 +17,7 @@ Graphs (see `protocols.bundle.graph`), all with an input for each tensor of the 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,7 +29,13 @@ from fleetune.protocols.bundle.graph import BATCH, Graph
 from fleetune.protocols.bundle.graph_cost import GraphCost, cost_of
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, SettingError
 from fleetune.protocols.model.input_scaling import Mean, Std, check_channels
-from fleetune.protocols.model.spec import MAX_TENSORS, FlatArray, ModelSpec, Shape
+from fleetune.protocols.model.spec import (
+    MAX_TENSORS,
+    Backbone,
+    FlatArray,
+    ModelSpec,
+    Shape,
+)
 from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.task import TaskSection
@@ -134,7 +141,8 @@ class Bundle:
         """The most that a run of one graph may take, by what is said of the model. Honest ones come to 1.2
         times the operations and 1.3 times the bytes that are said.
         """
-        held = num_samples * self.activation_bytes_per_sample + 8 * 4 * self.spec.size
+        frozen = 4 * sum(tensor.size for tensor in self.spec.frozen)
+        held = num_samples * self.activation_bytes_per_sample + 8 * 4 * self.spec.size + frozen
         operations = SLACK * num_samples * self.flops_per_sample + 10**9
         return GraphCost(int(min(MOST_OPERATIONS, operations)), int(SLACK * held) + 2**26)
 
@@ -142,6 +150,20 @@ class Bundle:
     def vocabulary(self) -> int | None:
         """Samples are token ids, whole numbers from 0 and below this; None: they are numbers."""
         return min(_rows_by_id(self.graphs[ANSWER]), default=MOST_IDS) if self.input_type == "i8" else None
+
+    def with_backbone_of(self, spec: ModelSpec) -> "Bundle":
+        """The same, of the backbone that `spec` names: it is known only when a run begins."""
+        own, named = self.spec.backbone, spec.backbone
+        if not isinstance(own, Backbone) or not isinstance(named, Backbone):
+            return self
+        return replace(self, spec=replace(self.spec, backbone=replace(own, digest=named.digest)))
+
+    def check_is_of(self, spec: ModelSpec) -> None:
+        """Raises PacketForeign: it is of another model."""
+        if self.spec.hash != spec.hash:
+            raise PacketForeign(
+                f"bundle of model {self.spec.hash}; the fleet's model is {spec.hash} ({spec.name})"
+            )
 
     def encoded(self) -> bytes:
         """Equal bundles give equal bytes."""
@@ -161,10 +183,8 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
     bundle = codec.decode(data, Bundle, None, limit=MAX_BYTES, elements=MAX_ELEMENTS)
     check_spec(bundle.spec)
     codec.check_model(data, bundle.spec)
-    if spec is not None and bundle.spec.hash != spec.hash:
-        raise PacketForeign(
-            f"bundle of model {bundle.spec.hash}; the fleet's model is {spec.hash} ({spec.name})"
-        )
+    if spec is not None:
+        bundle.check_is_of(spec)
     try:
         learns = bundle.learns
     except SettingError as problem:
@@ -190,7 +210,9 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
 
 def _check_ports(bundle: Bundle) -> None:
     """What a trainer feeds and reads is there, in the spec's shapes."""
-    shapes = {tensor.name: tensor.shape for tensor in bundle.spec.tensors}
+    spec = bundle.spec
+    shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
+    shapes |= {tensor.name: tensor.shape for tensor in spec.frozen}
     for name, graph in bundle.graphs.items():
         for port in graph.inputs:
             if port.name in shapes and port.shape != shapes[port.name]:
@@ -214,6 +236,7 @@ def _check_noises(bundle: Bundle) -> None:
 def _check_recipe(bundle: Bundle) -> None:
     if bundle.recipe is not None:
         known = {tensor.name for tensor in bundle.spec.tensors}
+        known |= {tensor.name for tensor in bundle.spec.frozen}
         named = {draw.tensor for draw in bundle.recipe.draws} | set(bundle.recipe.constants)
         if not named <= known:
             raise PacketCorrupt(f"bundle: the recipe fills {min(named - known)!r}, which is no tensor")

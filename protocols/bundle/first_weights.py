@@ -6,12 +6,13 @@ that order, so the order and the bounds are all that has to be known.
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.bundle.bundle import Recipe
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 
 _BITS = 24
@@ -26,14 +27,33 @@ def draw_weights(recipe: Recipe, spec: ModelSpec, key: Key) -> FlatArray:
         key: its value's lower 32 bits seed the generator, as in torch.
     """
     weights = np.empty(spec.size, np.float32)
-    views = {tensor.name: view for tensor, view in spec.views(weights)}
+    _fill(recipe, spec, key, {tensor.name: view for tensor, view in spec.views(weights)})
+    return weights
+
+
+def draw_frozen(recipe: Recipe, spec: ModelSpec, key: Key) -> dict[str, FlatArray]:
+    """The tensors of a model's backbone, drawn likewise; empty: the recipe does not say how."""
+    if not isinstance(spec.backbone, Backbone):
+        return {}
+    named = {draw.tensor for draw in recipe.draws} | set(recipe.constants)
+    if not named >= {tensor.name for tensor in spec.backbone.tensors}:
+        return {}
+    frozen = {tensor.name: np.empty(tensor.shape, np.float32) for tensor in spec.backbone.tensors}
+    _fill(recipe, spec, key, frozen)
+    return frozen
+
+
+def _fill(recipe: Recipe, spec: ModelSpec, key: Key, views: Mapping[str, FlatArray]) -> None:
+    """Draw all that the recipe draws, in its order, into those of its tensors that are wanted."""
+    sizes = {tensor.name: tensor.size for tensor in spec.tensors}
+    sizes |= {tensor.name: tensor.size for tensor in spec.frozen}
     twister = np.random.RandomState(key.value & 0xFFFFFFFF)
     for draw in recipe.draws:
-        view = views[draw.tensor]
-        view[...] = _uniform(twister, view.size, draw.bound).reshape(view.shape)
-    for name, value in recipe.constants.items():
-        views[name][...] = value
-    return weights
+        numbers = _uniform(twister, sizes[draw.tensor], draw.bound)
+        if draw.tensor in views:
+            views[draw.tensor][...] = numbers.reshape(views[draw.tensor].shape)
+    for name in recipe.constants.keys() & views.keys():
+        views[name][...] = recipe.constants[name]
 
 
 def draw_convolutions(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
@@ -48,6 +68,25 @@ def draw_convolutions(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArra
             fan_out = tensor.shape[0] * math.prod(tensor.shape[2:])
             values = key.child("kaiming", tensor.name).generator().standard_normal(tensor.shape)
             view[...] = values * math.sqrt(2 / fan_out)
+    return drawn
+
+
+def draw_adapters(weights: FlatArray, spec: ModelSpec, key: Key) -> FlatArray:
+    """`weights`, shape (spec.size,), with the A of every adapter drawn and its B zero, so that the model is
+    what it was without them.
+
+    Uniform from -1 to 1 over the root of A's inputs, as the authors' code has it (loralib: Kaiming uniform
+    with a = sqrt 5); the paper says Gaussian, and no width. Each from a key of its own name, by NumPy.
+    """
+    if not isinstance(spec.backbone, Backbone) or spec.backbone.adapters is None:
+        return weights
+    drawn = weights.copy()
+    views = {tensor.name: view for tensor, view in spec.views(drawn)}
+    for layer in spec.backbone.adapters.layers:
+        a, b = (views[f"{layer}.{leaf}.weight"] for leaf in ("lora_a", "lora_b"))
+        numbers = key.child("adapter", layer).uniform(a.size).reshape(a.shape)
+        a[...] = (2 * numbers - 1) / math.sqrt(math.prod(a.shape[1:]))
+        b[...] = 0
     return drawn
 
 

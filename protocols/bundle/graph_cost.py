@@ -72,6 +72,17 @@ def cost_of(name: str, graph: Graph, num_samples: int) -> GraphCost:
     return GraphCost(operations, peak)
 
 
+def shapes_of(graph: Graph, num_samples: int) -> dict[str, tuple[Type, tuple[int, ...]]]:
+    """Type and shape of every array of a graph that is run with so many samples. Raises as `cost_of`."""
+    arrays: dict[str, Array | None] = {"": None}
+    arrays |= {port.name: _given(port, num_samples) for port in graph.inputs}
+    arrays |= {constant.name: _constant(constant) for constant in graph.constants}
+    for node in graph.nodes:
+        made = _made("", node, arrays)
+        arrays |= {output: made.array for output in node.outputs if output}
+    return {name: (array.type, array.shape) for name, array in arrays.items() if array is not None}
+
+
 def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
     several = {"Split": len(node.outputs), "MaxPool": 2}.get(node.op, 1)
     if not 1 <= len(node.outputs) <= several:

@@ -3,7 +3,8 @@
 A layer is kept in whole or not at all: all its tensors, running statistics among them, have the same names
 and shapes in both. What else the new model has begins as it would without the old one. The rule is the same
 for a shared model and for a device's own (docs/open-runs.md); it looks at names and shapes alone, so that a
-layer which means something else now wants another name.
+layer which means something else now wants another name. Of models that are frozen in part nothing is kept unless
+it is the same part, with the same values.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ def carry_over(before: ModelSpec, weights: FlatArray, after: ModelSpec, fresh: F
         fresh: what it begins with otherwise, shape (after.size,).
     """
     old, new = _layers(before), _layers(after)
-    kept = tuple(layer for layer, tensors in new.items() if old.get(layer) == tensors)
+    same = before.backbone == after.backbone  # on another one the same layer means something else
+    kept = tuple(layer for layer, tensors in new.items() if same and old.get(layer) == tensors)
     found, num_kept = fresh.copy(), 0
     for tensor in after.tensors:
         if tensor.layer in kept:

@@ -6,9 +6,9 @@ about the same each. Within a trained tensor frozen entries save nothing: gradie
 gained a tenth at best, with torch and with ONNX Runtime, and were slower on small networks (docs/ratios.md).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-from fleetune.protocols.model.spec import MaskArray, ModelSpec
+from fleetune.protocols.model.spec import FrozenTensor, MaskArray, ModelSpec, TensorSpec
 
 
 def trained_tensors(trainable: MaskArray, spec: ModelSpec) -> frozenset[str]:
@@ -20,14 +20,24 @@ def trained_tensors(trainable: MaskArray, spec: ModelSpec) -> frozenset[str]:
 def step_products(spec: ModelSpec, tensors: Collection[str] | None = None) -> int:
     """Multiplications for one sample in a step that computes the gradients of `tensors` (None: of all).
 
-    "Above" goes by the order of the module's parameters.
+    "Above" goes by the order of the module's parameters, those of its backbone included.
     """
-    trained = [tensors is None or tensor.name in tensors for tensor in spec.tensors]
     total, passed = 0, False  # whether a trained tensor lies below
-    for tensor, wanted in zip(spec.tensors, trained, strict=True):
+    for tensor, can_train in _in_module_order(spec):
+        wanted = can_train and (tensors is None or tensor.name in tensors)
         total += tensor.size * tensor.uses * (1 + passed + wanted)
         passed = passed or wanted
     return total
+
+
+def _in_module_order(spec: ModelSpec) -> Iterator[tuple[TensorSpec | FrozenTensor, bool]]:
+    """The tensors, and whether each is one that may train."""
+    frozen = list(spec.frozen)
+    for index, tensor in enumerate(spec.tensors):
+        while frozen and frozen[0].before <= index:
+            yield frozen.pop(0), False
+        yield tensor, True
+    yield from ((tensor, False) for tensor in frozen)
 
 
 def compute_cost(spec: ModelSpec, trainable: MaskArray) -> float:

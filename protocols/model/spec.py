@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import MAX_NUMBER, Label
@@ -83,6 +83,61 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class FrozenTensor:
+    """A tensor of the model that no device trains, and so no part of the flat vector.
+
+    Attributes:
+        name, shape: as in the module.
+        uses: as of `TensorSpec`.
+        before: how many of the spec's parameters come before it in the module.
+    """
+
+    name: Label
+    shape: Shape
+    uses: Annotated[int, Meta(ge=0, le=2**60)] = 0
+    before: Annotated[int, Meta(ge=0, le=MAX_TENSORS)] = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters (LoRA, Hu et al. 2021): each of the layers gives W x + scale * B A x.
+
+    A and B are layers of their own, <layer>.lora_a and <layer>.lora_b; B A has the rank `rank`.
+    """
+
+    layers: Annotated[tuple[Label, ...], Meta(max_length=MAX_TENSORS)]
+    rank: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+    scale: Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """What of a model does not train: frozen parameters, and statistics of frozen norms, which evaluate.
+
+    Its values are one file, which travels once and is kept under its digest
+    (`protocols.model.backbone_file`).
+
+    Attributes:
+        tensors: in the file's order.
+        adapters: that were added to the module; None: none.
+        digest: of the file, BLAKE2b-128 as 32 hex digits; "": not known yet.
+    """
+
+    tensors: Annotated[tuple[FrozenTensor, ...], Meta(max_length=MAX_TENSORS)]
+    adapters: Adapters | None = None
+    digest: Annotated[str, Meta(pattern="^([0-9a-f]{32})?$")] = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its values in memory."""
+        return 4 * sum(tensor.size for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """What both sides must agree on about a model; it travels to each device once.
 
@@ -92,6 +147,7 @@ class ModelSpec:
         groups: number of neurons of each coupled group.
         input_shape: one sample, without the batch axis.
         num_classes: number of labels, 0..num_classes-1.
+        backbone: what of the model is frozen; unset: nothing that travels.
     """
 
     name: Label
@@ -99,6 +155,12 @@ class ModelSpec:
     groups: Annotated[tuple[Size, ...], Meta(max_length=MAX_GROUPS)]
     input_shape: Shape
     num_classes: Size
+    backbone: Backbone | UnsetType = UNSET
+
+    @property
+    def frozen(self) -> tuple[FrozenTensor, ...]:
+        """The tensors of the backbone, if there is one."""
+        return self.backbone.tensors if isinstance(self.backbone, Backbone) else ()
 
     @cached_property
     def size(self) -> int:
@@ -132,9 +194,14 @@ class ModelSpec:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits over everything above but the name and the uses: equal means interchangeable."""
+        """16 hex digits over everything above but the name and the uses: equal means interchangeable. Of the
+        backbone, its adapters and its digest.
+        """
         tensors = [{name: getattr(tensor, name) for name in _IDENTITY} for tensor in self.tensors]
-        content = msgspec.msgpack.encode((tensors, self.groups, self.input_shape, self.num_classes))
+        parts = (tensors, self.groups, self.input_shape, self.num_classes)
+        if isinstance(self.backbone, Backbone):  # the same parameters mean another thing on another one
+            parts = (*parts, self.backbone.adapters, self.backbone.digest)  # type: ignore[assignment]
+        content = msgspec.msgpack.encode(parts)
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def views(self, weights: NDArray[np.float32]) -> Iterator[tuple[TensorSpec, NDArray[np.float32]]]:

@@ -21,7 +21,9 @@ def check_spec(spec: ModelSpec) -> None:
 
 
 def _problems(spec: ModelSpec) -> Iterator[str]:
-    names = [tensor.name for tensor in spec.tensors]
+    names = [*(tensor.name for tensor in spec.tensors), *(tensor.name for tensor in spec.frozen)]
+    if sum(tensor.size for tensor in spec.frozen) > MAX_PARAMETERS:
+        yield "a backbone of more entries than any"
     if len(set(names)) < len(names):
         yield "a tensor's name is there twice"
     if not 0 < spec.size <= MAX_PARAMETERS:

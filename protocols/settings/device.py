@@ -19,6 +19,20 @@ AUGMENTATIONS = ("flip", "crop")  # those of ours, see `edge_agent.training.augm
 MOST_INPUTS = 2**26  # numbers in one sample
 
 
+class AdapterSection(Settings, frozen=True):
+    """[model] adapters: low-rank adapters (LoRA, Hu et al. 2021): W x becomes W x + alpha / rank * B A x.
+
+    Attributes:
+        rank: of B A; A is (rank, inputs), B (outputs, rank), of a convolution its kernel and 1 x 1.
+        of: patterns of the layers, linear or convolutional, that get one; see `trainable`.
+        alpha: None: the rank, so that the factor is 1.
+    """
+
+    rank: Count
+    of: Annotated[tuple[str, ...], Meta(min_length=1)]
+    alpha: Positive | None = None
+
+
 class ModelSection(Settings, frozen=True):
     """[model]
 
@@ -32,6 +46,10 @@ class ModelSection(Settings, frozen=True):
             runs, or a safetensors file; None: weights drawn with the run's seed.
         init: how they are drawn: `default`, as torch does; or `kaiming`: convolutions normal with variance
             2 / fan out (He et al. 2015, torchvision), the rest as by default; the same bits without torch.
+        trainable: patterns of the layers that devices train, e.g. ["out", "block3.*"]; a pattern that names a
+            module means all layers in it. The rest is frozen, and travels once. Empty: every layer, or with
+            `adapters` none but these.
+        adapters: low-rank adapters beside frozen layers, e.g. { rank = 4, of = ["block3.*"] }; None: none.
     """
 
     name: str
@@ -39,6 +57,8 @@ class ModelSection(Settings, frozen=True):
     num_classes: Annotated[int, Meta(ge=1, le=MOST_CLASSES)] | None = None
     weights: str | None = None
     init: Literal["default", "kaiming"] = "default"
+    trainable: tuple[str, ...] = ()
+    adapters: AdapterSection | None = None
 
     def __post_init__(self) -> None:
         if self.input_shape is not None and math.prod(self.input_shape) > MOST_INPUTS:

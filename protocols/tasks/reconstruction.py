@@ -21,6 +21,7 @@ class Reconstruction(Task):
 
     kind = "reconstruction"
     label_form = "optional"
+    targets_are_samples = True
     losses = ("squared", "absolute", "huber")
     scores = (
         Score("error", "reconstruction error", "Mean loss of the normal samples.", "lower", share=False),

@@ -36,6 +36,7 @@ class Task(ABC):
     scores: ClassVar[tuple[Score, ...]]
     weighs_classes: ClassVar[bool] = False
     label_form: ClassVar[Literal["classes", "numbers", "optional"]] = "numbers"
+    targets_are_samples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.loss not in self.losses and ":" not in self.loss:

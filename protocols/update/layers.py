@@ -18,6 +18,11 @@ def split_at_head(spec: ModelSpec, count: int) -> tuple[Layers, Layers]:
     """
     names, norms = tuple(spec.layers), norm_layers(spec)
     weighted = [name for name in names if name not in norms]
+    if len(weighted) == 1:
+        raise SettingError(
+            f"method: it parts a model's head from its body, and of model {spec.name!r} one layer with"
+            f" weights trains, {weighted[0]!r}; let more train (model.trainable), or take another method"
+        )
     if count >= len(weighted):
         raise SettingError(
             f"method: {count} layers apart leave nothing of the {len(weighted)} with weights in model"

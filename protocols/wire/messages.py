@@ -1,6 +1,6 @@
 """The small control messages, as JSON (an engineer may watch them with any MQTT client).
 
-Payloads (enrolment, bundle, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each
+Payloads (enrolment, bundle, backbone, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each
 answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 bytes offset little endian,
 data.
 """
@@ -43,12 +43,12 @@ class Presence(Message, frozen=True):
 
 
 class TransferKey(Struct, frozen=True):
-    """What a payload is for. For an enrolment and a bundle, round and attempt are 0.
+    """What a payload is for. For an enrolment, a bundle and a backbone, round and attempt are 0.
 
     `final_evaluation` marks the closing evaluation (see `protocols.skeletons.method.Round`).
     """
 
-    kind: Literal["enrolment", "bundle", "task", "update"]
+    kind: Literal["enrolment", "bundle", "backbone", "task", "update"]
     run: RunId
     round: Number = 0
     attempt: Number = 0
@@ -99,10 +99,13 @@ class Refuse(Message, frozen=True):
     reason: Words
 
 
-class Fetch(Message, frozen=True):
-    """Device: I train without torch, send me the run's bundle. Answered by its offer, or by `Lacking`."""
+class Fetch(Message, frozen=True, omit_defaults=True):
+    """Device: send me the run's bundle, I train without torch; or its backbone, what is frozen in its model.
+    Answered by its offer, or, of a bundle, by `Lacking`.
+    """
 
     run: RunId
+    what: Literal["bundle", "backbone"] = "bundle"
 
 
 class Lacking(Message, frozen=True):

@@ -8,17 +8,25 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
-from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.enrolment import Beginning, begin
 from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import Notice, RunBegan, RunLeft
-from fleetune.coordinator.run.stored_run import Run, mark_finished, method_of, save_shared_model
+from fleetune.coordinator.run.starting_weights import run_named
+from fleetune.coordinator.run.stored_run import (
+    Run,
+    mark_finished,
+    method_of,
+    save_shared_model,
+    stored_run,
+)
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.protocols.errors import FleetuneError, SettingError
@@ -27,6 +35,7 @@ from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.transfer import digest_of
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.simulated_fleet import (
@@ -91,20 +100,29 @@ def simulate(
     check_ends(settings)
     shares = Shares(settings)
     settings = with_model_shape(settings, shares)
-    enrolment = prepare(settings, runs)
+    beginning = begin(settings, runs)
+    enrolment = beginning.enrolment
     check_method(settings, method_of(enrolment))
     players = _players(settings, enrolment, shares)
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     zone = settings.schedule.zone or UTC  # whatever this machine's is
     settings = replace(settings, schedule=replace(settings.schedule, zone=zone))
-    run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, goes_on=False)
+    run = open_run(
+        settings,
+        folder,
+        fresh=fresh,
+        durable=False,
+        enrolment=enrolment,
+        backbone=beginning.backbone,
+        goes_on=False,
+    )
     watching = Observers(observers)
     watching.tell(RunBegan(run.enrolment.run, run.settings, closed=(), simulated=True))
     try:
         names = [player.name for player in players]
         if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
             watching.tell(Notice(begins))
-        _play(run, players, workers, watching)
+        _play(run, players, workers, watching, sent_bytes=_sent_at_first(run, beginning, runs))
     except BaseException:
         run.store.close()
         raise
@@ -129,12 +147,25 @@ def leave(run: Run, summary: Summary) -> list[Path]:
     return files
 
 
-def _play(run: Run, players: list[Player], workers: int, observers: Observers) -> None:
+def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:
+    """Bytes that each device gets before its first round: a backbone only where it has none from before."""
+    before = run_named(run.settings)
+    if beginning.backbone is None:
+        return len(run.payload)
+    if before is not None:
+        with stored_run(runs / before) as kept:
+            known = kept.enrolment.spec.backbone
+        if known is not UNSET and known.digest == digest_of(beginning.backbone):
+            return len(run.payload)
+    return len(run.payload) + len(beginning.backbone)
+
+
+def _play(run: Run, players: list[Player], workers: int, observers: Observers, *, sent_bytes: int) -> None:
     with _executor(run, workers) as executor:
         Simulation(
             run.controller,
             run.enrolment,
-            len(run.payload),
+            sent_bytes,
             players,
             executor,
             max_in_flight=max(2, 2 * workers),

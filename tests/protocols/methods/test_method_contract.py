@@ -1,6 +1,7 @@
 """What holds for every method: one test file runs over the whole registry."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from tests.helpers.every_method import SETTINGS
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.compute_cost import compute_cost
+from fleetune.protocols.model.spec import Backbone, FrozenTensor
+from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, DeviceReport
 from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
@@ -110,6 +113,38 @@ def test_any_subset_of_updates_aggregates(make):
         run.round(2, participants=("d0", "d2"))
         assert np.isfinite(run.method.shared_model(run.state)).all()
         assert run.method.shared_model(run.state).shape == (SPEC.size,)
+
+
+HEAD = replace(
+    SPEC,
+    tensors=tuple(tensor for tensor in SPEC.tensors if tensor.layer == "b"),
+    backbone=Backbone(
+        tuple(FrozenTensor(one.name, one.shape, one.uses) for one in SPEC.tensors if one.layer != "b"),
+        digest="0" * 32,
+    ),
+)
+PARTING = {"fedper", "fedrep", "fedbabu", "lg-fed", "perfedmask"}
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
+def test_a_head_alone_is_trained_or_refused_in_one_line(name, settings, monkeypatch):
+    """Of a model whose body is frozen: methods that part a model into head and body have nothing to part."""
+    monkeypatch.setitem(globals(), "SPEC", HEAD)
+    weights = Key.of("head").uniform(HEAD.size).astype(np.float32)
+    if name in PARTING:
+        with pytest.raises(
+            SettingError, match=r"one layer with weights trains, 'b'; let more train"
+        ) as refused:
+            Run(name, settings, weights)
+        assert "\n" not in str(refused.value)
+        return
+    run = Run(name, settings, weights)
+    run.round(1)
+    run.round(2, replying=("d0", "d2"))
+    assert run.method.shared_model(run.state).shape == (HEAD.size,)
+    assert np.isfinite(run.method.shared_model(run.state)).all()
+    costs = [choice.cost for choice in run.method.choices(DeviceReport("d0", num_samples=9))]
+    assert all(0 < cost.bytes_up < 10_000 for cost in costs if name != "local-only")
 
 
 def test_a_restart_in_the_middle_changes_nothing(make):

@@ -1,0 +1,128 @@
+"""The model of a run, of which perhaps only a part trains: patterns of run.toml, looked up in its layers."""
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from fleetune.coordinator.spec.spec_from_torch import describe, drawn
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.model.spec import Adapters, ModelSpec
+from fleetune.protocols.model.torch_backbone import add_adapters, freeze, takes_adapter
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import ModelSection
+
+_NAMED = 12  # layers in a message
+
+
+def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
+    """The spec of a run's model, and the module, its weights as `key` decides but for those of adapters.
+
+    Args:
+        settings: with input_shape and num_classes.
+        key: of the first weights.
+
+    Raises:
+        ModelError: the model cannot be built or described; SettingError: as `freeze_the_rest`.
+    """
+    name, shape, classes = settings.name, settings.input_shape, settings.num_classes
+    assert shape is not None
+    assert classes is not None
+    module = drawn(name, shape, classes, key)
+    adapters = freeze_the_rest(module, settings)
+    frozen = trains_in_part(settings)
+    return describe(name, module, shape, classes, adapters=adapters, frozen=frozen), module
+
+
+def trains_in_part(settings: ModelSection) -> bool:
+    """Whether a run says which part of its model trains."""
+    return bool(settings.trainable) or settings.adapters is not None
+
+
+def freeze_the_rest(module: nn.Module, settings: ModelSection) -> Adapters | None:
+    """Make of a module, as its author wrote it, the one that a run trains; it is changed.
+
+    Without `trainable` and `adapters` nothing happens: whatever requires a gradient trains.
+
+    Returns:
+        The adapters that it has got; None: none.
+
+    Raises:
+        SettingError: a pattern matches no layer that could be meant; an adapter is for a layer that trains
+            as it is; nothing is left frozen beside adapters.
+    """
+    if not trains_in_part(settings):
+        return None
+    layers = _layers(module)
+    trained = _matching("model.trainable", settings.trainable, layers)
+    adapters = _adapters(module, settings, layers, trained)
+    names = {
+        f"{path}.{name}".lstrip(".")
+        for path in trained
+        for name, one in module.get_submodule(path).named_parameters(recurse=False)
+        if one.requires_grad
+    }
+    names |= {
+        f"{path}.{name}".lstrip(".")
+        for path in trained
+        for name, _ in module.get_submodule(path).named_buffers(recurse=False)
+    }
+    if adapters is not None:
+        add_adapters(module, adapters)
+        names |= {f"{path}.{leaf}.weight" for path in adapters.layers for leaf in ("lora_a", "lora_b")}
+    freeze(module, names)
+    return adapters
+
+
+def _adapters(
+    module: nn.Module, settings: ModelSection, layers: tuple[str, ...], trained: frozenset[str]
+) -> Adapters | None:
+    section = settings.adapters
+    if section is None:
+        return None
+    chosen = []
+    for pattern in section.of:
+        found = _matching("model.adapters.of", (pattern,), layers)
+        fitting = [path for path in layers if path in found and takes_adapter(module.get_submodule(path))]
+        if not fitting:
+            path, kind = min(found), type(module.get_submodule(min(found))).__name__
+            raise SettingError(
+                f"model.adapters.of: {pattern!r} matches {path} ({kind}),"
+                " which is neither linear nor a convolution without groups; adapters are for these"
+            )
+        chosen += fitting
+    if both := sorted(trained & set(chosen)):
+        raise SettingError(
+            f"model.adapters.of: layer {both[0]} trains in full (model.trainable) and needs no adapter"
+        )
+    wanted = tuple(path for path in layers if path in set(chosen))
+    scale = 1.0 if section.alpha is None else section.alpha / section.rank
+    return Adapters(wanted, section.rank, scale)
+
+
+def _layers(module: nn.Module) -> tuple[str, ...]:
+    """The paths of the modules that own parameters, in their order."""
+    paths = (name.rpartition(".")[0] for name, _ in module.named_parameters())
+    return tuple(dict.fromkeys(paths))
+
+
+def _matching(key: str, patterns: Iterable[str], layers: tuple[str, ...]) -> frozenset[str]:
+    """The layers that a pattern matches, by their own path or that of a module around them."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {layer for layer in layers if any(fnmatchcase(path, pattern) for path in _around(layer))}
+        if not matched:
+            near = difflib.get_close_matches(
+                pattern, [path for layer in layers for path in _around(layer)], 1
+            )
+            hint = f"did you mean {near[0]!r}?" if near else f"layers: {', '.join(layers[:_NAMED])}"
+            more = "" if near or len(layers) <= _NAMED else f" and {len(layers) - _NAMED} more"
+            raise SettingError(f"{key}: {pattern!r} matches no layer of the model; {hint}{more}")
+        found |= matched
+    return frozenset(found)
+
+
+def _around(layer: str) -> list[str]:
+    parts = layer.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]

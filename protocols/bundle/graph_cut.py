@@ -1,0 +1,194 @@
+"""A bundle cut in two where nothing below trains: a sample's features, once, and graphs that go on from them.
+
+The boundary are the arrays that the frozen part of the graph `train` hands to what trains. The other graphs
+compute the same arrays by the same operators, under other names, so they are found by how they are computed.
+A graph in which something random stands below, or that needs a sample for something else, cannot be cut.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from fleetune.protocols.bundle.bundle import TRAIN, Bundle
+from fleetune.protocols.bundle.graph import Dimension, Graph, Node, Port
+from fleetune.protocols.bundle.graph_cost import shapes_of
+
+_SAMPLES = "x"
+_MOVING = frozenset(
+    """
+    Concat DepthToSpace Expand Flatten Gather Identity Pad Reshape Slice SpaceToDepth Split Squeeze Tile
+    Transpose Unsqueeze
+    """.split()  # noqa: SIM905 - a list of strings reads worse
+)  # what only moves, repeats or leaves out entries: a convolution's windows are many times its input
+_BATCH_SIZE = {"start": 0, "end": 1}  # attributes of a Shape that asks for nothing but the number of samples
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A bundle in two parts.
+
+    Attributes:
+        lower: from samples and frozen tensors to the boundary's arrays.
+        upper: the bundle's graphs, by name, with the boundary's arrays as inputs instead of samples.
+    """
+
+    lower: Graph
+    upper: dict[str, Graph]
+
+    @property
+    def ports(self) -> list[tuple[Port, int]]:
+        """The upper graphs' inputs for the boundary's arrays, in their order, and their numbers a sample."""
+        return [
+            (Port(f"boundary:{index}", port.type, port.shape), _size(port.shape))
+            for index, port in enumerate(self.boundary)
+        ]
+
+    @property
+    def boundary(self) -> tuple[Port, ...]:
+        """The arrays between the parts, float32, the first axis the samples'."""
+        return self.lower.outputs
+
+    @property
+    def size(self) -> int:
+        """Numbers a sample at the boundary."""
+        return sum(_size(port.shape) for port in self.boundary)
+
+
+def _size(shape: tuple[Dimension, ...]) -> int:
+    """Numbers a sample."""
+    return math.prod(int(length) for length in shape[1:])
+
+
+def cut(bundle: Bundle) -> Cut | None:
+    """The bundle in two parts; None: what trains takes samples as they are, or a graph cannot be cut."""
+    if not bundle.spec.frozen:
+        return None
+    train, ways = bundle.graphs[TRAIN], _Ways()
+    named = ways.of(train)
+    chance = {port.name for port in train.inputs if port.name.startswith("noise:")}
+    names = _boundary(train, {tensor.name for tensor in bundle.spec.tensors} | chance)
+    if not names or _SAMPLES in names:
+        return None
+    shapes = _shapes(train)
+    ports = [Port(f"boundary:{index}", "f4", shapes[name]) for index, name in enumerate(names)]
+    boundary = {named[name]: port for name, port in zip(names, ports, strict=True)}
+    outputs = tuple(replace(port, name=name) for name, port in zip(names, ports, strict=True))
+    lower = replace(train, outputs=outputs).keeping(names)
+    upper = {}
+    for name, graph in bundle.graphs.items():
+        found = _upper(graph, ways.of(graph), boundary)
+        if found is None:
+            return None
+        upper[name] = found
+    return Cut(lower, upper)
+
+
+class _Ways:
+    """Numbers for ways of computing an array: equal ones in all graphs have the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, int] = {}
+
+    def of(self, graph: Graph) -> dict[str, int]:
+        """The number of every array of a graph."""
+        found = {"": -1}
+        for port in graph.inputs:
+            found[port.name] = self._number(("in", port.name))
+        for one in graph.constants:
+            content = (one.value.dtype.str, one.value.shape, one.value.tobytes())
+            found[one.name] = self._number(("constant", *content))
+        for node in graph.nodes:
+            way = (node.op, tuple(found[name] for name in node.inputs), repr(sorted(node.attributes.items())))
+            for place, name in enumerate(node.outputs):
+                found[name] = self._number((*way, place))
+        return found
+
+    def _number(self, way: object) -> int:
+        return self._known.setdefault(way, len(self._known))
+
+
+def _boundary(train: Graph, moving_inputs: Collection[str]) -> list[str] | None:
+    """Arrays of samples that do not depend on what trains, and that go into what does, or those that they are
+    moved together of. None: one has no row of numbers for each sample.
+    """
+    of_samples, moving = {_SAMPLES}, set(moving_inputs)
+    handed: dict[str, None] = {}
+    for node in train.nodes:
+        if moving.isdisjoint(node.inputs):
+            if node.op != "Shape" and not of_samples.isdisjoint(node.inputs):
+                of_samples.update(node.outputs)
+            continue
+        handed.update(dict.fromkeys(name for name in node.inputs if name in of_samples - moving))
+        moving.update(node.outputs)
+    shapes, found = _shapes(train), dict[str, None]()
+    made = {name: node for node in train.nodes for name in node.outputs}
+    for name in handed:
+        sources = _sources(name, made, of_samples)
+        whole = _size(shapes[name]) if name in shapes else math.inf
+        if sources <= shapes.keys() and sum(_size(shapes[one]) for one in sources) <= whole:
+            found.update(dict.fromkeys(sorted(sources)))
+        elif name in shapes:
+            found[name] = None
+        else:
+            return None
+    return list(found)
+
+
+def _sources(name: str, made: Mapping[str, Node], of_samples: Collection[str]) -> set[str]:
+    """The arrays whose entries this one holds, moved and nothing else."""
+    node = made.get(name)
+    if node is None or node.op not in _MOVING:
+        return {name}
+    return {one for given in node.inputs if given in of_samples for one in _sources(given, made, of_samples)}
+
+
+def _shapes(graph: Graph) -> dict[str, tuple[Dimension, ...]]:
+    """Of the arrays of float32 that have a row for each sample."""
+    few, many = shapes_of(graph, 3), shapes_of(graph, 5)
+    samples: Dimension = "n"
+    return {
+        name: (samples, *shape[1:])
+        for name, (kind, shape) in few.items()
+        if kind == "f4" and shape[:1] == (3,) and many[name][1] == (5, *shape[1:])
+    }
+
+
+def _upper(graph: Graph, ways: Mapping[str, int], boundary: Mapping[int, Port]) -> Graph | None:
+    """A graph from the boundary on; None: it needs samples for more."""
+    given = {name: boundary[way].name for name, way in ways.items() if way in boundary}
+    first = next(iter(boundary.values())).name
+    made = {name: node for node in graph.nodes for name in node.outputs}
+    wanted, kept = list(graph.output_names), set[int]()
+    seen: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        node = made.get(name)
+        if name in seen or name in given or node is None:
+            continue
+        seen.add(name)
+        if not _asks_for_number(node):
+            wanted += node.inputs
+        kept.add(id(node))
+    nodes = [_fed(node, given, first) for node in graph.nodes if id(node) in kept]
+    used = {name for node in nodes for name in node.inputs}
+    if _SAMPLES in used:
+        return None
+    results = [Node("Identity", (given[name],), (name,), {}) for name in graph.output_names if name in given]
+    used |= {given[name] for name in graph.output_names if name in given}
+    ports = [port for port in boundary.values() if port.name in used]
+    return replace(
+        graph,
+        inputs=(*ports, *(port for port in graph.inputs if port.name in used)),
+        nodes=(*nodes, *results),
+        constants=tuple(one for one in graph.constants if one.name in used),
+    )
+
+
+def _asks_for_number(node: Node) -> bool:
+    return node.op == "Shape" and node.inputs == (_SAMPLES,) and dict(node.attributes) == _BATCH_SIZE
+
+
+def _fed(node: Node, given: Mapping[str, str], first: str) -> Node:
+    if _asks_for_number(node):
+        return replace(node, inputs=(first,))
+    return replace(node, inputs=tuple(given.get(name, name) for name in node.inputs))

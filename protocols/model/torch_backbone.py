@@ -1,0 +1,162 @@
+"""A torch module of which only a part trains: adapters beside its layers, and a frozen rest.
+
+Coordinator, exporter and torch agents make the same module of an architecture by this file.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.backbone_file import Tensors
+from fleetune.protocols.model.spec import RUNNING_STATISTICS, Adapters, Backbone, ModelSpec
+
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # the first: batch and instance norm
+_CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_frozen_kinds: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def as_described(spec: ModelSpec, module: nn.Module) -> nn.Module:
+    """Make of an architecture, as its author wrote it, the module that a spec describes; it is changed.
+
+    Raises:
+        ModelError: its backbone names a layer that this module has not.
+    """
+    if isinstance(spec.backbone, Backbone):
+        if spec.backbone.adapters is not None:
+            add_adapters(module, spec.backbone.adapters)
+        freeze(module, {tensor.name for tensor in spec.tensors})
+    return module
+
+
+def add_adapters(module: nn.Module, adapters: Adapters) -> None:
+    """Give these layers a low-rank branch: <layer>.lora_a and <layer>.lora_b. B is zero.
+
+    Raises:
+        ModelError: a layer is missing, or is neither linear nor an ordinary convolution.
+    """
+    for path in adapters.layers:
+        try:
+            layer = module.get_submodule(path)
+        except AttributeError:
+            raise ModelError(
+                f"the run's adapter is for layer {path!r}, which this device's model lacks; install its"
+                " version"
+            ) from None
+        if not takes_adapter(layer):
+            raise ModelError(
+                f"the run's adapter is for layer {path!r}, which is neither linear nor a convolution here;"
+                " install its version"
+            )
+        a, b = _branch(layer, adapters.rank)
+        nn.init.zeros_(cast("Tensor", b.weight))
+        layer.lora_a, layer.lora_b, layer.lora_scale = a, b, adapters.scale  # type: ignore[assignment]
+        layer.register_forward_hook(_with_branch)
+
+
+def takes_adapter(layer: nn.Module) -> bool:
+    """Whether it is linear, or a convolution whose channels are not apart in groups."""
+    if isinstance(layer, nn.Linear):
+        return True
+    return isinstance(layer, _CONVOLUTIONS) and layer.groups == 1
+
+
+def _branch(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
+    with torch.random.fork_rng(devices=[]):  # their numbers are drawn elsewhere; nobody's stream moves
+        if isinstance(layer, nn.Linear):
+            a = nn.Linear(layer.in_features, rank, bias=False)
+            return a, nn.Linear(rank, layer.out_features, bias=False)
+        make = next(kind for kind in _CONVOLUTIONS if isinstance(layer, kind))
+        same = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
+        a = make(layer.in_channels, rank, layer.kernel_size, bias=False, **same)
+        return a, make(rank, layer.out_channels, 1, bias=False)
+
+
+def _with_branch(layer: Any, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    branch: Tensor = layer.lora_b(layer.lora_a(arguments[0])) * layer.lora_scale
+    return output + branch
+
+
+def freeze(module: nn.Module, trained: Collection[str]) -> None:
+    """Only these parameters train from now on. A norm that has none of these evaluates, whatever the mode.
+
+    Args:
+        module: is changed.
+        trained: names of parameters and running statistics.
+    """
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for path, norm in module.named_modules():
+        if isinstance(norm, _NormBase) and not _own(path, norm) & set(trained):
+            kind = type(norm)
+            if kind not in _frozen_kinds:
+                _frozen_kinds[kind] = type(f"Frozen{kind.__name__}", (_Evaluates, kind), {})
+            norm.__class__ = _frozen_kinds[kind]  # type: ignore[assignment]
+            norm.train(False)
+
+
+def _own(path: str, norm: nn.Module) -> set[str]:
+    names = (*dict(norm.named_parameters(recurse=False)), *RUNNING_STATISTICS)
+    return {f"{path}.{name}".lstrip(".") for name in names}
+
+
+class _Evaluates:
+    """What makes a norm a frozen one: its running statistics are never updated."""
+
+    def train(self, mode: bool = True) -> Any:  # noqa: ARG002 - torch's signature
+        return super().train(False)  # type: ignore[misc]
+
+
+def is_statistic(module: nn.Module, buffer: str) -> bool:
+    """Whether a module's buffer is a running statistic that moves: of a norm that is not frozen."""
+    owner, _, leaf = buffer.rpartition(".")
+    return leaf in RUNNING_STATISTICS and not is_frozen(module.get_submodule(owner))
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether it is a norm that `freeze` has frozen."""
+    return isinstance(module, _Evaluates)
+
+
+def frozen_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Frozen parameters in the module's order, then the statistics of frozen norms."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            yield name, parameter
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        owner, _, leaf = name.rpartition(".")
+        if leaf in RUNNING_STATISTICS and is_frozen(module.get_submodule(owner)):
+            yield name, buffer
+
+
+def last_layer(spec: ModelSpec, module: nn.Module) -> str:
+    """The name of the last layer that has weights, of adapters not their own, and is no norm layer."""
+    if not isinstance(spec.backbone, Backbone):
+        norms = {tensor.layer for tensor in spec.tensors if tensor.kind == "norm"}
+        return [name for name in spec.layers if name not in norms][-1]
+    frozen_norms = {path for path, one in module.named_modules() if isinstance(one, NORMS)}
+    parameters = [name.rpartition(".")[0] for name, _ in module.named_parameters()]
+    branches = ("lora_a", "lora_b")
+    return [one for one in parameters if one not in frozen_norms and one.rpartition(".")[2] not in branches][
+        -1
+    ]
+
+
+def set_frozen(module: nn.Module, tensors: Tensors) -> None:
+    """Let the module's frozen tensors be these arrays, without a copy.
+
+    Raises:
+        ModelError: one is missing or of another shape, or the module has no such tensor.
+    """
+    own = dict(frozen_tensors(module))
+    for name in own.keys() | tensors.keys():
+        shape = tuple(own[name].shape) if name in own else None
+        if name not in tensors or tensors[name].shape != shape:
+            raise ModelError(
+                f"this device's model differs from the fleet's at frozen tensor {name}; install its version"
+            )
+    for name, tensor in own.items():
+        tensor.data = torch.from_numpy(tensors[name])
