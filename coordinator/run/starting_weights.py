@@ -91,8 +91,8 @@ def _from_run(name: str, model: Model, runs: Path) -> Start:
 
 
 def _carried(run: Run, model: Model, name: str) -> Mapping[str, NDArray[Any]]:
-    """The tensors that a model starts from where a run goes before it: those of that run, what is frozen there
-    included; of another version of the model, those that are kept, and its own else.
+    """The tensors that a model starts from where a run goes before it: those of that run, what is frozen
+    there included; of another version of the model, those that are kept, and its own else.
 
     Raises:
         ModelError: it keeps none.

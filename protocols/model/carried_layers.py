@@ -3,8 +3,8 @@
 A layer is kept in whole or not at all: all its tensors, running statistics among them, have the same names
 and shapes in both. What else the new model has begins as it would without the old one. The rule is the same
 for a shared model and for a device's own (docs/open-runs.md); it looks at names and shapes alone, so that a
-layer which means something else now wants another name. Of models that are frozen in part nothing is kept unless
-it is the same part, with the same values.
+layer which means something else now wants another name. Of models that are frozen in part nothing is kept
+unless it is the same part, with the same values.
 """
 
 from dataclasses import dataclass
