@@ -32,7 +32,7 @@ from fleetune.edge_agent.training.device_data import (
     scaled,
     split,
 )
-from fleetune.edge_agent.training.feature_data import features_of, fits
+from fleetune.edge_agent.training.feature_data import features_of, fits, upper_of
 from fleetune.edge_agent.training.frozen_tensors import frozen_tensors
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -107,7 +107,7 @@ def join(
     if growing is not None:
         own = with_known_ids(own, backend.vocabulary)
     own = for_vocabulary(own, backend.vocabulary)
-    with_features = _features_where_they_fit(device, backend, stop)
+    with_features = _features_where_they_fit(device, backend, enrolment, stop)
     trainer = LocalTrainer(*with_features(own), enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
     memory = store.ratio_controller(run)
@@ -314,12 +314,12 @@ def _served_weights(store: AgentStore, enrolment: Enrolment) -> FlatArray | None
 
 
 def _features_where_they_fit(
-    device: Device, backend: Backend, stop: Callable[[], str | None]
+    device: Device, backend: Backend, enrolment: Enrolment, stop: Callable[[], str | None]
 ) -> Callable[[DeviceData], tuple[Backend, DeviceData]]:
     """What makes, of a device's samples, what it trains with: where there is room, the model's upper part and
     the features below it.
     """
-    upper = backend.upper()
+    upper = upper_of(backend, enrolment.training)
 
     def made(data: DeviceData) -> tuple[Backend, DeviceData]:
         if upper is None or not fits(upper, data, _room(device.meter.conditions())):

@@ -13,10 +13,11 @@ from typing import get_args
 
 import numpy as np
 
-from fleetune.edge_agent.training.backend import InputArray, LabelArray, Upper
+from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, Upper
 from fleetune.edge_agent.training.device_data import DeviceData, Rows
 from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import Part
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ class FeatureData(DeviceData):
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
         """Features, shape (len(rows), numbers), and labels: new arrays."""
         return np.take(self.features[part], rows, axis=0), self.part(part)[1][rows]
+
+
+def upper_of(backend: Backend, training: TrainingSection) -> Upper | None:
+    """The part of a model above its features; None: it has none, or samples are augmented, each time anew."""
+    return None if training.augmentations else backend.upper()
 
 
 def fits(upper: Upper, data: DeviceData, room: int | None) -> bool:

@@ -11,7 +11,7 @@ from fleetune.edge_agent.personal.served_model import Adoption
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.training.backend import Backend, Upper
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
-from fleetune.edge_agent.training.feature_data import FeatureData, features_of
+from fleetune.edge_agent.training.feature_data import FeatureData, features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.methods import from_section
@@ -90,7 +90,8 @@ def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
     method = from_section(decoded.method, decoded.spec)
     frozen = stored_backbone(folder.parent, decoded.spec)
     backend = make_backend("torch", decoded.spec, None, 1, task=decoded.learns, frozen=frozen)
-    _stage = Stage(settings, decoded, method, backend, Shares(settings), folder, backend.upper())
+    upper = upper_of(backend, decoded.training)
+    _stage = Stage(settings, decoded, method, backend, Shares(settings), folder, upper)
 
 
 def reply(name: str, index: int, ratio: float, payload: bytes) -> bytes:
