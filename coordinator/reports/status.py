@@ -131,7 +131,7 @@ def _say(console: Console, line: str) -> None:
 
 def _screen(status: Status, console: Console) -> RenderableType:
     """In one screen of the console."""
-    word = status.waits
+    word = "" if status.shot.holds else status.waits  # the view says that itself
     lines = [Text(word, "yellow", overflow="ellipsis")] if word else []
     used = sum(-(-len(line.plain) // console.width) for line in lines)
     height = console.height if console.is_terminal else _PLAIN_HEIGHT

@@ -84,6 +84,11 @@ def check_ends(settings: RunSettings) -> None:
     """Raises SettingError: a virtual clock would go on for ever, or wait for what never comes."""
     if settings.run.is_open and settings.fleet.days is None:
         raise SettingError('run.rounds = "open": a simulation ends; say fleet.days, e.g. 30, or a number')
+    if settings.schedule.asks_devices:
+        raise SettingError(
+            "schedule.new_samples and drift: the data of simulated devices do not grow; say a time, e.g."
+            ' every = "24h"'
+        )
 
 
 def _device(

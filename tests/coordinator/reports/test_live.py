@@ -317,3 +317,27 @@ def test_before_anybody_came():
     lines = shown(shot)
     assert lines[1] == "round 1 of 30  waiting for devices: 0 there, needs 4"
     assert lines[-1] == "no device yet"
+
+
+def test_an_open_run_has_no_last_round_and_says_what_it_waits_for():
+    shot = snapshot(
+        rounds=None, stage="waiting", holds="due 2026-11-23 02:00, in 5 h 12 min", remaining_s=None
+    )
+    lines = shown(shot)
+    assert lines[1].rstrip() == "round 41  due 2026-11-23 02:00, in 5 h 12 min"
+    assert not any("%" in line and "of" in line and "━" in line for line in lines), "no bar towards an end"
+    settings = msgspec.structs.replace(SETTINGS, run=msgspec.structs.replace(SETTINGS.run, rounds="open"))
+    assert plain_line(record_of(), settings).startswith("round 12  6/6 replied")
+
+
+def test_watch_of_an_open_run_knows_of_no_end_and_keeps_what_it_shows():
+    settings = msgspec.structs.replace(SETTINGS, run=msgspec.structs.replace(SETTINGS.run, rounds="open"))
+    watch = Watch(settings, PARAMETERS)
+    for number in range(1, 400):
+        watch.note(record_of(number))
+    shot = watch.snapshot(EngineState(), Ledger(), 0.0)
+    assert (shot.rounds, shot.remaining_s, shot.holds) == (None, None, "")
+    assert len(shot.curve) == 100
+    assert shot.curve[-1].number == 399
+    paused = watch.snapshot(EngineState(paused=True), Ledger(), 0.0)
+    assert paused.holds == "paused: no round opens until edge-coordinator resume"

@@ -56,6 +56,9 @@ def test_the_same_seed_plays_the_same_nights_whatever_zone_this_machine_is_in(tm
 def test_an_open_run_is_told_when_its_simulation_ends(tmp_path):
     with pytest.raises(SettingError, match=r"fleet\.days"):
         simulate(open_settings(), tmp_path / "sim", workers=0, fresh=True)
+    waits = open_settings(fleet={"days": 3}, schedule={"drift": True})
+    with pytest.raises(SettingError, match="the data of simulated devices do not grow"):
+        simulate(waits, tmp_path / "sim", workers=0, fresh=True)
 
 
 @pytest.mark.parametrize(
