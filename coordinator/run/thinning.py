@@ -48,13 +48,13 @@ class Thinning:
     Args:
         store: of the run.
         folder: of the run.
-        most_whole: rounds that are kept whole.
+        most_whole: rounds that are kept whole; None: `MOST_WHOLE`.
     """
 
-    def __init__(self, store: RunStore, folder: Path, most_whole: int = MOST_WHOLE) -> None:
+    def __init__(self, store: RunStore, folder: Path, most_whole: int | None = None) -> None:
         self._store = store
         self._path = folder / PAST
-        self._most_whole = most_whole
+        self._most_whole = most_whole or MOST_WHOLE
 
     def closed(self, newest: RoundRecord, ledger: Ledger) -> None:
         """Let go of what is too much after this round, inside `store.step()`; `ledger` is changed.

@@ -1,19 +1,33 @@
 """What an open run lets go of: how much stays, what is written before, and sums, which stay those of all."""
 
+import gc
+import tracemalloc
 from contextlib import closing, nullcontext
 from itertools import pairwise
 
 import msgspec
 import pytest
+from msgspec.structs import replace
+from tests.conftest import PullToTarget
+from tests.helpers.played_run import SPEC, enrolment, settings
 
+from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.run import thinning
+from fleetune.coordinator.run.assignment import OutgoingTask
+from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.run.thinning import Thinning, stride
 from fleetune.coordinator.store.run_folder import PAST
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.schedule import ScheduleSection
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.payloads import Measures
 
 WHOLE = 20
@@ -51,8 +65,8 @@ def numbers(data):
 
 def test_the_newest_stay_whole_of_the_others_an_even_choice_and_the_file_has_all(store):
     ledger, most = Ledger(), 0
-    for last in range(100, 2001, 100):
-        close_rounds(store, last - 99, last, ledger)
+    for last in range(50, 601, 50):
+        close_rounds(store, last - 49, last, ledger)
         found = [one.number for one in store.records()]
         assert found[-WHOLE:] == list(range(last - WHOLE + 1, last + 1))
         most = max(most, len(found))
@@ -60,8 +74,8 @@ def test_the_newest_stay_whole_of_the_others_an_even_choice_and_the_file_has_all
         assert len(gaps) <= 1, "evenly spaced"
     assert most <= 2 * WHOLE + 2
     assert all(one.devices.keys() == {"a", "b"} for one in store.records())
-    assert numbers((store.path.parent / PAST).read_bytes()) == list(range(1, 2000 - WHOLE + 1))
-    assert ledger.past.rounds == 2000 - len(store.records())
+    assert numbers((store.path.parent / PAST).read_bytes()) == list(range(1, 600 - WHOLE + 1))
+    assert ledger.past.rounds == 600 - len(store.records())
     assert ledger.past.joules == pytest.approx(4.0 * ledger.past.rounds)
     assert ledger.past.train_s == pytest.approx(1.0 * ledger.past.rounds)
     assert ledger.past.download_s is None, "nobody told it"
@@ -126,3 +140,72 @@ def test_a_stride_leaves_at_most_so_many():
         step = stride(last, 100)
         assert last // step <= 100
         assert step == 1 or last // (step // 2) > 100
+
+
+class Remembered:
+    """Where a session keeps its state: in memory."""
+
+    data = None
+
+    def read(self):
+        return self.data
+
+    def write(self, data):
+        self.data = data
+
+
+class OneDevice:
+    """An open run in `folder` with a device that replies at once, a minute after the last round."""
+
+    def __init__(self, folder):
+        asked = settings("fedavg", "synchronous")
+        asked = replace(
+            asked,
+            run=replace(asked.run, rounds="open"),
+            round=RoundSection(),
+            schedule=ScheduleSection(every="1m"),
+        )
+        self.run = open_run(asked, folder, durable=False, enrolment=enrolment(asked))
+        trainer = PullToTarget(SPEC, "a")
+        self.session = Session(self.run.enrolment, "a", self.run.method, trainer, Remembered())
+        self.now = 0.0
+        self.take(self.run.controller.handle(DeviceReady(DeviceReport("a", num_samples=10)), self.now))
+
+    def take(self, outcomes):
+        for one in outcomes:
+            if isinstance(one, OutgoingTask):
+                task, turn = one.make(), Turn.of(one.transfer_key)
+                self.run.controller.note_delivered("a", one.transfer_key, len(task))
+                reply = self.session.reply(task, Budget())
+                cost = RoundCost(train_s=1.0)
+                self.take(self.run.controller.receive("a", turn, reply, cost, self.now))
+
+    def play(self, rounds):
+        """Until so many are closed; the bytes that Python holds then, and those of the store."""
+        while self.run.controller.engine_state.rounds_done < rounds:
+            self.now += 60.0
+            self.take(self.run.controller.handle(Tick(), self.now))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0], self.run.store.path.stat().st_size
+
+
+def test_hundreds_of_rounds_leave_memory_store_and_summary_as_large_as_they_are(tmp_path, monkeypatch):
+    """10,000 were measured by hand, see docs/open-runs.md."""
+    monkeypatch.setattr(thinning, "MOST_WHOLE", WHOLE)
+    tracemalloc.start()
+    try:
+        one = OneDevice(tmp_path / "run")
+        (held, stored), (held_later, stored_later) = one.play(150), one.play(300)
+    finally:
+        tracemalloc.stop()
+    with closing(one.run.store):
+        summary, kept = summary_of(one.run, simulated=True), one.run.controller.records()
+    assert held_later - held < 30_000
+    assert stored_later <= stored + 50_000
+    assert len(kept) <= 2 * WHOLE + 2
+    assert (summary.rounds, summary.thinned) == (300, 300 - len(kept))
+    assert summary.seconds.train == pytest.approx(300.0), "sums are those of all rounds"
+    assert summary.bytes.up_dense == 300 * 4 * SPEC.num_parameters
+    past = numbers((tmp_path / "run" / PAST).read_bytes())
+    assert past == list(range(1, past[-1] + 1))
+    assert {*past, *(record.number for record in kept)} == set(range(1, 301))
