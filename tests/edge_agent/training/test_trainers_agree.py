@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.edge_agent.training.device_data import DeviceData
@@ -119,6 +120,19 @@ def test_twenty_steps_end_within_a_millionth(name, which):
         np.testing.assert_array_equal(
             found.weights[: spec.num_parameters][frozen], weights[: spec.num_parameters][frozen]
         )
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "rmsprop"])
+def test_other_optimisers_clipping_and_augmentation_are_the_same_with_both(optimiser):
+    torch_backend, onnx_backend = backends("lenet5")
+    spec, weights = torch_backend.spec, torch_backend.weights.copy()
+    data, plan = samples(spec.input_shape), plans(spec, weights)["masked"]
+    settings = replace(SETTINGS, momentum=0.0, optimiser=optimiser, learning_rate=0.001, eps=1e-4)
+    settings = replace(settings, clip_norm=1.0, augment=("crop", "flip"))
+    wanted, found = (trained(each, data, plan, weights, settings) for each in (torch_backend, onnx_backend))
+    assert error(found.weights, wanted.weights) < 1e-5
+    plain = trained(onnx_backend, data, plan, weights, replace(settings, clip_norm=None, augment=()))
+    assert error(plain.weights, wanted.weights) > 1e-3
 
 
 @pytest.mark.parametrize("name", [*NORMED, "resnet8"])
