@@ -11,6 +11,7 @@ from fleetune.edge_agent.run_options import HOST, STATE, DeviceName, StateFolder
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
+    from fleetune.edge_agent.personal.predictions import Predictions
     from fleetune.edge_agent.personal.served_model import Standing
 
 Fleet = Annotated[str | None, typer.Option(help="name of the fleet")]
@@ -33,7 +34,7 @@ def export(
     bundle: BundleFile = None,
     trust: Trust = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
-    """Write this device's personal model as an ONNX file: raw samples in, probabilities and label out."""
+    """Write this device's personal model as an ONNX file: raw samples in, the task's answers out."""
     from fleetune.edge_agent.personal.inference_graph import write_inference
     from fleetune.edge_agent.personal.personal_model import personal_model
     from fleetune.edge_agent.state.agent_store import AgentStore
@@ -43,7 +44,8 @@ def export(
         found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
         spec = found.bundle.spec
         about = {"model": spec.name, "device": device, **_about(found.standing)}
-        written = write_inference(found.bundle, found.weights, about, found.frozen)
+        threshold = found.standing.threshold
+        written = write_inference(found.bundle, found.weights, about, found.frozen, threshold)
         write_atomically(out, written)
         print(f"{out}: {spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
 
@@ -59,9 +61,10 @@ def predict(
     trust: Trust = [],  # noqa: B006 - typer's way of saying it
     as_json: Annotated[bool, typer.Option("--json", help="all samples, for scripts")] = False,
 ) -> None:
-    """Say what the personal model takes samples for, and how often it is right where labels are known."""
+    """Say what the personal model makes of samples, and how well where labels are known."""
     from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
     from fleetune.edge_agent.personal.personal_model import personal_model
+    from fleetune.edge_agent.personal.predictions import told_of
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.errors import SettingError
 
@@ -73,16 +76,19 @@ def predict(
         if model is None:
             found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
             predictor, standing = (
-                Predictor.of(write_inference(found.bundle, found.weights, {}, found.frozen)),
+                Predictor.of(
+                    write_inference(found.bundle, found.weights, {}, found.frozen, found.standing.threshold)
+                ),
                 found.standing,
             )
         else:
             predictor = Predictor.of(model)
-        probabilities = predictor.probabilities(x)
+        told = told_of(predictor, x, y, data)
         if as_json:
-            sys.stdout.write(_as_json(predictor, probabilities, y, standing))
+            said = {**told.as_json(), "model": None if standing is None else _about(standing)}
+            sys.stdout.write(json.dumps(said) + "\n")
         else:
-            _show(predictor, probabilities, y, standing)
+            _show(told, standing)
 
 
 def _samples(source: str) -> tuple[Any, Any]:
@@ -116,32 +122,17 @@ def _about(standing: "Standing") -> dict[str, str]:
     return {name: str(value) for name, value in known.items() if value is not None}
 
 
-def _as_json(predictor: Any, probabilities: Any, y: Any, standing: "Standing | None") -> str:
-    labels = probabilities.argmax(axis=1)
-    content: dict[str, Any] = {
-        "labels": labels.tolist(),
-        "names": [predictor.name(label) for label in labels],
-        "probabilities": probabilities.astype(float).round(6).tolist(),
-        "accuracy": None if y is None else float((labels == y).mean()),
-        "model": None if standing is None else _about(standing),
-    }
-    return json.dumps(content) + "\n"
-
-
-def _show(predictor: Any, probabilities: Any, y: Any, standing: "Standing | None") -> None:
+def _show(told: "Predictions", standing: "Standing | None") -> None:
     import rich
     from rich.table import Table
 
     if standing is not None:
         print(f"model: {standing.words}")
-    labels = probabilities.argmax(axis=1)
-    table = Table("sample", "taken for", "probability", *(() if y is None else ("is",)))
-    for index, label in enumerate(labels[:_ROWS]):
-        row = [str(index), predictor.name(label), f"{probabilities[index, label]:.3f}"]
-        table.add_row(*row, *(() if y is None else (predictor.name(int(y[index])),)))
+    table = Table("sample", *told.columns)
+    for index, row in enumerate(told.rows(_ROWS)):
+        table.add_row(str(index), *row)
     rich.print(table)
-    if len(labels) > _ROWS:
-        print(f"... and {len(labels) - _ROWS} more; --json has them all")
-    if y is not None:
-        right = int((labels == y).sum())
-        print(f"right: {right} of {len(labels)}, {right / len(labels):.1%}")
+    if told.num_samples > _ROWS:
+        print(f"... and {told.num_samples - _ROWS} more; --json has them all")
+    for line in told.lines():
+        print(line)

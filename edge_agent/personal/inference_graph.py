@@ -1,46 +1,51 @@
-"""A personal model as an ONNX file that an app runs by itself: raw samples in, probabilities out."""
+"""A personal model as an ONNX file that an app runs by itself: raw samples in, the task's answers out."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.personal.task_answers import JUDGED, LOGITS, PROBABILITIES, QUANTILES, answers_of
 from fleetune.edge_agent.training.onnx_sessions import runtime
 from fleetune.protocols.bundle.bundle import ANSWER, Bundle
-from fleetune.protocols.bundle.graph import Constant, Dimension, Graph, Node, Port
+from fleetune.protocols.bundle.graph import Constant, Graph, Node
 from fleetune.protocols.errors import DataError, ModelError
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.input_scaling import as_floats, over_channels
 from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.tasks import CLASSIFICATION, task_of
+from fleetune.protocols.tasks.task import Task
 
-INPUT, LOGITS, PROBABILITIES, LABEL = "input", "logits", "probabilities", "label"
+INPUT = "input"
 _BATCH_SIZE = 128
 
 
-def inference_graph(bundle: Bundle) -> Graph:
-    """Make the graph from raw samples (bytes of images as 0..1) to logits, probabilities and the likeliest
-    label.
+def inference_graph(bundle: Bundle, threshold: float | None = None) -> Graph:
+    """Make the graph from raw samples (bytes of images as 0..1) to the answers of the run's task, see
+    `edge_agent.personal.task_answers`.
+
+    Args:
+        bundle: of the model.
+        threshold: of anomalies; None: not known.
     """
     answer = bundle.graphs[ANSWER].keeping({LOGITS})
     (x,) = (port for port in answer.inputs if port.name == "x")
     first, constants = _normalisation(bundle)
-    each: tuple[Dimension, ...] = ("n",)
-    classes = (*each, bundle.spec.num_classes)
+    last = answers_of(bundle.learns, bundle.spec.num_classes, threshold)
     return Graph(
         inputs=(*(port for port in answer.inputs if port is not x), replace(x, name=INPUT)),
-        outputs=(Port(LOGITS, "f4", classes), Port(PROBABILITIES, "f4", classes), Port(LABEL, "i8", each)),
-        nodes=(
-            *first,
-            *answer.nodes,
-            Node("Softmax", (LOGITS,), (PROBABILITIES,), {"axis": 1}),
-            Node("ArgMax", (LOGITS,), (LABEL,), {"axis": 1, "keepdims": 0}),
-        ),
-        constants=(*answer.constants, *constants),
+        outputs=last.outputs,
+        nodes=(*first, *answer.nodes, *last.nodes),
+        constants=(*answer.constants, *constants, *last.constants),
     )
 
 
@@ -58,20 +63,29 @@ def _normalisation(bundle: Bundle) -> tuple[tuple[Node, ...], tuple[Constant, ..
 
 
 def write_inference(
-    bundle: Bundle, weights: FlatArray, about: Mapping[str, str], frozen: Tensors = MappingProxyType({})
+    bundle: Bundle,
+    weights: FlatArray,
+    about: Mapping[str, str],
+    frozen: Tensors = MappingProxyType({}),
+    threshold: float | None = None,
 ) -> bytes:
     """Make the ONNX file of a model with these weights, shape (spec.size,), and its `frozen` tensors.
 
-    Its metadata holds `about` and the class names as JSON.
+    Its metadata holds `about` and, as JSON, the class names, the run's [task] if it has one, and the
+    threshold above which an error is an anomaly, if it is known.
     """
     from fleetune.protocols.bundle.onnx_file import write_onnx
 
     tensors = {**frozen, **{tensor.name: view for tensor, view in bundle.spec.views(weights)}}
-    graph = inference_graph(bundle)
+    graph = inference_graph(bundle, threshold)
     used = {port.name for port in graph.inputs}
-    names = json.dumps(list(bundle.class_names), ensure_ascii=False)
     kept = {name: view for name, view in tensors.items() if name in used}
-    return write_onnx(graph, weights=kept, about={**about, "class_names": names})
+    said = {**about, "class_names": json.dumps(list(bundle.class_names), ensure_ascii=False)}
+    if bundle.task is not UNSET:
+        said["task"] = msgspec.json.encode(bundle.task).decode()
+    if threshold is not None:
+        said["threshold"] = json.dumps(threshold)
+    return write_onnx(graph, weights=kept, about=said)
 
 
 @dataclass(frozen=True)
@@ -82,11 +96,15 @@ class Predictor:
         session: of ONNX Runtime.
         class_names: of the labels; empty: they have none.
         input_shape: of one sample.
+        task: what the model was trained for.
+        threshold: above which an error is an anomaly; None: not known, or the task has none.
     """
 
     session: Any
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
+    task: Task = CLASSIFICATION
+    threshold: float | None = None
 
     @classmethod
     def of(cls, model: bytes | Path) -> "Predictor":
@@ -104,14 +122,17 @@ class Predictor:
             about = session.get_modelmeta().custom_metadata_map
             (given,) = session.get_inputs()
             names = tuple(json.loads(about["class_names"]))
+            task = task_of(msgspec.json.decode(about.get("task", "{}"), type=TaskSection))
+            threshold = json.loads(about.get("threshold", "null"))
         except OSError as problem:
             raise ModelError(f"cannot read {model!s}: {problem.strerror}") from None
         except Exception as problem:  # each of the runtime's errors is a type of its own
             raise ModelError(f"this is no model that edge-agent export wrote: {problem!s:.200}") from problem
-        return cls(session, names, tuple(given.shape[1:]))
+        return cls(session, names, tuple(given.shape[1:]), task, threshold)
 
-    def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
-        """The probability of each class for each sample, shape (n, classes).
+    def answers(self, x: NDArray[np.generic]) -> dict[str, NDArray[Any]]:
+        """All that the model says of each sample, by the names of `edge_agent.personal.task_answers`, each of
+        shape (n, ...).
 
         Args:
             x: raw samples, shape (n, *input_shape): bytes, or numbers as the device was trained on.
@@ -124,14 +145,49 @@ class Predictor:
         x = x.reshape(len(x), *self.input_shape)
         (given,) = self.session.get_inputs()
         kind = np.int64 if given.type == "tensor(int64)" else np.float32
-        found = [self._batch(x[start : start + _BATCH_SIZE], kind) for start in range(0, len(x), _BATCH_SIZE)]
-        return np.concatenate(found)
+        names = [one.name for one in self.session.get_outputs()]
+        found = [
+            self._batch(x[start : start + _BATCH_SIZE], kind, names)
+            for start in range(0, len(x), _BATCH_SIZE)
+        ]
+        return {
+            name: np.concatenate(parts) for name, parts in zip(names, zip(*found, strict=True), strict=True)
+        }
 
-    def _batch(self, x: NDArray[np.generic], kind: type[np.generic]) -> NDArray[np.float32]:
+    def probabilities(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
+        """The probability of each class, or of each of several labels, for each sample, shape (n, classes).
+
+        Raises:
+            DataError: as `answers`; or the task has no classes.
+        """
+        found = self.answers(x)
+        if PROBABILITIES not in found:
+            raise DataError(f"the model is of a {self.task.kind}, which has no probabilities")
+        return found[PROBABILITIES]
+
+    def figures(self, answers: Mapping[str, NDArray[Any]], y: NDArray[Any], where: str) -> dict[str, float]:
+        """The task's scores, by name, as far as these samples can tell.
+
+        Args:
+            answers: of `answers`.
+            y: labels as a data source gives them; of shape (n, 0) there are none.
+            where: the source, for messages.
+
+        Raises:
+            DataError: the labels are not of this task, or the model cannot give them.
+        """
+        judged = answers[JUDGED[self.task.kind]]
+        num_outputs = math.prod(
+            answers[QUANTILES if QUANTILES in answers else JUDGED[self.task.kind]].shape[1:]
+        )
+        labels = self.task.checked(y, num_outputs, where)
+        reference = None if self.threshold is None else np.array([self.threshold])
+        return self.task.figures(judged, labels, reference)
+
+    def _batch(self, x: NDArray[np.generic], kind: type[np.generic], names: list[str]) -> list[NDArray[Any]]:
         numbers = as_floats(x) if kind is np.float32 else x.astype(kind)
-        (found,) = self.session.run([PROBABILITIES], {INPUT: numbers})
-        array: NDArray[np.float32] = found
-        return array
+        found: list[NDArray[Any]] = self.session.run(names, {INPUT: numbers})
+        return found
 
     def name(self, label: int) -> str:
         """The name of a class."""

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.trainer import Part
+from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -44,6 +45,8 @@ class Judge(Protocol):
 
     def score(self, weights: FlatArray, part: Part) -> float | None: ...
 
+    def threshold(self, weights: FlatArray) -> float | None: ...
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -61,6 +64,7 @@ class Standing:
             not known.
         accuracy: on the device's test split, 0..1; None: without one.
         samples: which samples the two were found on, see `DeviceData.fingerprint`.
+        threshold: of a reconstruction that is served: errors above are anomalies.
     """
 
     run: str
@@ -75,6 +79,7 @@ class Standing:
     training_loss: float | None = None
     accuracy: float | None = None
     samples: str = ""
+    threshold: float | None = None
 
     @property
     def words(self) -> str:
@@ -122,6 +127,13 @@ def is_better(candidate: Standing, served: Standing | None) -> bool:
         return True
     ours, theirs = candidate.training_loss, served.training_loss
     return ours is None or theirs is None or ours <= theirs
+
+
+def with_threshold(standing: Standing, weights: FlatArray, enrolment: Enrolment, judge: Judge) -> Standing:
+    """`standing` as it is served: with the threshold of anomalies, where the run learns to reconstruct."""
+    if not isinstance(enrolment.learns, Reconstruction):
+        return standing
+    return replace(standing, threshold=judge.threshold(weights))
 
 
 def _question(standing: Standing) -> tuple[object, ...]:
@@ -247,5 +259,6 @@ class Adoption:
         return served
 
     def _serve(self, standing: Standing, weights: FlatArray) -> None:
+        standing = with_threshold(standing, weights, self._enrolment, self._judge)
         self._memory.write(codec.encode(Served(standing, weights), self._enrolment.spec))
         self.served = standing

@@ -22,6 +22,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings import rate_schedule
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
+from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.task import Task
 
 _EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory
@@ -203,13 +204,22 @@ class LocalTrainer:
         """All scores of the task that a part can tell, by name."""
         if not self.data.size(part):
             return {}
-        reference = self._judged(weights, "train") if self.task.needs_reference else None
+        reference = self._judged(weights, "train") if self.task.by_reference else None
         return self.task.figures(self._judged(weights, part), self.data.part(part)[1], reference)
+
+    def threshold(self, weights: FlatArray) -> float | None:
+        """Above which an error is an anomaly, by the errors of the training samples; None: the task has no
+        such thing, or there are no samples.
+        """
+        if not isinstance(self.task, Reconstruction) or not self.num_samples:
+            return None
+        return self.task.threshold(self._judged(weights, "train"))
 
     def _figure(self, weights: FlatArray, part: Part, name: str) -> float | None:
         if not self.data.size(part):
             return None
-        return self.task.figure(name, self._judged(weights, part), self.data.part(part)[1])
+        reference = self._judged(weights, "train") if name in self.task.by_reference else None
+        return self.task.figure(name, self._judged(weights, part), self.data.part(part)[1], reference)
 
     def _judged(self, weights: FlatArray, part: Part) -> NDArray[Any]:
         """What the task keeps of a part's outputs, see `Task.judged`; the part is not empty."""

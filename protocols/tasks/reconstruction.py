@@ -40,6 +40,8 @@ class Reconstruction(Task):
         Score("recall", "recall", "Share of the anomalies that are above the device's threshold.", "higher"),
     )
 
+    by_reference = frozenset({"precision", "recall"})  # the threshold is a quantile of training errors
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.users_loss:
@@ -69,11 +71,6 @@ class Reconstruction(Task):
     def judged(self, outputs: Array, targets: Array) -> Array:
         """Each sample's error, shape (n,)."""
         return self.sample_losses(outputs, targets)
-
-    @property
-    def needs_reference(self) -> bool:
-        """The threshold is a quantile of the errors of the training samples."""
-        return True
 
     def threshold(self, reference: NDArray[np.float64]) -> float:
         """Errors above are called anomalies.

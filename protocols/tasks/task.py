@@ -35,6 +35,7 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]]
     scores: ClassVar[tuple[Score, ...]]
     weighs_classes: ClassVar[bool] = False
+    by_reference: ClassVar[frozenset[str]] = frozenset()  # scores that ask what was `judged` in training too
     label_form: ClassVar[Literal["classes", "numbers", "optional"]] = "numbers"
     targets_are_samples: ClassVar[bool] = False
 
@@ -110,11 +111,6 @@ class Task(ABC):
         """What must be kept of a batch's outputs, shape (n, outputs), to judge a model by all batches."""
         return outputs
 
-    @property
-    def needs_reference(self) -> bool:
-        """Whether `figure` needs what was `judged` of the device's own training samples."""
-        return False
-
     def figure(self, name: str, judged: Array, labels: Array, reference: Array | None = None) -> float | None:
         """One of its scores.
 
@@ -122,7 +118,7 @@ class Task(ABC):
             name: of the score.
             judged: of all samples, joined, at least one.
             labels: theirs.
-            reference: `judged` of the training samples, see `needs_reference`.
+            reference: `judged` of the training samples, see `by_reference`.
 
         Returns:
             None where these samples cannot tell.
