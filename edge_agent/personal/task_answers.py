@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleetune.protocols.bundle.graph import Constant, Node, Port
+from fleetune.protocols.bundle.graph import Constant, Dimension, Node, Port
 from fleetune.protocols.tasks.losses import QUANTILE
 from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.task import Task
@@ -63,7 +63,7 @@ def _classification(_: Task, num_outputs: int) -> Answers:
 
 
 def _multi_label(_: Task, num_outputs: int) -> Answers:
-    each = ("n", num_outputs)
+    each: tuple[Dimension, ...] = ("n", num_outputs)
     return Answers(
         (Port(LOGITS, "f4", each), Port(PROBABILITIES, "f4", each), Port(PRESENT, "i8", each)),
         (
