@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.internals.words import inside_line
-from fleetune.coordinator.reports.metric import Metric, Place
+from fleetune.coordinator.reports.metric import Metric, Place, unit_of
 from fleetune.coordinator.reports.metrics import (
     AFTER,
     BEFORE,
@@ -25,6 +25,8 @@ from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks.scores import Score
 
 _STYLES: dict[Doing, str] = {
     "sending": "cyan",
@@ -42,6 +44,7 @@ _STYLES: dict[Doing, str] = {
 _ORDER = {doing: place for place, doing in enumerate(_STYLES)}
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE_LENGTH = 30
+_WORD = 8  # letters of what a line of the head is about
 _LINE: Place = "round line"
 _VIEW: Place = "live view"
 _IN_LINE = {one.name for one in (BEFORE, AFTER, BYTES_UP, BYTES_DOWN, DURATION)}
@@ -61,7 +64,7 @@ class LiveView:
         """
         shot = self.snapshot
         bar = [] if shot.rounds is None else [_progress(shot, shot.rounds)]
-        head = [_title(shot), _round(shot), *bar, _times(shot), _accuracy(shot), _traffic(shot)]
+        head = [_title(shot), _round(shot), *bar, _times(shot), _score(shot), _traffic(shot)]
         if shot.inside:
             head.append(_line((f"inside    {shot.inside}", "")))
         if shot.refused:
@@ -70,7 +73,7 @@ class LiveView:
         if shot.problem:
             head.append(_line((shot.problem, "bold red")))
         around = 4  # a blank line, the table's header, the line on the rest, the cursor's
-        return Group(*head, Text(), *_devices(shot.devices, max(1, height - len(head) - around), width))
+        return Group(*head, Text(), *_devices(shot, max(1, height - len(head) - around), width))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.render(width=options.max_width, height=options.height or console.height)
@@ -83,11 +86,12 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
     inside = inside_line(record, internals_of(settings.method), plain=True)
+    after = AFTER.seen_as(task_of(settings.task).score)
     return "  ".join(
         [
             what,
             f"{len(record.devices)}/{len(record.participants)} replied",
-            f"{AFTER.head(_LINE)} {_plain(BEFORE.of_round(record))} -> {_plain(AFTER.of_round(record))}",
+            f"{after.head(_LINE)} {_plain(BEFORE.of_round(record))} -> {_plain(AFTER.of_round(record))}",
             *(_named(metric, record) for metric in (BYTES_UP, BYTES_DOWN)),
             DURATION.unit.text(DURATION.of_round(record)),
             *(_named(metric, record) for metric in shown_at(_LINE, _IN_LINE)),
@@ -110,8 +114,8 @@ def sparkline(values: Sequence[float]) -> str:
     )
 
 
-def _plain(accuracy: float | None) -> str:
-    return "-" if accuracy is None else f"{accuracy:.3f}"
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _title(shot: Snapshot) -> Text:
@@ -165,13 +169,14 @@ def _times(shot: Snapshot) -> Text:
     return Text(f"time      {readable.duration(shot.elapsed_s)}{left}")
 
 
-def _accuracy(shot: Snapshot) -> Text:
+def _score(shot: Snapshot) -> Text:
+    name = f"{shot.score.title}  " if len(shot.score.title) > _WORD else shot.score.title.ljust(_WORD + 2)
     if not shot.curve:
-        return Text(f"accuracy  {readable.UNKNOWN}")
+        return Text(f"{name}{readable.UNKNOWN}")
     last = shot.curve[-1]
     after = [point.after for point in shot.curve[-_CURVE_LENGTH:] if point.after is not None]
     return _line(
-        (f"accuracy  {readable.change(last.before, last.after)}  ", ""),
+        (f"{name}{unit_of(shot.score).change(last.before, last.after)}  ", ""),
         (sparkline(after), "blue"),
         (f"  before → after local training, round {last.number}", "dim"),
     )
@@ -188,8 +193,9 @@ def _traffic(shot: Snapshot) -> Text:
     )
 
 
-def _devices(devices: Sequence[DeviceLine], room: int, width: int) -> list[RenderableType]:
+def _devices(shot: Snapshot, room: int, width: int) -> list[RenderableType]:
     """A table of the devices; when there are more than lines, of the busiest, and a line on the rest."""
+    devices = shot.devices
     if not devices:
         return [Text("no device yet", "dim")]
     shown: Sequence[DeviceLine] = devices
@@ -197,18 +203,18 @@ def _devices(devices: Sequence[DeviceLine], room: int, width: int) -> list[Rende
         shown = sorted(devices, key=lambda line: (_ORDER[line.doing], line.device))[:room]
     names = {line.device for line in shown}
     rest = Counter(line.doing for line in devices if line.device not in names)
-    parts: list[RenderableType] = [_table(shown, width)]
+    parts: list[RenderableType] = [_table(shown, width, shot.score)]
     if rest:
         counts = ", ".join(f"{count} {doing}" for doing, count in rest.most_common())
         parts.append(_line((f"and {rest.total()} more: {counts}", "dim")))
     return parts
 
 
-def _table(lines: Sequence[DeviceLine], width: int) -> Table:
+def _table(lines: Sequence[DeviceLine], width: int, score: Score) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     times, reasons = width >= _ROOM_FOR_TIMES, width >= _ROOM_FOR_REASONS
-    metrics = shown_at(_VIEW, _IN_VIEW)
-    shared = [metric.head(_VIEW) for metric in (AFTER, BYTES_UP, BYTES_DOWN)]
+    metrics = [metric.seen_as(score) for metric in shown_at(_VIEW, _IN_VIEW)]
+    shared = [metric.seen_as(score).head(_VIEW) for metric in (AFTER, BYTES_UP, BYTES_DOWN)]
     columns = ["device", "board", "p", "doing", *shared, *(metric.head(_VIEW) for metric in metrics)]
     for name in [*columns, *["took / expected"] * times, *["why this p"] * reasons]:
         named = name in ("device", "board", "doing", "why this p")  # these give way on a narrow screen
@@ -219,7 +225,7 @@ def _table(lines: Sequence[DeviceLine], width: int) -> Table:
             _line((readable.short_board(line.board), "")),
             readable.ratio(line.ratio),
             _doing(line),
-            readable.change(line.before, line.after),
+            unit_of(score).change(line.before, line.after),
             BYTES_UP.unit.text(line.bytes_up),
             BYTES_DOWN.unit.text(line.bytes_down),
             *(metric.unit.text(line.metrics.get(metric.name)) for metric in metrics),

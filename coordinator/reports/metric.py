@@ -1,13 +1,14 @@
 """What a metric is: its name, its unit, how it is read and summed up, where it is shown; see `metrics`."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.averages import total
 from fleetune.coordinator.reports.summary import DeviceSummary, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 Value = float | None
 Average = Callable[[Iterable[Value]], Value]
@@ -34,17 +35,25 @@ class Unit:
         text: a value for people; "–" for what is not known.
         spread: a mean and its standard deviation (None: there is none) for people.
         sign: behind the numbers of an axis.
+        change: two values, before and after, for people.
+        gain: a difference for people.
+        on_axis: what values are multiplied by to stand on an axis.
     """
 
     name: str
     text: Callable[[Value], str]
     spread: Callable[[float, Value], str]
     sign: str = ""
+    change: Callable[[Value, Value], str] = readable.number_change
+    gain: Callable[[Value], str] = readable.number_gain
+    on_axis: float = 1.0
 
 
 COUNT = Unit("", readable.count, readable.spread)
 NUMBER = Unit("", readable.number, readable.number_spread)
-FRACTION = Unit("ratio", readable.percent, readable.percent_spread, "%")
+FRACTION = Unit(
+    "ratio", readable.percent, readable.percent_spread, "%", readable.change, readable.points, 100.0
+)
 SECONDS = Unit("seconds", readable.duration, readable.duration_spread, "s")
 BYTES = Unit("bytes", readable.size, readable.size_spread, "B")
 JOULES = Unit("joules", readable.energy, readable.energy_spread, "J")
@@ -66,6 +75,7 @@ class Metric:
         over_devices: sums up the devices of a round or a run.
         round: reads it from a closed round; None: `over_devices` of its replies.
         device, run: read it from summary.json; None: it stands among `metrics` there, if anywhere.
+        judges: how well a model does, by the score of the run's task: `seen_as` has its words and its unit.
         shown: where, and what it is called there; "": its title, or the name of a column that it shares.
             In `summary`: among `metrics`, because it has no key of its own.
     """
@@ -82,7 +92,24 @@ class Metric:
     round: Callable[[RoundRecord], Value] | None = None
     device: Callable[[DeviceSummary], Value] | None = None
     run: Callable[[Summary], Value] | None = None
+    judges: bool = False
     shown: Mapping[Place, str] = field(default_factory=dict)
+
+    def seen_as(self, score: Score) -> "Metric":
+        """As a run says it whose models are judged by `score`."""
+        if not self.judges or score == ACCURACY:
+            return self
+        return replace(
+            self,
+            title=self.title.replace(ACCURACY.title, score.title),
+            about=self.about.replace("Accuracy", _capital(score.title)).replace(ACCURACY.title, score.title),
+            unit=unit_of(score),
+            better=score.better,
+            shown={
+                place: head.replace("Accuracy", _capital(score.title)).replace(ACCURACY.title, score.title)
+                for place, head in self.shown.items()
+            },
+        )
 
     @property
     def axis(self) -> str:
@@ -118,6 +145,20 @@ class Metric:
     def of_run(self, summary: Summary) -> Value:
         """Of the whole run, as summary.json has it."""
         return self.run(summary) if self.run else _among(summary.metrics, self.name)
+
+
+def unit_of(score: Score) -> Unit:
+    """What a score is measured in."""
+    return FRACTION if score.share else NUMBER
+
+
+def titled(score: Score, rest: str) -> str:
+    """The title of a picture of a score."""
+    return f"{_capital(score.title)} {rest}"
+
+
+def _capital(title: str) -> str:
+    return title[:1].upper() + title[1:]
 
 
 def _among(metrics: object, name: str) -> Value:

@@ -141,6 +141,7 @@ BEFORE = Metric(
     over_rounds=last,
     over_devices=mean,
     device=lambda row: row.before,
+    judges=True,
     shown={"round line": "", "live view": "", "device table": "", "page devices": ""},
 )
 AFTER = Metric(
@@ -153,6 +154,7 @@ AFTER = Metric(
     over_rounds=last,
     over_devices=mean,
     device=lambda row: row.after,
+    judges=True,
     shown={"round line": "accuracy", "live view": "accuracy", "device table": "", "page devices": ""},
 )
 PERSONAL = Metric(
@@ -164,6 +166,7 @@ PERSONAL = Metric(
     reply=lambda reply: reply.measures.personal,
     over_devices=mean,
     device=lambda row: row.personal,
+    judges=True,
     shown={"device table": "accuracy", "page devices": "personal accuracy"},
 )
 SERVED = Metric(
@@ -175,7 +178,8 @@ SERVED = Metric(
     reply=_kept,
     over_devices=mean,
     device=lambda row: row.kept,
-    run=lambda summary: summary.accuracy.kept_mean,
+    run=lambda summary: summary.judged.kept_mean,
+    judges=True,
     shown={"device table": "", "page cards": "Served", "page devices": ""},
 )
 SAMPLES = Metric(
@@ -208,7 +212,8 @@ def _of_all(name: str, about: str, shown: Mapping[Place, str]) -> Metric:
         about,
         FRACTION,
         "higher",
-        run=lambda summary: getattr(summary.accuracy, name),
+        run=lambda summary: getattr(summary.judged, name),
+        judges=True,
         shown=shown,
     )
 
@@ -257,6 +262,7 @@ PERSONAL_WORST_DECILE = Metric(
     FRACTION,
     "higher",
     run=_worst_decile,
+    judges=True,
     shown={"comparison": "worst decile"},
 )
 PERSONAL_WORST = Metric(
@@ -266,6 +272,7 @@ PERSONAL_WORST = Metric(
     FRACTION,
     "higher",
     run=lambda summary: next(iter(summary.ranked), None),
+    judges=True,
     shown={"run table": "worst\ndevice", "page methods": "worst device", "comparison": ""},
 )
 BEFORE_MEAN = _of_all(

@@ -13,6 +13,7 @@ from fleetune.coordinator.reports.summary import DeviceSummary, Errors, Predicti
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols import errors
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.protocols.wire.payloads import Measures
 
 LOCAL = "local-only"
@@ -44,6 +45,15 @@ class Column:
     head: str
     metrics: tuple[Metric, ...]
     join: Callable[..., str] | None = None
+
+    def seen_as(self, score: Score) -> "Column":
+        """As a run says it whose models are judged by `score`."""
+        metrics = tuple(metric.seen_as(score) for metric in self.metrics)
+        if metrics == self.metrics:
+            return self
+        head = self.head.replace(ACCURACY.title, score.title)
+        join = metrics[0].unit.change if self.join is readable.change else self.join
+        return Column(head, metrics, join)
 
     def of_run(self, summary: Summary) -> str:
         """The run's cell."""
@@ -100,14 +110,14 @@ def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> Summary:
         for device, reply in record.devices.items()
     }
     rows = {device: _filled(row, last.get(device)) for device, row in summary.by_device.items()}
-    accuracy = summary.accuracy
-    if accuracy.personal_mean is None:
-        accuracy = replace(
-            accuracy,
+    judged = summary.judged
+    if judged.personal_mean is None:
+        judged = replace(
+            judged,
             personal_mean=mean(row.personal for row in rows.values()),
             personal_weighted=weighted_mean((row.personal, row.num_samples or 0) for row in rows.values()),
         )
-    return replace(summary, accuracy=accuracy, by_device=rows)
+    return replace(summary.with_judged(judged), by_device=rows)
 
 
 def _filled(row: DeviceSummary, last: Measures | None) -> DeviceSummary:
@@ -117,15 +127,21 @@ def _filled(row: DeviceSummary, last: Measures | None) -> DeviceSummary:
 
 
 def personal(summary: Summary) -> dict[DeviceId, float]:
-    """Personal accuracy of every device that has one."""
+    """Personal score of every device that has one."""
     rows = summary.by_device.items()
     return {device: row.personal for device, row in rows if row.personal is not None}
 
 
 def gains(summary: Summary, rival: Summary) -> dict[DeviceId, float]:
-    """Personal accuracy beyond the rival's, of every device that both know."""
-    theirs = personal(rival)
-    return {device: value - theirs[device] for device, value in personal(summary).items() if device in theirs}
+    """By how much each device's personal score is better than the rival's, of every device that both know."""
+    theirs, sign = personal(rival), better_by(summary.judged_by)
+    ours = personal(summary).items()
+    return {device: sign * (value - theirs[device]) for device, value in ours if device in theirs}
+
+
+def better_by(score: Score) -> int:
+    """1 where more is better, -1 where less is."""
+    return 1 if score.better == "higher" else -1
 
 
 def yardstick(rivals: Mapping[str, Summary]) -> str | None:

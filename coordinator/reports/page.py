@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.internals.section import device_columns, section
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
-from fleetune.coordinator.reports.metric import Metric, Place
+from fleetune.coordinator.reports.metric import Metric, Place, unit_of
 from fleetune.coordinator.reports.metrics import (
     AFTER,
     AFTER_MEAN,
@@ -30,6 +30,7 @@ from fleetune.coordinator.reports.metrics import (
 )
 from fleetune.coordinator.reports.outcome import (
     Column,
+    better_by,
     column,
     gains,
     other_device_columns,
@@ -43,6 +44,8 @@ from fleetune.coordinator.reports.outcome import (
 )
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.tasks import score_named
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 _CARDS: Place = "page cards"
 _METHODS: Place = "page methods"
@@ -117,7 +120,8 @@ def write_page(page: Page) -> bytes:
         element("h1", page.title),
         element("p", _what_ran(page.summary), class_="faint"),
         _headline(page),
-        element("p", _ABOUT_ACCURACY, class_="faint"),
+        element("p", in_words_of(page.summary.judged_by, _ABOUT_ACCURACY), class_="faint"),
+        *_scores(page.summary),
         *([element("h2", "Methods"), _methods(page)] if page.rivals else []),
         element("h2", "Plots"),
         element("p", page.remark) if page.remark else _plots(page),
@@ -147,13 +151,14 @@ def _what_ran(summary: Summary) -> str:
 
 def _headline(page: Page) -> Element:
     summary = page.summary
-    own = personal(summary)
-    worst = min(own, key=lambda device: own[device], default=None)
+    own, score = personal(summary), summary.judged_by
+    sign = better_by(score)
+    worst = min(own, key=lambda device: sign * own[device], default=None)
     weighted = f"mean; by samples {_run_text(PERSONAL_WEIGHTED, summary)}"
     cards = [
         _card(PERSONAL_MEAN, summary, weighted, *_over_rivals(page)),
-        card("Worst device", PERSONAL.unit.text(own[worst]), worst) if worst else None,
-        card("One more round", _ONE_MORE.of_run(summary), "before → after")
+        card("Worst device", unit_of(score).text(own[worst]), worst) if worst else None,
+        card("One more round", _ONE_MORE.seen_as(score).of_run(summary), "before → after")
         if AFTER_MEAN.of_run(summary) is not None
         else None,
         _card(SERVED, summary, "the best or newest of the run, as devices keep it")
@@ -173,18 +178,41 @@ def _headline(page: Page) -> Element:
 
 
 def _card(metric: Metric, summary: Summary, *notes: str) -> Element:
-    return card(metric.head(_CARDS), _run_text(metric, summary), *notes)
+    seen = metric.seen_as(summary.judged_by)
+    return card(seen.head(_CARDS), _run_text(seen, summary), *notes)
 
 
 def _run_text(metric: Metric, summary: Summary) -> str:
-    return metric.unit.text(metric.of_run(summary))
+    return metric.seen_as(summary.judged_by).unit.text(metric.of_run(summary))
+
+
+def in_words_of(score: Score, text: str) -> str:
+    """A text on accuracy, of another score."""
+    if score == ACCURACY:
+        return text
+    said = text.replace("accuracy", score.title).replace("in percentage points", f"in its {score.title}")
+    return f"{said} {score.about} {'More' if score.better == 'higher' else 'Less'} is better."
+
+
+def _scores(summary: Summary) -> list[Element]:
+    """All scores of the run's task, of the personal models; nothing where there is no [task]."""
+    if not isinstance(summary.scores, dict):
+        return []
+    told = ((score_named(name), value) for name, value in summary.scores.items())
+    rows = [
+        row([score.title, unit_of(score).text(value), element("td", score.about, class_="prose")])
+        for score, value in told
+        if score is not None
+    ]
+    return [table(["score", "personal models, mean over devices", "what it is"], rows, left=["what it is"])]
 
 
 def _over_rivals(page: Page) -> list[str]:
-    ours = page.summary.accuracy.personal_mean
-    theirs = {name: rival.accuracy.personal_mean for name, rival in page.rivals.items()}
+    ours, score = page.summary.judged.personal_mean, page.summary.judged_by
+    theirs = {name: rival.judged.personal_mean for name, rival in page.rivals.items()}
+    gain, sign = unit_of(score).gain, better_by(score)
     return [
-        f"{readable.points(ours - value)} over {name}"
+        f"{gain(sign * (ours - value))} over {name}"
         for name, value in theirs.items()
         if ours is not None and value is not None
     ]
@@ -200,7 +228,8 @@ def _energy(summary: Summary) -> Element | None:
 
 def _methods(page: Page) -> Element:
     runs = [*page.rivals.items(), (page.summary.method, page.summary)]
-    columns = [*_IN_METHODS, *other_run_columns(_METHODS, _IN_METHODS, [summary for _, summary in runs])]
+    others = other_run_columns(_METHODS, _IN_METHODS, [summary for _, summary in runs])
+    columns = [one.seen_as(page.summary.judged_by) for one in (*_IN_METHODS, *others)]
     rows = [
         row([name, *(one.of_run(summary) for one in columns)], "ours" if summary is page.summary else "")
         for name, summary in runs
@@ -210,7 +239,7 @@ def _methods(page: Page) -> Element:
 
 def _plots(page: Page) -> Element:
     shown = (
-        figure(plot, _CAPTIONS[plot.name])
+        figure(plot, in_words_of(page.summary.judged_by, _CAPTIONS[plot.name]))
         for plot in page.plots
         if plot.name in _CAPTIONS and plot.name != _PREDICTED
     )
@@ -232,11 +261,16 @@ def _devices(page: Page) -> Element:
     rival = yardstick(page.rivals)
     theirs = personal(page.rivals[rival]) if rival else {}
     gained = gains(page.summary, page.rivals[rival]) if rival else {}
-    by_hand = [_SAMPLES, _PERSONAL, *_BEHIND]
+    by_hand, score = [_SAMPLES, _PERSONAL, *_BEHIND], page.summary.judged_by
     others = other_device_columns(_DEVICES, by_hand, page.summary.by_device.values())
-    behind = [*_BEHIND, *others, *device_columns(page.summary)]
-    heads = ["device", "board", "p", _SAMPLES.head, *([rival] if rival else []), _PERSONAL.head]
-    heads += [*(["gain, points"] if rival else []), *(one.head for one in behind), "why this p"]
+    behind = [one.seen_as(score) for one in (*_BEHIND, *others, *device_columns(page.summary))]
+    own, unit = _PERSONAL.seen_as(score), unit_of(score)
+    heads = ["device", "board", "p", _SAMPLES.head, *([rival] if rival else []), own.head]
+    heads += [
+        *(["gain, points" if score.share else "gain"] if rival else []),
+        *(one.head for one in behind),
+        "why this p",
+    ]
     rows = []
     for device, told in page.summary.by_device.items():
         gain = gained.get(device)
@@ -245,9 +279,9 @@ def _devices(page: Page) -> Element:
             element("td", page.boards.get(device, readable.UNKNOWN), class_="text"),
             _ratio(page.summary, device),
             _SAMPLES.of_device(told),
-            *([readable.percent(theirs.get(device))] if rival else []),
-            _PERSONAL.of_device(told),
-            *([element("td", readable.points(gain), class_=_verdict(gain))] if rival else []),
+            *([unit.text(theirs.get(device))] if rival else []),
+            own.of_device(told),
+            *([element("td", unit.gain(gain), class_=_verdict(gain))] if rival else []),
             *(one.of_device(told) for one in behind),
             element("td", told.reason or readable.UNKNOWN, class_="text"),
         ]

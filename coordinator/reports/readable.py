@@ -102,6 +102,16 @@ def change(before: float | None, after: float | None) -> str:
     return f"{percent(before).removesuffix(' %')} → {percent(after)}"
 
 
+def number_change(before: float | None, after: float | None) -> str:
+    """Two numbers as 2.31 → 0.87."""
+    return UNKNOWN if before is None and after is None else f"{number(before)} → {number(after)}"
+
+
+def number_gain(difference: float | None) -> str:
+    """A difference of two numbers as +0.31."""
+    return UNKNOWN if difference is None else f"{difference:+.3g}"
+
+
 def points(difference: float | None) -> str:
     """A difference of two fractions as +4.2 (percentage points)."""
     return UNKNOWN if difference is None else f"{100 * difference:+.1f}"

@@ -18,6 +18,7 @@ from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.tasks import task_of
 
 _RECENT_ROUNDS = 5
 _CURVE_ROUNDS = 100  # a view shows fewer
@@ -97,6 +98,7 @@ class Watch:
             refused=ledger.refusals,
             devices=tuple(self._line(view, ledger, activities or {}) for view in view_devices(state)),
             simulated=self._simulated,
+            score=task_of(self._settings.task).score,
             holds=held_by(state, self._schedule, now),
             problem=problem or "",
         )

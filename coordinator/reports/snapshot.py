@@ -8,6 +8,7 @@ from fleetune.coordinator.reports.metrics import AFTER, BEFORE
 from fleetune.coordinator.rounds.engine_state import Stage
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 Doing = Literal[
     "sending",
@@ -89,6 +90,7 @@ class Snapshot:
         simulated: times are of the virtual clock.
         holds: why no round is open though devices may be there (its schedule, a pause); "" for nothing.
         problem: e.g. that the broker cannot be reached; "" for none.
+        score: by which models are judged.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Snapshot:
     simulated: bool = False
     holds: str = ""
     problem: str = ""
+    score: Score = ACCURACY
 
 
 def point_of(record: RoundRecord) -> RoundPoint:

@@ -1,6 +1,6 @@
 """What a run came to, from its records and its ledger: how `summary.Summary` is made."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -35,6 +35,8 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.internals import Internal, declared_by
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 T = TypeVar("T")
 
@@ -84,6 +86,8 @@ def summarise(
     of_updates = [metric_of(one) for one in internals if one.of == "update"]
     rows = _devices(training, final_evaluation, ledger, reports or {}, of_updates)
     past = ledger.past if isinstance(ledger.past, Past) else Past()
+    score = task_of(settings.task).score
+    judged, by_accuracy = _accuracies(training, final_evaluation, score), score == ACCURACY
     return Summary(
         method=settings.method["name"],
         model=spec.name,
@@ -92,7 +96,7 @@ def summarise(
         devices=len(ledger.traffic),
         seed=settings.run.seed,
         simulated=simulated,
-        accuracy=_accuracies(training, final_evaluation),
+        accuracy=judged if by_accuracy else Accuracies(),
         bytes=_bytes(spec, ledger),
         seconds=_seconds(training, ledger, past),
         ratios=_by_device(training, lambda reply: reply.ratio),
@@ -106,10 +110,22 @@ def summarise(
         metrics=_over_devices(list(rows.values())),
         internals=courses(internals, training) or UNSET,
         thinned=past.rounds or UNSET,
+        score=UNSET if by_accuracy else score,
+        scored=UNSET if by_accuracy else judged,
+        scores=_mean_scores(rows.values()),
     )
 
 
-def _accuracies(training: Sequence[RoundRecord], final_evaluation: RoundRecord | None) -> Accuracies:
+def _mean_scores(rows: Iterable[DeviceSummary]) -> dict[str, float | None] | UnsetType:
+    """Of each score the mean over the devices that could tell it."""
+    told = [row.scores for row in rows if row.scores is not UNSET]
+    names = dict.fromkeys(name for scores in told for name in scores)
+    return {name: mean(scores.get(name) for scores in told) for name in names} or UNSET
+
+
+def _accuracies(
+    training: Sequence[RoundRecord], final_evaluation: RoundRecord | None, score: Score
+) -> Accuracies:
     final = list(final_evaluation.devices.values()) if final_evaluation else []
 
     def both(metric: Metric) -> tuple[float | None, float | None]:
@@ -118,7 +134,8 @@ def _accuracies(training: Sequence[RoundRecord], final_evaluation: RoundRecord |
         return mean(value for value, _ in pairs), weighted_mean(pairs)
 
     scored = [(value, one.number) for one in training if (value := AFTER.of_round(one)) is not None]
-    best = max(scored, default=None, key=lambda pair: (pair[0], -pair[1]))
+    sign = 1 if score.better == "higher" else -1
+    best = max(scored, default=None, key=lambda pair: (sign * pair[0], -pair[1]))
     (personal, before, after, kept) = (both(metric) for metric in (PERSONAL, BEFORE, AFTER, SERVED))
     return Accuracies(
         *personal, *before, *after, *kept, best_round=BestRound(best[1], best[0]) if best else None
@@ -193,6 +210,7 @@ def _device(
         before=closing.measures.before if closing else None,
         after=closing.measures.after if closing else None,
         kept=SERVED.of_reply(closing) if closing else None,
+        scores=closing.measures.scores if closing else UNSET,
         up=traffic.up,
         down=traffic.down,
         updates=traffic.updates,

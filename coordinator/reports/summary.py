@@ -6,8 +6,10 @@ Keys stay as they are, new ones come after them. What an older file does not hav
 from pathlib import Path
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType, field, json
+from msgspec.structs import replace
 
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 SUMMARY = "summary.json"
 
@@ -20,7 +22,8 @@ class BestRound(Struct, frozen=True):
 
 
 class Accuracies(Struct, frozen=True):
-    """Fractions on the devices' own test samples, as a mean over devices and weighted by training samples.
+    """Accuracies, or whatever score the task has, on the devices' own test samples, as a mean over devices
+    and weighted by training samples.
 
     Attributes:
         personal_mean, personal_weighted: each device's personal model as it stood after the last round.
@@ -151,6 +154,7 @@ class DeviceSummary(Struct, frozen=True):
         reason: why it took its latest ratio.
         predicted_s, actual_s: of a round, medians over its training rounds.
         joules: of its training rounds.
+        scores: all scores of the run's task, of the personal model; not there in runs without a [task].
         metrics: those that have no key of their own: of `metrics.METRICS`, where there are none today, and
             `method.NAME`, the figures of the method's inner workings in its updates, means over its rounds.
     """
@@ -169,6 +173,7 @@ class DeviceSummary(Struct, frozen=True):
     actual_s: float | None = None
     joules: float | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
+    scores: dict[str, float] | UnsetType = UNSET
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -180,7 +185,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         rounds: closed training rounds.
         devices: that took anything from the coordinator.
         simulated: times are of a virtual clock.
-        accuracy, bytes, seconds: see there.
+        accuracy, bytes, seconds: see there. A run that is judged by another score has no accuracy.
         ratios: by device, of each of its training rounds.
         joules: of all training rounds' replies that tell them.
         predicted_vs_actual: by quantity; None: nobody predicted anything.
@@ -191,6 +196,9 @@ class Summary(Struct, frozen=True, kw_only=True):
         internals: by name, what the method tells of its inner workings; not there where it tells nothing.
         thinned: rounds whose records an open run has let go of: they are in all sums, and in no median, list
             or picture; not there where there are none.
+        score: by which the run's models are judged; not there where it is accuracy.
+        scored: what `accuracy` is where it is accuracy.
+        scores: all scores of the run's task, of the personal models, means over devices.
     """
 
     method: str
@@ -212,11 +220,29 @@ class Summary(Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None] | UnsetType = UNSET
     internals: dict[str, InternalCourse] | UnsetType = UNSET
     thinned: int | UnsetType = UNSET
+    score: Score | UnsetType = UNSET
+    scored: Accuracies | UnsetType = UNSET
+    scores: dict[str, float | None] | UnsetType = UNSET
+
+    @property
+    def judged_by(self) -> Score:
+        """The score by which the run's models are judged."""
+        return ACCURACY if self.score is UNSET else self.score
+
+    @property
+    def judged(self) -> Accuracies:
+        """What the models came to by that score."""
+        return self.accuracy if self.scored is UNSET else self.scored
+
+    def with_judged(self, judged: Accuracies) -> "Summary":
+        """With other figures by that score."""
+        return replace(self, accuracy=judged) if self.scored is UNSET else replace(self, scored=judged)
 
     @property
     def ranked(self) -> list[float]:
-        """The personal accuracies of all devices that have one, the worst first."""
-        return sorted(row.personal for row in self.by_device.values() if row.personal is not None)
+        """The personal scores of all devices that have one, the worst first."""
+        own = (row.personal for row in self.by_device.values() if row.personal is not None)
+        return sorted(own, reverse=self.judged_by.better == "lower")
 
     @property
     def inside(self) -> dict[str, InternalCourse]:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metric import Unit, unit_of
 from fleetune.coordinator.reports.metrics import (
     AFTER,
     AFTER_MEAN,
@@ -27,6 +28,7 @@ from fleetune.coordinator.reports.metrics import (
 )
 from fleetune.coordinator.reports.outcome import (
     Column,
+    better_by,
     column,
     gains,
     other_device_columns,
@@ -65,7 +67,8 @@ def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> 
     Accuracies are those of the devices' personal models; "one more round" is what the final evaluation did to
     them: before and after local training.
     """
-    columns = [*_RUN, *other_run_columns("run table", _RUN, [*(rivals or {}).values(), summary])]
+    others = other_run_columns("run table", _RUN, [*(rivals or {}).values(), summary])
+    columns = [one.seen_as(summary.judged_by) for one in (*_RUN, *others)]
     table = _table("method", *(one.head for one in columns))
     for name, rival in (rivals or {}).items():
         table.add_row(name, *(one.of_run(rival) for one in columns))
@@ -96,7 +99,9 @@ def device_table(
     theirs = personal(rivals[rival]) if rival else {}
     gained = gains(summary, rivals[rival]) if rival else {}
     serves_others = any(row.kept not in (None, row.personal) for row in summary.by_device.values())
-    alone = [_PERSONAL, _ONE_MORE, *[_SERVED] * serves_others]
+    score = summary.judged_by
+    own, one_more, served = (one.seen_as(score) for one in (_PERSONAL, _ONE_MORE, _SERVED))
+    alone = [own, one_more, *[served] * serves_others]
     heads = [_in_two(rival), _in_two(summary.method), "gain"] if rival else [one.head for one in alone]
     by_hand = [*_SENT, _SAMPLES, _PERSONAL, _ONE_MORE, _SERVED]
     last = [*_SENT, *other_device_columns("device table", by_hand, summary.by_device.values())]
@@ -104,8 +109,8 @@ def device_table(
     shown = _worst_first(summary)[:limit] if len(summary.by_device) > limit else summary.by_device
     for device in shown:
         row = summary.by_device[device]
-        rivals_own = PERSONAL.unit.text(theirs.get(device))
-        beside = [rivals_own, _PERSONAL.of_device(row), _coloured(gained.get(device))]
+        rivals_own = unit_of(score).text(theirs.get(device))
+        beside = [rivals_own, own.of_device(row), _coloured(gained.get(device), unit_of(score))]
         table.add_row(
             readable.printable(device),
             readable.short_board(boards.get(device, readable.UNKNOWN)),
@@ -181,10 +186,12 @@ def _in_two(name: str) -> str:
 
 
 def _worst_first(summary: Summary) -> list[DeviceId]:
-    rows = summary.by_device
-    return sorted(rows, key=lambda device: (rows[device].personal is None, rows[device].personal or 0.0))
+    rows, sign = summary.by_device, better_by(summary.judged_by)
+    return sorted(
+        rows, key=lambda device: (rows[device].personal is None, sign * (rows[device].personal or 0.0))
+    )
 
 
-def _coloured(gain: float | None) -> Text:
+def _coloured(gain: float | None, unit: Unit) -> Text:
     style = "" if not gain else "green" if gain > 0 else "red"
-    return Text(readable.points(gain), style)
+    return Text(unit.gain(gain), style)

@@ -42,7 +42,7 @@ def numbers_of(digests: bytes) -> tuple[Draws, Draws]:
     return numbers[:, 0], numbers[:, 1]
 
 
-def _digest(sample: NDArray[np.generic], label: NDArray[np.generic]) -> bytes:
+def _digest(sample: NDArray[np.generic], label: NDArray[np.generic] | np.generic) -> bytes:
     kind = "<i8" if label.dtype.kind == "i" else "<f4"
     digest = hashlib.blake2b(label.astype(kind).tobytes(), digest_size=16, person=_PERSON)
     digest.update(sample.astype(sample.dtype.newbyteorder("<"), copy=False).tobytes())

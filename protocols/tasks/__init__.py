@@ -8,12 +8,18 @@ from fleetune.protocols.tasks.forecast import Forecast
 from fleetune.protocols.tasks.multi_label import MultiLabel
 from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.regression import Regression
+from fleetune.protocols.tasks.scores import Score
 from fleetune.protocols.tasks.task import Task
 
 TASKS: dict[str, type[Task]] = {
     one.kind: one for one in (Classification, MultiLabel, Regression, Forecast, Reconstruction)
 }
 CLASSIFICATION = Classification(TaskSection())
+
+
+def score_named(name: str) -> Score | None:
+    """A score of any task; None: no task has it."""
+    return next((one for task in TASKS.values() for one in task.scores if one.name == name), None)
 
 
 def task_of(section: TaskSection) -> Task:

@@ -16,7 +16,7 @@ class Classification(Task):
     weighs_classes = True
     label_form = "classes"
     scores = (
-        Score("accuracy", "accuracy", "Fraction of samples predicted correctly.", "higher"),
+        scores.ACCURACY,
         Score(
             "balanced_accuracy",
             "balanced accuracy",

@@ -24,7 +24,7 @@ class Reconstruction(Task):
     targets_are_samples = True
     losses = ("squared", "absolute", "huber")
     scores = (
-        Score("error", "reconstruction error", "Mean loss of the normal samples.", "lower", share=False),
+        Score("error", "error", "Mean reconstruction loss of the normal samples.", "lower", share=False),
         Score(
             "auroc", "AUROC", "Chance that an anomaly has the larger error than a normal sample.", "higher"
         ),

@@ -10,8 +10,10 @@ from fleetune.protocols.tasks.losses import QUANTILE
 from fleetune.protocols.tasks.scores import Score
 from fleetune.protocols.tasks.task import Array, Task, numbers
 
-MAE = Score("mae", "mean absolute error", "Mean distance between prediction and truth.", "lower", share=False)
-RMSE = Score("rmse", "root mean squared error", "Root of the mean squared distance.", "lower", share=False)
+MAE = Score(
+    "mae", "MAE", "Mean absolute error: the distance between prediction and truth.", "lower", share=False
+)
+RMSE = Score("rmse", "RMSE", "Root of the mean squared error.", "lower", share=False)
 R2 = Score("r2", "R²", "Share of the labels' variance that is explained.", "higher", share=False)
 
 

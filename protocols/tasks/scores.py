@@ -34,6 +34,9 @@ class Score:
         return (0.0, 1.0) if self.share else (-1e30, 1e30)
 
 
+ACCURACY = Score("accuracy", "accuracy", "Fraction of samples predicted correctly.", "higher")
+
+
 def accuracy(predicted: Labels, labels: Labels) -> float:
     """Fraction predicted correctly."""
     return int((predicted == labels).sum()) / len(labels)

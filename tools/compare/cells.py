@@ -51,11 +51,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A run of the comparison closed a round; accuracy is that of the round's participants."""
+    """A run of the comparison closed a round; the score is that of the round's participants."""
 
     cell: Cell
     number: int
-    accuracy: float | None
+    score: float | None
 
 
 class _StoppedError(BaseException):

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from fleetune.coordinator.reports.markup import Plot
+from fleetune.coordinator.reports.metric import unit_of
 from fleetune.coordinator.reports.metrics import DURATION, PERSONAL_MEAN
-from fleetune.coordinator.reports.readable import duration, percent
+from fleetune.coordinator.reports.readable import duration
 from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
@@ -21,6 +22,8 @@ from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.simulation import FleetSection
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
 from fleetune.tools.compare.comparison import Comparison, Contender, target_of
 from fleetune.tools.compare.figures import inside
@@ -59,7 +62,7 @@ def compare(
         methods: names of methods, or of [compare.LABEL] tables.
         folder: of the comparison; each run in it is kept in LABEL/seed-N.
         seeds: how many.
-        target: accuracy in (0, 1) whose cost is asked for; None: see `comparison.target_of`.
+        target: score (accuracy in (0, 1)) whose cost is asked for; None: see `comparison.target_of`.
         workers: processes in all; 0: none but this one.
         fresh: play finished runs again, too.
         console: to show it on.
@@ -69,7 +72,7 @@ def compare(
         FleetuneError: runs could not be played; all others are in the report.
         KeyboardInterrupt: interrupted; what is finished is in the report.
     """
-    _check_options(seeds, target)
+    _check_options(seeds, target, task_of(settings.task).score)
     contenders = contenders_of(settings, methods)
     cells = cells_of(settings, contenders, seeds, folder)
     missing = [cell for cell in cells if fresh or not finished(cell)]
@@ -179,11 +182,11 @@ def _play(missing: Sequence[Cell], workers: int, watch: "_Watch") -> KeyboardInt
     return None
 
 
-def _check_options(seeds: int, target: float | None) -> None:
+def _check_options(seeds: int, target: float | None, score: Score) -> None:
     if seeds < 1:
         raise SettingError(f"--seeds {seeds}: at least 1")
-    if target is not None and not 0 < target < 1:
-        raise SettingError(f"--target {target:g}: an accuracy between 0 and 1, e.g. 0.9")
+    if target is not None and score.share and not 0 < target < 1:
+        raise SettingError(f"--target {target:g}: {score.title} is between 0 and 1, e.g. 0.9")
 
 
 def _contender(settings: RunSettings, label: str) -> Contender:
@@ -277,12 +280,13 @@ class _Watch:
         self.bar: Progress = progress_bar(console)
         rounds = [cell.settings.run.last_round for cell in missing]
         total = None if None in rounds else sum(filter(None, rounds))
-        self._task: TaskID = self.bar.add_task(self._title(), total=total, accuracy="", visible=bool(missing))
+        self._task: TaskID = self.bar.add_task(self._title(), total=total, score="", visible=bool(missing))
 
     def round_done(self, news: RoundDone) -> None:
         title, most = news.cell.title, news.cell.settings.run.last_round
         self._rounds[title] = max(self._rounds[title], min(news.number, most or news.number))
-        self._update(f"{title} {percent(news.accuracy)}")
+        told = unit_of(task_of(news.cell.settings.task).score).text(news.score)
+        self._update(f"{title} {told}")
 
     def run_done(self, cell: Cell, problem: FleetuneError | None) -> None:
         self._rounds[cell.title] = cell.settings.run.last_round or self._rounds[cell.title]
@@ -291,11 +295,9 @@ class _Watch:
             self.failed.append(f"{cell.title}: {problem}")
             self._console.print(f"[red]{cell.title}: {problem}[/red]")
         elif run := finished(cell):
-            accuracy, time_s = PERSONAL_MEAN.of_run(run.summary), DURATION.of_run(run.summary)
-            rounds = run.summary.rounds
-            self._console.print(
-                f"{cell.title}: {percent(accuracy)} after {rounds} rounds, {duration(time_s)} simulated"
-            )
+            score, time_s = PERSONAL_MEAN.of_run(run.summary), DURATION.of_run(run.summary)
+            rounds, told = run.summary.rounds, unit_of(run.summary.judged_by).text(score)
+            self._console.print(f"{cell.title}: {told} after {rounds} rounds, {duration(time_s)} simulated")
         self._update("")
 
     def stopping(self) -> None:
@@ -304,10 +306,10 @@ class _Watch:
     def _title(self) -> str:
         return f"{self._over} of {self._num_runs} runs"
 
-    def _update(self, accuracy: str) -> None:
+    def _update(self, score: str) -> None:
         self.bar.update(
             self._task,
             description=self._title(),
             completed=sum(self._rounds.values()),
-            accuracy=accuracy,
+            score=score,
         )

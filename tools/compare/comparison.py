@@ -8,6 +8,8 @@ from typing import Any
 
 from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.reports.outcome import better_by
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.figures import Figures, Target, figures_of
 from fleetune.tools.compare.played import Played
 
@@ -55,7 +57,7 @@ class Comparison:
         contenders: in the order asked for.
         seeds: asked for.
         runs: those that are finished.
-        target: see `Target`; None: no run has an accuracy.
+        target: see `Target`; None: no run has a score.
     """
 
     name: str
@@ -63,6 +65,11 @@ class Comparison:
     seeds: tuple[int, ...]
     runs: tuple[Played, ...]
     target: Target | None
+
+    @property
+    def score(self) -> Score:
+        """By which all of them are judged: they play the same run.toml."""
+        return self.runs[0].summary.judged_by if self.runs else ACCURACY
 
     @cached_property
     def figures(self) -> tuple[Figures, ...]:
@@ -99,16 +106,20 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None, len(there))
 
 
-def target_of(runs: Sequence[Played], accuracy: float | None) -> Target | None:
-    """The target that was asked for, else 95 % of the best contender's personal accuracy in the end."""
-    if accuracy is not None:
-        return Target(accuracy, "as asked for")
+def target_of(runs: Sequence[Played], score: float | None) -> Target | None:
+    """The target that was asked for, else 95 % of the best contender's personal score in the end; where less
+    is better, as much more than that.
+    """
+    if score is not None:
+        return Target(score, "as asked for")
     ends: dict[str, list[float | None]] = {}
     for run in runs:
         ends.setdefault(run.label, []).append(PERSONAL_MEAN.of_run(run.summary))
     means = {label: found.mean for label, values in ends.items() if (found := spread(values))}
     if not means:
         return None
-    best = max(means, key=lambda label: means[label])
-    reason = f"{SHARE_OF_BEST:.0%} of what the best method ended with ({best})".replace("%", " %")
-    return Target(SHARE_OF_BEST * means[best], reason)
+    sign = better_by(runs[0].summary.judged_by)
+    best = max(means, key=lambda label: sign * means[label])
+    share = SHARE_OF_BEST if sign > 0 else 1 / SHARE_OF_BEST
+    reason = f"{share:.0%} of what the best method ended with ({best})".replace("%", " %")
+    return Target(share * means[best], reason)

@@ -28,14 +28,15 @@ from fleetune.coordinator.reports.metrics import (
     TOOK_PART,
     shown_at,
 )
+from fleetune.coordinator.reports.outcome import better_by
 from fleetune.tools.compare.played import Played, Point, Side
 
 
 @dataclass(frozen=True)
 class Target:
-    """The personal accuracy whose cost is asked for, a fraction, and why that one."""
+    """The personal score whose cost is asked for, and why that one."""
 
-    accuracy: float
+    score: float
     reason: str
 
 
@@ -72,6 +73,7 @@ BEST_AFTER = Metric(
     "The highest accuracy after local training that the fleet stood at.",
     FRACTION,
     "higher",
+    judges=True,
 )
 ROUNDS_TO_TARGET = Metric(
     "rounds_to_target", "rounds", "Rounds until the target was reached.", COUNT, "lower"
@@ -86,15 +88,30 @@ SECONDS_TO_TARGET = Metric(
     "seconds_to_target", "time", "Time until the target was reached.", SECONDS, "lower"
 )
 _BEST_BEFORE = Metric(
-    "best_before", "best before", "The highest accuracy before local training.", FRACTION, "higher"
+    "best_before",
+    "best before",
+    "The highest accuracy before local training.",
+    FRACTION,
+    "higher",
+    judges=True,
 )
 _BEST_BEFORE_ROUND = Metric("best_before_round", "its round", "In which round that was.", COUNT)
 _BEST_AFTER_ROUND = Metric("best_after_round", "its round", "In which round that was.", COUNT)
 _LAST_BEFORE = Metric(
-    "last_before", "last before", "Before local training, the last round's participants.", FRACTION, "higher"
+    "last_before",
+    "last before",
+    "Before local training, the last round's participants.",
+    FRACTION,
+    "higher",
+    judges=True,
 )
 _LAST_AFTER = Metric(
-    "last_after", "last after", "After local training, the last round's participants.", FRACTION, "higher"
+    "last_after",
+    "last after",
+    "After local training, the last round's participants.",
+    FRACTION,
+    "higher",
+    judges=True,
 )
 
 ACCURACIES = (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST_DECILE, BEST_AFTER, BEFORE_MEAN, AFTER_MEAN)
@@ -108,7 +125,7 @@ def _of_run(metric: Metric) -> Figure:
 
 
 def _of_best(side: Side, part: int) -> Callable[[Played, Target | None], Value]:
-    return lambda run, _: best_point(run.settled, side)[part]
+    return lambda run, _: best_point(run.settled, side, better_by(run.summary.judged_by))[part]
 
 
 def _of_last(metric: Metric) -> Callable[[Played, Target | None], Value]:
@@ -117,7 +134,9 @@ def _of_last(metric: Metric) -> Callable[[Played, Target | None], Value]:
 
 def _at_target(read: Callable[[Point], float]) -> Callable[[Played, Target | None], Value]:
     def of(run: Played, target: Target | None) -> Value:
-        reached = (point for point in run.settled if target and (point.after or 0) >= target.accuracy)
+        sign = better_by(run.summary.judged_by)
+        told = ((point, point.after) for point in run.settled if target and point.after is not None)
+        reached = (point for point, after in told if target and sign * (after - target.score) >= 0)
         return next((read(point) for point in reached), None)
 
     return of
@@ -167,7 +186,7 @@ def figures_of(run: Played, target: Target | None) -> Figures:
     return Figures(run.label, run.summary.method, run.seed, values)
 
 
-def best_point(points: Iterable[Point], side: Side) -> tuple[float | None, int | None]:
-    """The highest accuracy and its round; of equal ones the earliest."""
+def best_point(points: Iterable[Point], side: Side, sign: int = 1) -> tuple[float | None, int | None]:
+    """The best score and its round, of equal ones the earliest; `sign` as of `outcome.better_by`."""
     scored = [(value, point.number) for point in points if (value := getattr(point, side)) is not None]
-    return max(scored, key=lambda pair: (pair[0], -pair[1]), default=(None, None))
+    return max(scored, key=lambda pair: (sign * pair[0], -pair[1]), default=(None, None))

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
-from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metric import Metric, unit_of
 from fleetune.coordinator.reports.metrics import BEFORE_MEAN, PERSONAL_MEAN, PERSONAL_WORST_DECILE
+from fleetune.coordinator.reports.page import in_words_of
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.figures import (
     ACCURACIES,
@@ -93,7 +93,7 @@ def write_comparison(page: ComparisonPage) -> bytes:
         _headline(comparison),
         element("h2", "Accuracy"),
         _figures(comparison, ACCURACIES),
-        element("p", _ABOUT_ACCURACY, class_="faint"),
+        element("p", in_words_of(comparison.score, _ABOUT_ACCURACY), class_="faint"),
         element("h2", "Cost of the whole run"),
         _figures(comparison, costs()),
         element("p", _ABOUT_COST, class_="faint"),
@@ -135,7 +135,8 @@ def _headline(comparison: Comparison) -> Element:
         winners = [c.label for c in comparison.shown if c.label in best(comparison, metric)]
         found = comparison.spread(winners[0], metric) if winners else None
         if found:
-            cards.append(card(name, ", ".join(winners), metric.unit.spread(found.mean, found.deviation)))
+            unit = metric.seen_as(comparison.score).unit
+            cards.append(card(name, ", ".join(winners), unit.spread(found.mean, found.deviation)))
     return element("dl", *cards, class_="cards")
 
 
@@ -153,7 +154,7 @@ def _target(comparison: Comparison) -> list[Element]:
     if not target:
         return []
     return [
-        element("h2", f"Cost of {readable.percent(target.accuracy)}"),
+        element("h2", f"Cost of {unit_of(comparison.score).text(target.score)}"),
         _figures(comparison, TO_TARGET),
         element("p", f"The target is {target.reason}. {_ABOUT_TARGET}", class_="faint"),
     ]
@@ -164,7 +165,11 @@ def _plots(page: ComparisonPage) -> Element:
     return element(
         "div",
         *(
-            figure(plot, _CAPTIONS[plot.name] + (_BAND if several and "-by-" in plot.name else ""))
+            figure(
+                plot,
+                in_words_of(page.comparison.score, _CAPTIONS[plot.name])
+                + (_BAND if several and "-by-" in plot.name else ""),
+            )
             for plot in page.plots
         ),
         class_="plots",

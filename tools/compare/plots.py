@@ -10,9 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metric import titled, unit_of
 from fleetune.coordinator.reports.metrics import AFTER, AFTER_MEAN, BEFORE_MEAN
 from fleetune.coordinator.reports.outcome import LOCAL, personal
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
+from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.comparison import Comparison, spread
 from fleetune.tools.compare.played import Played, Point, Side
 
@@ -38,7 +40,7 @@ class Curve:
 
     Attributes:
         x: where a round is drawn; a mean over seeds, too.
-        y, within: accuracy in percent, and its standard deviation, 0 with one seed.
+        y, within: the score (a share in percent), and its standard deviation, 0 with one seed.
     """
 
     x: list[float]
@@ -63,7 +65,7 @@ def accuracy_by_round(comparison: Comparison, looks: Looks, _: Theme, side: Side
     """The fleet's accuracy by round."""
     curves = _curves(comparison, side, lambda point: point.number)
     which = "after" if side == "after" else "before"
-    figure = _lines(f"Accuracy {which} local training, by round", "round", curves, looks)
+    figure = _lines(comparison.score, f"{which} local training, by round", "round", curves, looks)
     if figure:
         figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
@@ -83,7 +85,7 @@ def accuracy_by_uplink(comparison: Comparison, looks: Looks, _: Theme) -> Figure
     farthest = max((curve.x[-1] for label, curve in curves.items() if label not in silent), default=0)
     scale = readable.byte_scale(farthest)
     label = f"sent up by all devices, {readable.byte_unit(scale)}"
-    return _lines("Accuracy by bytes sent", label, curves, looks, unit=1000**scale, levels=silent)
+    return _lines(comparison.score, "by bytes sent", label, curves, looks, unit=1000**scale, levels=silent)
 
 
 def accuracy_by_time(comparison: Comparison, looks: Looks, _: Theme) -> Figure | None:
@@ -91,24 +93,26 @@ def accuracy_by_time(comparison: Comparison, looks: Looks, _: Theme) -> Figure |
     curves = _curves(comparison, "after", lambda point: point.closed_s)
     farthest = max((curve.x[-1] for curve in curves.values()), default=0)
     unit, sign = readable.clock(farthest)
-    return _lines("Accuracy by time", f"simulated time, {sign}", curves, looks, unit=unit)
+    return _lines(comparison.score, "by time", f"simulated time, {sign}", curves, looks, unit=unit)
 
 
 def before_and_after(comparison: Comparison, looks: Looks, theme: Theme) -> Figure | None:
     """One more round after the last: before (hollow) and after (filled) local training, and deviations."""
     labels = [contender.label for contender in comparison.shown]
-    figure, axes = _rows("One more round: before ○ and after ● local training", labels, looks)
-    ends = []
+    title = "One more round: before ○ and after ● local training"
+    figure, axes = _rows(comparison.score, title, labels, looks)
+    ends, times = [], unit_of(comparison.score).on_axis
     for height, label in enumerate(labels):
         before, after = (comparison.spread(label, metric) for metric in (BEFORE_MEAN, AFTER_MEAN))
         colour = looks[label].colour
         if before and after:
-            axes.plot([100 * before.mean, 100 * after.mean], [height - 0.11, height + 0.11], color=theme.grid)
+            span = [times * before.mean, times * after.mean]
+            axes.plot(span, [height - 0.11, height + 0.11], color=theme.grid)
         for found, fill, aside in (before, theme.ground, -0.11), (after, colour, 0.11):
             if found:
-                within = 100 * (found.deviation or 0)
+                within = times * (found.deviation or 0)
                 axes.errorbar(
-                    100 * found.mean,
+                    times * found.mean,
                     height + aside,
                     xerr=within or None,
                     fmt="o",
@@ -118,7 +122,7 @@ def before_and_after(comparison: Comparison, looks: Looks, theme: Theme) -> Figu
                     elinewidth=1.2,
                     zorder=3,
                 )
-                ends.append(100 * found.mean)
+                ends.append(times * found.mean)
     if not ends:
         return None
     axes.margins(x=0.08)
@@ -128,13 +132,18 @@ def before_and_after(comparison: Comparison, looks: Looks, theme: Theme) -> Figu
 def spread_over_devices(comparison: Comparison, looks: Looks, theme: Theme) -> Figure | None:
     """Each device of each seed as a dot; median, and the middle half as a bar."""
     labels = [contender.label for contender in comparison.shown]
+    times = unit_of(comparison.score).on_axis
     values = {
-        label: sorted(100 * value for run in comparison.of(label) for value in personal(run.summary).values())
+        label: sorted(
+            times * value for run in comparison.of(label) for value in personal(run.summary).values()
+        )
         for label in labels
     }
     if not any(values.values()):
         return None
-    figure, axes = _rows("Accuracy of each device's personal model", labels, looks)
+    figure, axes = _rows(
+        comparison.score, titled(comparison.score, "of each device's personal model"), labels, looks
+    )
     for height, label in enumerate(labels):
         own, colour = values[label], looks[label].colour
         if not own:
@@ -171,28 +180,30 @@ def _looks(labels: Sequence[str], theme: Theme) -> dict[str, Look]:
 
 
 def _curves(comparison: Comparison, side: Side, x: Callable[[Point], float]) -> dict[str, Curve]:
+    times = unit_of(comparison.score).on_axis
     found = {
-        contender.label: _mean_curve(comparison.of(contender.label), side, x)
+        contender.label: _mean_curve(comparison.of(contender.label), side, x, times)
         for contender in comparison.shown
     }
     return {label: curve for label, curve in found.items() if curve.y}
 
 
-def _mean_curve(runs: Sequence[Played], side: Side, x: Callable[[Point], float]) -> Curve:
+def _mean_curve(runs: Sequence[Played], side: Side, x: Callable[[Point], float], times: float) -> Curve:
     """Mean over runs; one that ended early stays where it ended."""
     curve = Curve([], [], [])
     there = [run.points for run in runs if run.points]
     for index in range(max((len(points) for points in there), default=0)):
         stand = [points[min(index, len(points) - 1)] for points in there]
-        accuracy = spread(getattr(point, side) for point in stand)
-        if accuracy:
+        score = spread(getattr(point, side) for point in stand)
+        if score:
             curve.x.append(statistics.fmean(x(point) for point in stand))
-            curve.y.append(100 * accuracy.mean)
-            curve.within.append(100 * (accuracy.deviation or 0))
+            curve.y.append(times * score.mean)
+            curve.within.append(times * (score.deviation or 0))
     return curve
 
 
 def _lines(
+    score: Score,
     title: str,
     x_label: str,
     curves: Mapping[str, Curve],
@@ -204,7 +215,9 @@ def _lines(
     """A curve each with its band and its end labelled; `levels` are drawn as levels where they end."""
     if not curves:
         return None
-    figure, axes = blank(title, x_label, AFTER.axis, height_in=max(3.6, 1.2 + 0.24 * len(curves)))
+    figure, axes = blank(
+        titled(score, title), x_label, AFTER.seen_as(score).axis, height_in=max(3.6, 1.2 + 0.24 * len(curves))
+    )
     for label, curve in curves.items():
         look, x = looks[label], [value / unit for value in curve.x]
         if label in levels:
@@ -218,10 +231,15 @@ def _lines(
             x, low, high, color=look.colour, alpha=0.14 if len(curves) <= FEW else 0.06, linewidth=0
         )
     _x_scale(axes, [curve.x for label, curve in curves.items() if label not in levels], unit)
-    low_y, high_y = axes.get_ylim()
-    axes.set_ylim(max(low_y, -1.0), min(high_y, 101.0))
+    if score.share:
+        low_y, high_y = axes.get_ylim()
+        axes.set_ylim(max(low_y, -1.0), min(high_y, 101.0))
     ends = [
-        (curve.y[-1], f"{curve.y[-1]:.1f}  {readable.clip(label, NAME_LETTERS)}", looks[label].colour)
+        (
+            curve.y[-1],
+            f"{curve.y[-1]:{'.1f' if score.share else '.3g'}}  {readable.clip(label, NAME_LETTERS)}",
+            looks[label].colour,
+        )
         for label, curve in curves.items()
     ]
     label_ends(axes, ends)
@@ -242,9 +260,9 @@ def _x_scale(axes: Axes, x: Sequence[list[float]], unit: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _rows(title: str, labels: Sequence[str], looks: Looks) -> tuple[Figure, Axes]:
+def _rows(score: Score, title: str, labels: Sequence[str], looks: Looks) -> tuple[Figure, Axes]:
     """A row each, the first on top."""
-    figure, axes = blank(title, AFTER.axis, "", height_in=1.3 + ROW_IN * len(labels))
+    figure, axes = blank(title, AFTER.seen_as(score).axis, "", height_in=1.3 + ROW_IN * len(labels))
     axes.set_yticks(range(len(labels)), [readable.clip(label, NAME_LETTERS) for label in labels])
     for tick, label in zip(axes.get_yticklabels(), labels, strict=True):
         tick.set_color(looks[label].colour)

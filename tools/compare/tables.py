@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metric import Metric, unit_of
 from fleetune.coordinator.reports.metrics import (
     BEFORE_MEAN,
     BYTES_DOWN,
@@ -20,6 +20,7 @@ from fleetune.coordinator.reports.metrics import (
     TOOK_PART,
 )
 from fleetune.coordinator.reports.summary import Summary
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.comparison import Comparison, Contender, Spread
 from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, costs, inside, metrics
 
@@ -74,7 +75,7 @@ def tables(comparison: Comparison) -> Group:
     """Accuracies, costs and what the target cost, at most 100 columns wide; the best of a column bold."""
     parts: list[RenderableType] = [
         Text(),
-        _table("accuracy, %", comparison, ACCURACIES),
+        _table(_what(comparison.score), comparison, ACCURACIES),
         _note(about_seeds(comparison)),
         _note("mean, weighted by samples, what 9 in 10 devices reach: personal models after the last round"),
         _note("best round: of the whole fleet; before, after: local training in one more round"),
@@ -84,11 +85,11 @@ def tables(comparison: Comparison) -> Group:
         *(_note(line) for line in alike(comparison)),
     ]
     if comparison.target:
-        at = readable.percent(comparison.target.accuracy)
+        at = unit_of(comparison.score).text(comparison.target.score)
         parts += [
             Text(),
             _table(f"to {at}", comparison, TO_TARGET),
-            _note(f"until personal accuracy was {at}: {comparison.target.reason}"),
+            _note(f"until personal {comparison.score.title} was {at}: {comparison.target.reason}"),
         ]
     return Group(*parts)
 
@@ -97,7 +98,8 @@ def markdown(comparison: Comparison) -> bytes:
     """What a page of documentation says of it: a row a contender, accuracies in percent; the best bold."""
     columns = (*ACCURACIES, *_COSTS_OF_A_PAGE)
     heads = ["method", "settings", *(metric.head("comparison") for metric in columns)]
-    lines = [f"Accuracy in percent; {about_seeds(comparison)}.", ""]
+    what = "Accuracy in percent" if comparison.score == ACCURACY else f"By {_what(comparison.score)}"
+    lines = [f"{what}; {about_seeds(comparison)}.", ""]
     lines += [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * len(columns)}"]
     for contender in comparison.shown:
         found = cells(comparison, contender, ACCURACIES) + cells(comparison, contender, _COSTS_OF_A_PAGE)
@@ -116,17 +118,25 @@ def _differences(comparison: Comparison) -> list[str]:
         whole = str(one.method["name"])
         if one.label != whole and whole in labels:
             found = [comparison.difference(one.label, whole, metric) for metric in _DIFFERENCES]
-            row = [_signed(spread) for spread in found]
+            row = [_signed(spread, unit_of(comparison.score).on_axis) for spread in found]
             lines.append(f"| {' | '.join((one.label, whole, *row))} |")
     heads = " | ".join(metric.head("comparison") or metric.title for metric in _DIFFERENCES)
-    head = ["Less the method as it is, points, paired by seed:", "", f"| variant | less | {heads} |"]
+    points = ", points" if comparison.score.share else ""
+    head = [f"Less the method as it is{points}, paired by seed:", "", f"| variant | less | {heads} |"]
     return [*head, f"|---|---|{'--:|' * len(_DIFFERENCES)}", *lines, ""] if lines else []
 
 
-def _signed(found: Spread | None) -> str:
+def _signed(found: Spread | None, times: float) -> str:
     if not found:
         return readable.UNKNOWN
-    return f"{100 * found.mean:+.1f}" + ("" if found.deviation is None else f" ±{100 * found.deviation:.1f}")
+    form = ".1f" if times > 1 else ".3g"
+    within = "" if found.deviation is None else f" ±{times * found.deviation:{form}}"
+    return f"{times * found.mean:+{form}}{within}"
+
+
+def _what(score: Score) -> str:
+    """What a table of scores is of: accuracy, %."""
+    return f"{score.title}, %" if score.share else f"{score.title}, {score.better} is better"
 
 
 def title_of(comparison: Comparison, contender: Contender) -> str:
@@ -154,9 +164,10 @@ def best(comparison: Comparison, metric: Metric) -> set[str]:
         if (found := comparison.spread(contender.label, metric))
         and found.count == len(comparison.of(contender.label))
     }
-    if not metric.better or len(comparison.shown) < 2:
+    better = metric.seen_as(comparison.score).better
+    if not better or len(comparison.shown) < 2:
         return set()
-    first = (max if metric.better == "higher" else min)(means.values(), default=None)
+    first = (max if better == "higher" else min)(means.values(), default=None)
     return {label for label, value in means.items() if value == first}
 
 
@@ -186,7 +197,7 @@ def methods_csv(comparison: Comparison) -> bytes:
             "seeds": len(comparison.of(contender.label)),
         }
         if comparison.target:
-            row.update(target=comparison.target.accuracy, target_reason=comparison.target.reason)
+            row.update(target=comparison.target.score, target_reason=comparison.target.reason)
         for metric in _columns(comparison):
             found = comparison.spread(contender.label, metric)
             row.update(
@@ -230,7 +241,10 @@ def cells(comparison: Comparison, contender: Contender, columns: Sequence[Metric
         return [Cell(NOT_REACHED), *(Cell(readable.UNKNOWN) for _ in columns[1:])]
     there = len(comparison.of(contender.label))
     return [
-        Cell(_text(metric, one, there, columns), contender.label in best(comparison, metric))
+        Cell(
+            _text(metric.seen_as(comparison.score), one, there, columns),
+            contender.label in best(comparison, metric),
+        )
         for metric, one in zip(columns, found, strict=True)
     ]
 

@@ -188,14 +188,13 @@ def _play_missing(
     problems: list[str] = []
     with progress_bar(console) as bar:
         tasks = {
-            cell.label: bar.add_task(cell.label, total=cell.settings.run.rounds, accuracy="")
-            for cell in missing
+            cell.label: bar.add_task(cell.label, total=cell.settings.run.rounds, score="") for cell in missing
         }
 
         def on_round(news: RoundDone) -> None:
-            accuracy = f"accuracy {percent(news.accuracy)}"
+            accuracy = f"accuracy {percent(news.score)}"
             number = min(news.number, news.cell.settings.run.rounds)
-            bar.update(tasks[news.cell.label], completed=number, accuracy=accuracy)
+            bar.update(tasks[news.cell.label], completed=number, score=accuracy)
 
         def on_done(cell: Cell, problem: FleetuneError | None) -> None:
             problems.extend([f"{cell.label}: {problem}"] if problem else [])

@@ -28,6 +28,8 @@ from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunEvent
 from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.internals import Internal
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
@@ -40,11 +42,10 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
     method = settings.method["name"]
     internals = internals_of(settings.method)
     with progress_bar(console) as bar:
-        task = bar.add_task(method, total=settings.run.last_round, accuracy="")
+        task = bar.add_task(method, total=settings.run.last_round, score="")
 
-        run, summary = simulate(
-            settings, folder, workers=workers, fresh=fresh, observers=[RoundBar(bar, task, method, internals)]
-        )
+        watching = RoundBar(bar, task, method, internals, task_of(settings.task).score)
+        run, summary = simulate(settings, folder, workers=workers, fresh=fresh, observers=[watching])
         bar.inside = ""
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
     shown = with_personal(summary, run.controller.records())
@@ -77,6 +78,7 @@ class RoundBar:
     task: TaskID
     method: str
     internals: Sequence[Internal] = ()
+    score: Score = ACCURACY
 
     def observe(self, event: RunEvent) -> None:
         """Take an event in."""
@@ -86,19 +88,20 @@ class RoundBar:
             case RoundClosed(record) if record.final_evaluation:
                 self.bar.update(self.task, description=f"{self.method}, final evaluation")
             case RoundClosed(record):
-                accuracy = AFTER.unit.text(AFTER.of_round(record))
+                after = AFTER.seen_as(self.score)
+                told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
                 self.bar.inside = inside_line(record, self.internals)
-                self.bar.update(self.task, completed=record.number, accuracy=f"accuracy {accuracy}")
+                self.bar.update(self.task, completed=record.number, score=told)
 
 
 def progress_bar(console: Console) -> RoundsProgress:
-    """A bar over rounds, with the time left; its tasks have a field `accuracy`."""
+    """A bar over rounds, with the time left; its tasks have a field `score`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("rounds"),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[score]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

@@ -1,4 +1,4 @@
-"""A run's plots: accuracy and bytes by round and device, what each device gained, what it predicted."""
+"""A run's plots: its score and bytes by round and device, what each device gained, what it predicted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metric import Metric, titled, unit_of
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
-from fleetune.coordinator.reports.outcome import gains, personal, yardstick
+from fleetune.coordinator.reports.outcome import better_by, gains, personal, yardstick
 from fleetune.coordinator.reports.pictures.inside import inside_pictures
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
@@ -22,6 +22,7 @@ from fleetune.coordinator.reports.predictions import pairs_of
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.tasks.scores import Score
 
 MAX_NAMED = 30
 
@@ -39,6 +40,34 @@ class Story:
     summary: Summary
     records: Sequence[RoundRecord]
     rivals: Mapping[str, Summary] = field(default_factory=dict)
+
+    @property
+    def score(self) -> Score:
+        """By which models are judged."""
+        return self.summary.judged_by
+
+    def axis(self, metric: Metric) -> str:
+        """Beside an axis of the score."""
+        return metric.seen_as(self.score).axis
+
+    def title(self, rest: str) -> str:
+        """Of a picture of the score."""
+        return titled(self.score, rest)
+
+    def placed(self, value: float) -> float:
+        """Where a value of the score stands on an axis."""
+        return unit_of(self.score).on_axis * value
+
+    def text(self, placed: float) -> str:
+        """What stands there, for people."""
+        unit = unit_of(self.score)
+        return unit.text(placed / unit.on_axis)
+
+    def limit(self, axes: Axes) -> None:
+        """A share is between 0 and 1."""
+        if self.score.share:
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, -2.0), min(high, 102.0))
 
     @property
     def training(self) -> list[RoundRecord]:
@@ -68,18 +97,19 @@ def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:
     before, after = _curve(story, BEFORE), _curve(story, AFTER)
     if not after:
         return None
-    figure, axes = blank("Accuracy by round", "round", AFTER.axis)
+    figure, axes = blank(story.title("by round"), "round", story.axis(AFTER))
     labels = []
     for curve, colour, text in (before, theme.start, "before"), (after, theme.ours, "after"):
         if curve:
             axes.plot(*zip(*curve, strict=True), color=colour, marker=_marker(curve), zorder=3)
-            labels.append((curve[-1][1], f"{text}\n{curve[-1][1]:.1f} %", colour))
+            labels.append((curve[-1][1], f"{text}\n{story.text(curve[-1][1])}", colour))
     for name, summary in story.rivals.items():
-        level = summary.accuracy.personal_mean
+        level = summary.judged.personal_mean
         if level is not None:
-            axes.axhline(100 * level, color=theme.rival, linestyle=(0, (4, 3)), linewidth=1.2)
-            labels.append((100 * level, f"{readable.clip(name)}\n{100 * level:.1f} %", theme.rival))
-    _accuracy_limits(axes)
+            height = story.placed(level)
+            axes.axhline(height, color=theme.rival, linestyle=(0, (4, 3)), linewidth=1.2)
+            labels.append((height, f"{readable.clip(name)}\n{story.text(height)}", theme.rival))
+    story.limit(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_ends(axes, labels, lines=2)
     return figure
@@ -93,18 +123,20 @@ def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
         before = record.number
         accuracy = AFTER.of_round(record)
         if accuracy is not None:
-            curve.append((sent, 100 * accuracy))
+            curve.append((sent, story.placed(accuracy)))
     ends = [
-        (summary.bytes.up, 100 * summary.accuracy.personal_mean, name, colour)
+        (summary.bytes.up, story.placed(summary.judged.personal_mean), name, colour)
         for name, summary, colour in _all_runs(story, theme)
-        if summary.accuracy.personal_mean is not None
+        if summary.judged.personal_mean is not None
     ]
-    if not curve or story.summary.accuracy.personal_mean is None:
+    if not curve or story.summary.judged.personal_mean is None:
         return None
     farthest = max([x for x, _ in curve] + [x for x, _, _, _ in ends])
     scale = readable.byte_scale(farthest)
     figure, axes = blank(
-        "Accuracy by bytes sent", f"sent up by all devices, {readable.byte_unit(scale)}", AFTER.axis
+        story.title("by bytes sent"),
+        f"sent up by all devices, {readable.byte_unit(scale)}",
+        story.axis(AFTER),
     )
     axes.plot(*zip(*((x / 1000**scale, y) for x, y in curve), strict=True), color=theme.ours, alpha=0.55)
     axes.set_xlim(-0.03 * farthest / 1000**scale, 1.06 * farthest / 1000**scale)
@@ -113,9 +145,11 @@ def accuracy_by_uplink(story: Story, theme: Theme) -> Figure | None:
     for x, y, name, colour in ends:
         ours = colour == theme.ours
         above = y >= clearly_lower and not ours
-        text = _Label(f"{readable.clip(name)} {y:.1f} %", colour, "bold" if ours else "normal", theme.ground)
+        text = _Label(
+            f"{readable.clip(name)} {story.text(y)}", colour, "bold" if ours else "normal", theme.ground
+        )
         _dot(axes, (x / 1000**scale, y), text, leftwards=x > 0.7 * farthest, above=above)
-    _accuracy_limits(axes)
+    story.limit(axes)
     return figure
 
 
@@ -153,28 +187,31 @@ def accuracy_by_device(story: Story, theme: Theme) -> Figure | None:
     theirs = personal(story.rivals[rival]) if rival else {}
     if len(ours) > MAX_NAMED:
         return _sorted_accuracies(story, theme, ours, rival, theirs)
-    devices = sorted(ours, key=lambda device: (ours[device], device))
-    figure, axes = _by_name("Accuracy by device", devices, PERSONAL.axis, room_in=0.35 if rival else 0.0)
+    sign = better_by(story.score)
+    devices = sorted(ours, key=lambda device: (sign * ours[device], device))
+    title = story.title("by device")
+    figure, axes = _by_name(title, devices, story.axis(PERSONAL), room_in=0.35 if rival else 0.0)
     for height, device in enumerate(devices):
         if device in theirs:
-            span = [100 * theirs[device], 100 * ours[device]]
+            span = [story.placed(theirs[device]), story.placed(ours[device])]
             axes.plot(span, [height, height], color=theme.grid, linewidth=4, solid_capstyle="butt")
     shared = [device for device in devices if device in theirs]
     if rival and shared:
         heights = [devices.index(device) for device in shared]
         axes.plot(
-            [100 * theirs[d] for d in shared],
+            [story.placed(theirs[d]) for d in shared],
             heights,
             "o",
             color=theme.rival,
             label=readable.clip(rival),
             markersize=8,
         )
-    values = [100 * ours[device] for device in devices]
+    values = [story.placed(ours[device]) for device in devices]
     axes.plot(values, range(len(devices)), "o", color=theme.ours, label=story.summary.method, markersize=8)
-    axes.set_xlim(right=min(axes.get_xlim()[1], 102.0))
+    if story.score.share:
+        axes.set_xlim(right=min(axes.get_xlim()[1], 102.0))
     if rival:
-        name_above(axes, "Accuracy by device")
+        name_above(axes, title)
     return figure
 
 
@@ -185,11 +222,12 @@ def gain_by_device(story: Story, theme: Theme) -> Figure | None:
     if not gained:
         return None
     title = f"{sum(gain > 0 for gain in gained.values())} of {len(gained)} devices gained over {rival}"
-    title += f" (median {readable.points(median(gained.values()))})"
+    title += f" (median {unit_of(story.score).gain(median(gained.values()))})"
     devices = sorted(gained, key=lambda device: (gained[device], device))
-    values = [100 * gained[device] for device in devices]
+    values = [story.placed(gained[device]) for device in devices]
+    name = f"points of {story.score.title}" if story.score.share else f"better by, {story.score.title}"
     if len(devices) > MAX_NAMED:
-        figure, axes = blank(title, "devices, the largest gain first", "points of accuracy")
+        figure, axes = blank(title, "devices, the largest gain first", name)
         places, values = range(1, len(values) + 1), values[::-1]
         for sign, colour in (1, theme.ours), (-1, theme.start):
             part = [value if sign * value > 0 else 0.0 for value in values]
@@ -197,10 +235,15 @@ def gain_by_device(story: Story, theme: Theme) -> Figure | None:
         axes.axhline(0, color=theme.faint, linewidth=1)
         axes.set_xlim(0.5, len(values) + 0.5)
         return figure
-    figure, axes = _by_name(title, devices, "points of accuracy")
+    figure, axes = _by_name(title, devices, name)
     colours = [theme.ours if value >= 0 else theme.start for value in values]
     bars = axes.barh(range(len(values)), values, height=0.62, color=colours)
-    axes.bar_label(bars, [f"{value:+.1f}" for value in values], padding=4, color=theme.ink)
+    axes.bar_label(
+        bars,
+        [f"{value:+.1f}" if story.score.share else f"{value:+.3g}" for value in values],
+        padding=4,
+        color=theme.ink,
+    )
     axes.axvline(0, color=theme.faint, linewidth=1)
     axes.margins(x=0.18)
     return figure
@@ -218,7 +261,7 @@ _PLOTS: dict[str, Callable[[Story, Theme], Figure | None]] = {
 
 def _curve(story: Story, metric: Metric) -> list[tuple[int, float]]:
     means = [(record.number, metric.of_round(record)) for record in story.training]
-    return [(number, 100 * value) for number, value in means if value is not None]
+    return [(number, story.placed(value)) for number, value in means if value is not None]
 
 
 def _marker(points: Sequence[object]) -> str:
@@ -247,11 +290,6 @@ def _dot(axes: Axes, place: tuple[float, float], label: _Label, *, leftwards: bo
     )
 
 
-def _accuracy_limits(axes: Axes) -> None:
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -2.0), min(high, 102.0))
-
-
 def _by_name(
     title: str, devices: Sequence[DeviceId], x_label: str, room_in: float = 0.0
 ) -> tuple[Figure, Axes]:
@@ -266,17 +304,18 @@ def _by_name(
 def _sorted_accuracies(
     story: Story, theme: Theme, ours: dict[DeviceId, float], rival: str | None, theirs: dict[DeviceId, float]
 ) -> Figure:
-    figure, axes = blank("Accuracy by device", "devices, the worst first", PERSONAL.axis)
+    figure, axes = blank(story.title("by device"), "devices, the worst first", story.axis(PERSONAL))
     curves = [(story.summary.method, ours, theme.ours), (rival or "", theirs, theme.rival)]
     labels = []
     for name, values, colour in curves:
         if values:
-            ranked = [100 * value for value in sorted(values.values())]
+            worst_first = sorted(values.values(), reverse=story.score.better == "lower")
+            ranked = [story.placed(value) for value in worst_first]
             places = [100 * (index + 0.5) / len(ranked) for index in range(len(ranked))]
             axes.plot(places, ranked, color=colour, zorder=3 if values is ours else 2)
-            labels.append((ranked[-1], f"{readable.clip(name)}\nmedian {median(ranked):.1f} %", colour))
+            labels.append((ranked[-1], f"{readable.clip(name)}\nmedian {story.text(median(ranked))}", colour))
     axes.set_xlabel(f"share of the {len(ours)} devices, the worst first, %")
     axes.set_xlim(0, 100)
-    _accuracy_limits(axes)
+    story.limit(axes)
     label_ends(axes, labels, lines=2)
     return figure

@@ -141,7 +141,7 @@ def test_rows_of_the_csv_say_what_the_summaries_say(duel):
         )
         assert means[label]["personal_mean_count"] == means[label]["seeds"] == "2"
     assert len(rows_of(folder / "rounds.csv")) == 12
-    assert comparison.target.accuracy == pytest.approx(
+    assert comparison.target.score == pytest.approx(
         0.95 * max(float(row["personal_mean_mean"]) for row in means.values())
     )
 
@@ -320,8 +320,8 @@ def test_contenders_may_differ_in_the_ratios_of_the_fleet(tmp_path):
         ({"methods": ["fedavg", ""]}, "name at least one"),
         ({"methods": ["fedavg", "fedspu", "fedavg"]}, "fedavg stands there twice"),
         ({"seeds": 0}, "--seeds 0: at least 1"),
-        ({"target": 0.0}, "--target 0: an accuracy between 0 and 1"),
-        ({"target": 90}, "--target 90: an accuracy between 0 and 1"),
+        ({"target": 0.0}, "--target 0: accuracy is between 0 and 1"),
+        ({"target": 90}, "--target 90: accuracy is between 0 and 1"),
         ({"target": float("nan")}, "--target nan"),
         ({"compare": {"fedspu": {"erly": 1}}}, "fedspu: method.erly: fedspu has no such setting"),
         ({"methods": ["mine"], "compare": {"mine": {"name": 3}}}, "no method 3"),

@@ -184,7 +184,7 @@ def test_personal_states_lie_on_disk_and_not_in_memory(tmp_path):
     ("sections", "message"),
     [
         ({"model": {"name": "lennet5"}}, "did you mean"),
-        ({"model": {"name": "mlp", "num_classes": 4}}, "label 9 in the train samples"),
+        ({"model": {"name": "mlp", "num_classes": 4}}, "label 9; the model has 0..3"),
         ({"model": {"name": "mlp", "input_shape": [3, 8, 8]}}, "samples have shape"),
         ({"method": {"name": "fedspoo"}}, "did you mean 'fedspu'"),
         ({"method": {"early_stopping": True}}, "data.validation_fraction: fedspu needs validation samples"),
