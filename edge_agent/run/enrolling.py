@@ -21,6 +21,7 @@ from fleetune.protocols.wire.messages import TransferKey
 log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0
+SAMPLES_AGAIN_S = 2.0  # looking whether there are samples by now costs little
 
 
 class Enrolling:
@@ -86,7 +87,7 @@ class Enrolling:
         if isinstance(problem, TrainingStopped) and (reason := self._device.guard.objection()) is not None:
             return self._postpone(event.run, reason, now)
         if isinstance(problem, TooFewSamples):
-            return self._postpone(event.run, str(problem), now)
+            return self._postpone(event.run, str(problem), now, SAMPLES_AGAIN_S)
         if isinstance(problem, BackboneLacking):
             log.info("%s", problem)
             return wire.Fetch(event.run, "backbone")
@@ -134,9 +135,9 @@ class Enrolling:
             return "the agent stops"
         return "the run is finished" if self.finished == run else self._device.guard.objection()
 
-    def _postpone(self, run: str, reason: str, now: float) -> wire.Message | None:
+    def _postpone(self, run: str, reason: str, now: float, again_s: float = AGAIN_S) -> wire.Message | None:
         """Joining measures how fast this board trains; that too is for when the owner lets it."""
-        self._postponed, self.wake_at = (run, reason), now + AGAIN_S
+        self._postponed, self.wake_at = (run, reason), now + again_s
         if self._said == self._postponed:
             return None
         self._said = self._postponed

@@ -12,7 +12,7 @@ from tests.edge_agent.run.test_joining import LINK, enrolment
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.run import joining
 from fleetune.edge_agent.run.device import Device, DeviceSettings
-from fleetune.edge_agent.run.enrolling import AGAIN_S, Enrolling
+from fleetune.edge_agent.run.enrolling import SAMPLES_AGAIN_S, Enrolling
 from fleetune.edge_agent.run.jobs import Joined
 from fleetune.edge_agent.run.joined_run import TELL_SAMPLES_S
 from fleetune.edge_agent.run.joining import join
@@ -232,8 +232,9 @@ def test_a_run_is_joined_as_soon_as_there_are_samples(playing, monkeypatch):
     declined = come_to()
     assert isinstance(declined, Decline)
     assert "no samples yet" in declined.reason
-    assert enrolling.tick(AGAIN_S - 1) is None
-    assert enrolling.tick(AGAIN_S) is None
+    assert enrolling.tick(SAMPLES_AGAIN_S - 1) is None
+    assert len(jobs) == 1
+    assert enrolling.tick(SAMPLES_AGAIN_S) is None
     assert len(jobs) == 2
     assert come_to() is None  # said once
     with pytest.raises(TooFewSamples, match=r"no samples yet .* one of each at least$"):
