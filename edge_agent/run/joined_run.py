@@ -154,7 +154,11 @@ class JoinedRun:
 
     def loss_is_due(self) -> bool:
         """Whether the served model's loss should be tested on samples that have come, by `test_loss`."""
-        return self._growing is not None and self._growing.loss_is_due()
+        try:
+            return self._growing is not None and self._growing.loss_is_due()
+        except StoreError as problem:
+            log.warning("%s", problem)
+            return False
 
     def test_loss(self) -> None:
         """Takes long. Raises StoreError."""

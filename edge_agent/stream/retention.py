@@ -20,7 +20,9 @@ from fleetune.protocols.settings.section import Settings
 
 DAY_S = 86_400.0
 HELD_SHARE = 1 / 8
-_PAGE, _HEAD = 4096, 512
+_PAGE = 4096
+_ROW = 16  # what a row of inputs has beside them
+_HEAD = 512  # of the row with all else, and of its places in the indices
 
 
 class Bounds(Settings, frozen=True):
@@ -53,10 +55,19 @@ class Bounds(Settings, frozen=True):
 
 
 def stored_bytes(num_bytes: int) -> int:
-    """What a sample of `num_bytes` of input and label takes of the file, rows and ends of pages too."""
-    if num_bytes > _PAGE // 4:  # its last page is its own
-        return -(-num_bytes // (_PAGE - 12)) * _PAGE + _HEAD
-    return num_bytes + _HEAD
+    """What a sample of `num_bytes` of input and label takes of the file, rows and ends of pages too.
+
+    By SQLite's file format: a row stands in a page with others of its kind; of a long one a part does, and
+    the rest fills pages of its own.
+    """
+    local, pages = num_bytes + _ROW, 0
+    if local > _PAGE - 35:
+        least = (_PAGE - 12) * 32 // 255 - 23
+        long, local = local, least + (local - least) % (_PAGE - 4)
+        local = local if local <= _PAGE - 35 else least
+        pages = -(-(long - local) // (_PAGE - 4))
+    beside = max(1, (_PAGE - 12) // (local + 2))
+    return pages * _PAGE + _PAGE // beside + _HEAD
 
 
 def let_go(

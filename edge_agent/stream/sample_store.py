@@ -22,7 +22,7 @@ from fleetune.edge_agent.stream.refusals import Refusals
 from fleetune.edge_agent.stream.retention import DAY_S, Bounds, forget_held, let_go, stored_bytes
 from fleetune.edge_agent.stream.sample import UNLABELLED, BadSample, Label, Sample
 from fleetune.edge_agent.stream.store_layout import connect, open_store, store_error
-from fleetune.edge_agent.stream.values import Clock, Drift, Pin, Turn
+from fleetune.edge_agent.stream.values import Clock, Drift, Pin, Taken, Turn
 from fleetune.edge_agent.stream.wanted import Wanted
 from fleetune.protocols.errors import StoreError
 
@@ -34,24 +34,6 @@ _UNCHECKED_BYTES = 100_000
 _LOSSES = "losses"
 _NONE = np.zeros(0, np.float32)
 Feeding = TypeVar("Feeding", bound=msgspec.Struct)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """How far a file was taken.
-
-    Attributes:
-        path: of the file.
-        num_bytes, changed_ns: as it was then; the same again, and nothing in it is new.
-        taken: bytes of it, where it may grow.
-        problem: why it could not be taken; None: it was.
-    """
-
-    path: str
-    num_bytes: int
-    changed_ns: int
-    taken: int = 0
-    problem: str | None = None
 
 
 @dataclass
@@ -171,7 +153,7 @@ class SampleStore:
         Raises:
             StoreError: it cannot be written.
         """
-        with self._lock:
+        with self._looking():
             known = values.get(self._connection, Pin)
             if known is not None and known.turn == turn:
                 return known
@@ -202,13 +184,13 @@ class SampleStore:
     @property
     def drift(self) -> Drift:
         """What is known of it."""
-        with self._lock:
+        with self._looking():
             return values.get(self._connection, Drift) or Drift()
 
     @property
     def reference_losses(self) -> NDArray[np.float32]:
         """Those that `trained` was given last, shape (n,)."""
-        with self._lock:
+        with self._looking():
             return np.frombuffer(values.get_bytes(self._connection, _LOSSES) or b"", "<f4")
 
     def put_loss_drift(self, figure: float | None, tested: int) -> None:
@@ -220,25 +202,25 @@ class SampleStore:
     @property
     def change(self) -> int:
         """Number of the last change, by whatever process."""
-        with self._lock:
+        with self._looking():
             return values.get_number(self._connection, "change")
 
     @property
     def trained_until(self) -> int:
         """Number of the change up to which samples were trained on."""
-        with self._lock:
+        with self._looking():
             return values.get_number(self._connection, "trained")
 
     def taken(self, path: str) -> Taken | None:
         """How far a file was taken; None: not at all."""
-        with self._lock:
+        with self._looking():
             query = "SELECT path, num_bytes, changed_ns, taken, problem FROM file WHERE path = ?"
             row = self._connection.execute(query, (path,)).fetchone()
         return None if row is None else Taken(*row)
 
     def forget_files(self, but: set[str], below: str) -> None:
         """Files below this folder that are there no longer need not be remembered. Raises StoreError."""
-        with self._lock:
+        with self._looking():
             rows = self._connection.execute("SELECT path FROM file").fetchall()
             gone = [(path,) for (path,) in rows if path.startswith(below) and path not in but]
             if gone:
@@ -247,8 +229,17 @@ class SampleStore:
 
     def feed(self, kind: type[Feeding]) -> Feeding | None:
         """What a feeder has remembered by `add`."""
-        with self._lock:
+        with self._looking():
             return values.get(self._connection, kind)
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """What is read inside is of this connection. Raises StoreError: it cannot be read."""
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as problem:
+                raise store_error("read", self.path, problem) from None
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

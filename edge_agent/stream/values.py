@@ -72,6 +72,23 @@ class Feed(Struct):
     columns: tuple[str, ...] = ()
 
 
+class Taken(Struct, frozen=True):
+    """How far a file was taken.
+
+    Attributes:
+        path: of the file.
+        num_bytes, changed_ns: as it was then; the same again, and nothing in it is new.
+        taken: bytes of it, where it may grow.
+        problem: why it could not be taken; None: it was.
+    """
+
+    path: str
+    num_bytes: int
+    changed_ns: int
+    taken: int = 0
+    problem: str | None = None
+
+
 NAMES: dict[type, str] = {Clock: "clock", Pin: "pin", Drift: "drift", Feed: "feed", Bounds: "bounds"}
 
 

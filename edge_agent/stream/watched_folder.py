@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from fleetune.edge_agent.stream.sample import MAX_NAME, BadSample, Sample, make_sample
 from fleetune.edge_agent.stream.sample_files import (
     IMAGES,
@@ -27,8 +29,8 @@ from fleetune.edge_agent.stream.sample_files import (
     read_parquet,
     read_shard,
 )
-from fleetune.edge_agent.stream.sample_store import SampleStore, Taken
-from fleetune.edge_agent.stream.values import Feed
+from fleetune.edge_agent.stream.sample_store import SampleStore
+from fleetune.edge_agent.stream.values import Feed, Taken
 from fleetune.protocols.errors import StoreError
 
 EVERY_S = 2.0
@@ -143,7 +145,7 @@ class WatchedFolder:
                 log.error("%s: %s", path, problem)  # noqa: TRY400 - one line
         except BadSample as problem:
             self._store.refuse(problem)
-            self._store.add([], replace(taken, problem=str(problem)))
+            self._store.add([], structs.replace(taken, problem=str(problem)))
 
     def _samples(self, path: Path) -> Iterator[Sample]:
         label, suffix = self._label(path), path.suffix.lower()
@@ -161,7 +163,7 @@ class WatchedFolder:
             self._reading = replace(self._reading, columns=lines.rows.columns)
 
         def so_far() -> Taken:
-            return replace(taken, num_bytes=lines.taken, taken=lines.taken)
+            return structs.replace(taken, num_bytes=lines.taken, taken=lines.taken)
 
         self._keep(lines.samples(last=last), so_far)
 

@@ -161,7 +161,7 @@ def test_bytes_stay_bytes_and_are_scaled_beside_floats(store):
     [
         (Bounds(keep_mb=1), 300),
         (Bounds(keep_mb=1, keep="newest"), 3000),
-        (Bounds(keep_mb=1, keep_balanced=True), 800),
+        (Bounds(keep_mb=1, keep_balanced=True), 1152),
         (Bounds(keep_mb=1, keep="newest", keep_balanced=True, keep_unlabelled=0.1), 4),
     ],
 )
@@ -319,6 +319,21 @@ def test_a_newer_file_is_left_alone_and_a_damaged_one_is_one_line(path):
     with pytest.raises(StoreError, match="it is damaged: restore it, or remove it") as problem:
         SampleStore.open(path)
     assert "\n" not in str(problem.value)
+
+
+def test_a_file_that_is_damaged_while_the_agent_runs_is_one_line_at_every_look(path):
+    store = SampleStore.open(path)
+    store.add(samples(200, shape=(40,)))
+    store.close()
+    with path.open("r+b") as file:
+        file.write(b"x" * path.stat().st_size)
+    store = SampleStore(sqlite3.connect(path, isolation_level=None), path)
+    looks = [lambda: store.change, lambda: store.drift, lambda: store.reference_losses, store.keep_counts]
+    looks += [lambda: store.pin(Turn("r", 1, 1)), lambda: snapshot.count(store, WANTED, 1)]
+    for look in [*looks, lambda: store.taken("a"), lambda: store.add(samples(1))]:
+        with pytest.raises(StoreError, match="it is damaged"):
+            look()
+    store._connection.close()
 
 
 def test_a_full_disk_is_one_line_and_nothing_that_was_stored_is_lost(path):
