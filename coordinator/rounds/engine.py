@@ -119,6 +119,8 @@ class RoundEngine:
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
             member = state.members[name]
             engine.state.put(name, ready=False, returning=member.ready or gathering)
+        for name in tuple(engine.state.groups.left) if run.is_open else ():
+            engine.state.put(name, left=False)  # before its rounds were made open
         if state.stage == "waiting" and engine.state.groups.returning:
             engine.state.change(gather_until=now + min(GATHER_S, round_.deadline_s))
         if state.until is not None:

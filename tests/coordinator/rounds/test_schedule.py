@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fleetune.coordinator.reports.due import held_by
-from fleetune.coordinator.rounds.actions import CloseRound, FinishRun, StartRound
+from fleetune.coordinator.rounds.actions import CloseRound, FinishRun, SendTask, StartRound
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.events import (
@@ -22,7 +23,9 @@ from fleetune.coordinator.rounds.events import (
     RoundsEnded,
     Tick,
 )
+from fleetune.coordinator.rounds.reply_objections import objection_to
 from fleetune.coordinator.rounds.schedule import Schedule
+from fleetune.coordinator.rounds.semi_asynchronous import WindowEngine
 from fleetune.coordinator.run.run_clock import zone_of
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.schedule import DAY_S, ScheduleSection
@@ -370,6 +373,31 @@ def test_an_open_run_nobody_leaves_and_it_ends_when_it_is_told():
     assert not nights.state.members["a"].left
     nights.do(RoundsEnded("enough"))
     assert nights.actions[-1] == FinishRun("enough")
+
+
+def test_who_had_left_a_run_is_back_when_its_rounds_are_made_open():
+    nights = Nights(0.0, rounds=9, replies=False)
+    nights.do(ReplyArrived("a", *nights.state.turn, None, leaving=True))
+    assert nights.engine.finished
+    nights.engine.reopen()
+    nights.run = replace(nights.run, rounds="open")
+    nights.restart(off_s=2 * HOUR_S)
+    assert len(nights.opened) == 2
+
+
+def test_a_pause_gives_up_what_slower_devices_are_at_and_asks_them_afresh_after_it():
+    round_ = RoundSection(mode="buffer", buffer=1, deadline_s=100.0)
+    engine = WindowEngine(RunSection("test", rounds="open"), round_)
+    for device in "ab":
+        engine.handle(DeviceReady(DeviceReport(device)), 0.0)
+    slow = engine.state.members["b"].asked
+    engine.handle(Paused(True), 1.0)
+    engine.handle(ReplyArrived("a", *engine.state.turn, None), 2.0)
+    assert (engine.state.stage, engine.state.participants) == ("waiting", ())
+    assert objection_to(engine.state, "b", slow) == "late"
+    actions = engine.handle(Paused(False), 3.0)
+    assert [one.device for one in actions if isinstance(one, SendTask)] == ["a", "b"]
+    assert engine.state.members["b"].asked > slow
 
 
 def test_when_it_is_due_is_said_for_people():
