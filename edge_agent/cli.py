@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent import personal_cli
+from fleetune.edge_agent import personal_cli, versions_cli
 from fleetune.edge_agent.logs import set_up_logging
 from fleetune.edge_agent.run_options import (
     HOST,
@@ -173,6 +173,7 @@ def _settings(options: RunOptions) -> "DeviceSettings":
         threads=options.threads,
         trainer=options.trainer,
         trusted=tuple(options.trust),
+        publish=options.publish,
         policy=read_policy(options.policy, {one.name: getattr(options, one.name) for one in fields(Policy)}),
     )
 
@@ -319,6 +320,8 @@ app.command()(personal_cli.export)
 app.command()(personal_cli.predict)
 app.command()(stream_cli.add)
 app.command()(stream_cli.samples)
+for _command in (versions_cli.models, versions_cli.rollback, versions_cli.pin, versions_cli.unpin):
+    app.command()(_command)
 
 
 if __name__ == "__main__":

@@ -35,19 +35,16 @@ def export(
     trust: Trust = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Write this device's personal model as an ONNX file: raw samples in, the task's answers out."""
-    from fleetune.edge_agent.personal.inference_graph import write_inference
     from fleetune.edge_agent.personal.personal_model import personal_model
+    from fleetune.edge_agent.personal.publishing import onnx_of
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.files import write_atomically
 
     with one_line_errors("edge-agent"):
         found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
-        spec = found.bundle.spec
-        about = {"model": spec.name, "device": device, **_about(found.standing)}
-        threshold = found.standing.threshold
-        written = write_inference(found.bundle, found.weights, about, found.frozen, threshold)
+        written = onnx_of(found, device)
         write_atomically(out, written)
-        print(f"{out}: {spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
+        print(f"{out}: {found.bundle.spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
 
 
 def predict(
@@ -85,7 +82,9 @@ def predict(
             predictor = Predictor.of(model)
         told = told_of(predictor, x, y, data)
         if as_json:
-            said = {**told.as_json(), "model": None if standing is None else _about(standing)}
+            from fleetune.edge_agent.personal.publishing import about_standing
+
+            said = {**told.as_json(), "model": None if standing is None else about_standing(standing)}
             sys.stdout.write(json.dumps(said) + "\n")
         else:
             _show(told, standing)
@@ -108,18 +107,6 @@ def _samples(source: str) -> tuple[Any, Any]:
     if x.ndim < 2 or not len(x):
         raise DataError(f"{source}: shape {x.shape}; it must be (samples, ...) and not empty")
     return x, None
-
-
-def _about(standing: "Standing") -> dict[str, str]:
-    """A model's run, round and figures, as far as they are known."""
-    known = {
-        "run": standing.run,
-        "round": standing.round,
-        "closing_rehearsal": standing.closing,
-        "validation_loss": standing.validation_loss,
-        "accuracy_on_own_test_samples": standing.accuracy,
-    }
-    return {name: str(value) for name, value in known.items() if value is not None}
 
 
 def _show(told: "Predictions", standing: "Standing | None") -> None:

@@ -100,6 +100,10 @@ class RunOptions:
     cert: Certificate = None
     key: CertificateKey = None
     root: Root = Path("/")
+    publish: Annotated[
+        Path | None,
+        typer.Option(help="ONNX file for your app, .onnx: replaced whenever another model is served"),
+    ] = None
     leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False
 
 

@@ -54,6 +54,7 @@ NUMBER = Unit("", readable.number, readable.number_spread)
 FRACTION = Unit(
     "ratio", readable.percent, readable.percent_spread, "%", readable.change, readable.points, 100.0
 )
+POINTS = Unit("ratio", readable.points, readable.points_spread, "points")
 SECONDS = Unit("seconds", readable.duration, readable.duration_spread, "s")
 BYTES = Unit("bytes", readable.size, readable.size_spread, "B")
 JOULES = Unit("joules", readable.energy, readable.energy_spread, "J")

@@ -11,6 +11,7 @@ from typing import get_args
 
 from msgspec import UNSET
 
+from fleetune.coordinator.reports.adoption.metrics import ADOPTION_METRICS
 from fleetune.coordinator.reports.averages import greatest, last, mean, middle, summed
 from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Place, Value
 from fleetune.coordinator.reports.summary import Summary
@@ -371,6 +372,7 @@ METRICS: tuple[Metric, ...] = (
     AFTER,
     PERSONAL,
     SERVED,
+    *ADOPTION_METRICS,
     SAMPLES,
     UPDATES,
     ROUNDS,

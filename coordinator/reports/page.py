@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
+from msgspec import UNSET
+
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.internals.section import device_columns, section
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
@@ -79,6 +81,9 @@ _CAPTIONS = {
     "bytes-by-round": "Payload that crossed the wire in each round. Dashed: as many whole models in float32; "
     "percentages: share of it over the whole run.",
     "accuracy-by-device": "Each device's personal model on its own test samples.",
+    "over-alone": "What each device serves against the model that it trained alone, on the same test "
+    "samples, in percentage points; bars, and the band around the mean: 95 % each way. Grey: it serves that "
+    "model itself.",
     "gain-by-device": "What each device's personal model does better, in percentage points.",
     "predicted-by-actual": "Seconds of each reply's round, download, training and upload together: what the "
     "device expected when it chose its ratio, and what it took. In the band it was within a quarter. "
@@ -164,6 +169,7 @@ def _headline(page: Page) -> Element:
         _card(SERVED, summary, "the best or newest of the run, as devices keep it")
         if SERVED.of_run(summary) is not None
         else None,
+        _adoption(summary),
         _card(BYTES_UP, summary, f"{_run_text(SHARE_UP, summary)} of whole models"),
         _card(BYTES_DOWN, summary, f"{_run_text(SHARE_DOWN, summary)} of whole models"),
         card(
@@ -224,6 +230,20 @@ def _energy(summary: Summary) -> Element | None:
     rows = summary.by_device.values()
     told = sum(ENERGY.of_device(row) is not None for row in rows)
     return _card(ENERGY, summary, f"measured by {told} of {len(rows)} devices")
+
+
+def _adoption(summary: Summary) -> Element | None:
+    """How many devices use what the fleet led them to, and what that is worth to them."""
+    found = summary.adoption
+    if found is UNSET:
+        return None
+    notes = [f"{found.below} below alone by more than the noise of their tests"]
+    if found.gain is not None:
+        span = (
+            "" if found.low is None else f" ({readable.points(found.low)} to {readable.points(found.high)})"
+        )
+        notes.insert(0, f"{readable.points(found.gain)} points over alone{span}")
+    return card("Adopted", f"{found.adopted} of {found.told}", *notes)
 
 
 def _methods(page: Page) -> Element:

@@ -129,6 +129,11 @@ def percent_spread(fraction: float, deviation: float | None) -> str:
     return spread(100 * fraction, None if deviation is None else 100 * deviation, 1, "%")
 
 
+def points_spread(difference: float, deviation: float | None) -> str:
+    """+4.2 ±0.4 (percentage points)."""
+    return points(difference) + ("" if deviation is None else f" ±{100 * deviation:.1f}")
+
+
 def energy_spread(joules: float, deviation: float | None) -> str:
     """412 ±60 kJ."""
     if joules < 9.95:

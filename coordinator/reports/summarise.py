@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from fleetune.coordinator.reports.adoption.outcome import adoption_of, adoption_of_reply
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
 from fleetune.coordinator.reports.internals.course import courses
 from fleetune.coordinator.reports.internals.entries import metric_of
@@ -107,6 +108,7 @@ def summarise(
             device: dict(sorted(kinds.items())) for device, kinds in sorted(ledger.refusals_by_device.items())
         },
         by_device=rows,
+        adoption=adoption_of(rows.values()) or UNSET,
         metrics=_over_devices(list(rows.values())),
         internals=courses(internals, training) or UNSET,
         thinned=past.rounds or UNSET,
@@ -218,6 +220,7 @@ def _device(
         predicted_s=EXPECTED.of_replies(replies),
         actual_s=DURATION.of_replies(replies),
         joules=ENERGY.of_replies(replies),
+        adoption=(adoption_of_reply(closing) if closing else None) or UNSET,
         metrics={**{one.name: one.of_replies(replies) for one in shown_at("summary")}, **known} or UNSET,
     )
 

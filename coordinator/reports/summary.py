@@ -12,6 +12,7 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
 SUMMARY = "summary.json"
+ONE_SIDED_95 = 1.645  # standard errors of a normal mean
 
 
 class BestRound(Struct, frozen=True):
@@ -142,6 +143,47 @@ class InternalCourse(Struct, frozen=True, omit_defaults=True):
         return {part: values[-1] for part, values in told.items() if values}
 
 
+class DeviceAdoption(Struct, frozen=True, omit_defaults=True):
+    """What a device serves after a run with [adoption], as it told in the final evaluation.
+
+    Attributes:
+        adopted: a model of the fleet, and not the one that it trained alone.
+        alone: accuracy of the model that it trained alone.
+        gain: how much better what it serves is than that one, on the same test samples.
+        gain_error: standard error of `gain`.
+    """
+
+    adopted: bool
+    alone: float | None = None
+    gain: float | None = None
+    gain_error: float | None = None
+
+    @property
+    def below(self) -> bool:
+        """Below alone by more than the noise of its own test samples (one-sided 95 %)."""
+        return self.gain is not None and self.gain < -ONE_SIDED_95 * (self.gain_error or 0.0)
+
+
+class AdoptionSummary(Struct, frozen=True, omit_defaults=True):
+    """What devices serve after a run with [adoption].
+
+    Attributes:
+        told: devices that say so.
+        adopted: of these, devices that serve a model of the fleet.
+        below: devices that serve something worse than what they trained alone, by more than the noise of
+            their own test samples.
+        gain: over what devices trained alone, mean over devices.
+        low, high: between what that mean lies, by how devices differ: 95 % each way.
+    """
+
+    told: int
+    adopted: int
+    below: int
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
 class DeviceSummary(Struct, frozen=True):
     """What a run came to for one device.
 
@@ -154,6 +196,7 @@ class DeviceSummary(Struct, frozen=True):
         reason: why it took its latest ratio.
         predicted_s, actual_s: of a round, medians over its training rounds.
         joules: of its training rounds.
+        adoption: see there; in runs with [adoption].
         scores: all scores of the run's task, of the personal model; not there in runs without a [task].
         metrics: those that have no key of their own: of `metrics.METRICS`, where there are none today, and
             `method.NAME`, the figures of the method's inner workings in its updates, means over its rounds.
@@ -172,6 +215,7 @@ class DeviceSummary(Struct, frozen=True):
     predicted_s: float | None = None
     actual_s: float | None = None
     joules: float | None = None
+    adoption: DeviceAdoption | UnsetType = UNSET
     metrics: dict[str, float | None] | UnsetType = UNSET
     scores: dict[str, float] | UnsetType = UNSET
 
@@ -192,6 +236,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         refused: how often what was refused, by kind.
         turned_away: by device, how many of its replies were refused, by kind.
         by_device: see `DeviceSummary`.
+        adoption: see there; in runs with [adoption].
         metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
         internals: by name, what the method tells of its inner workings; not there where it tells nothing.
         thinned: rounds whose records an open run has let go of: they are in all sums, and in no median, list
@@ -217,6 +262,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     refused: dict[str, int] = field(default_factory=dict)
     turned_away: dict[str, dict[str, int]] = field(default_factory=dict)
     by_device: dict[str, DeviceSummary] = field(default_factory=dict)
+    adoption: AdoptionSummary | UnsetType = UNSET
     metrics: dict[str, float | None] | UnsetType = UNSET
     internals: dict[str, InternalCourse] | UnsetType = UNSET
     thinned: int | UnsetType = UNSET

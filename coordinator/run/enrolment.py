@@ -63,7 +63,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         FleetuneError: as `start_of`.
     """
     check_channels(settings.data.mean, settings.data.std, model.spec.input_shape)
-    start = start_of(settings, model, runs)
+    start, adoption = start_of(settings, model, runs), settings.adoption
     spec, backbone = _with_digest(model.spec, start.frozen)
     enrolment = Enrolment(
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
@@ -73,13 +73,14 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         training=with_schedule_of_run(settings.training, settings.run.last_round),
         mean=settings.data.mean,
         std=settings.data.std,
-        validation_fraction=settings.data.validation_fraction,
+        validation_fraction=adoption.validation_fraction(settings.data.validation_fraction),
         deadline_s=settings.round.deadline_s,
         flops_per_sample=model.flops_per_sample,
         activation_bytes_per_sample=model.activation_bytes_per_sample,
         weights=start.weights,
         continues=start.continues,
         task=UNSET if settings.task == TaskSection() else settings.task,
+        adoption=adoption if adoption.enabled else UNSET,
     )
     return Beginning(enrolment, backbone)
 

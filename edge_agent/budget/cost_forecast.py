@@ -6,6 +6,7 @@ a second or a faster link only ever lower a prediction.
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
@@ -19,6 +20,8 @@ from fleetune.protocols.wire.payloads import Enrolment
 
 EVALUATIONS = 2  # of the test split a round: before local training and after it
 WRITTEN_COPIES = 2  # of what the optimiser keeps: its bytes for the disk, and these packed
+# Passes over the held-out samples: the candidate's, alone's, the one in use; losses and scores.
+JUDGED_MODELS = 6
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Capability:
         optimiser: what it remembers in the run.
         momentum: agents that knew SGD alone noted this instead.
         frozen_bytes: of what is frozen in the model, which is held once; `base_bytes` is without them.
+        adoption_samples: training steps, in samples, that [adoption] takes of a round beside the method's.
+        adoption_copies: of the whole model in float32, that it holds beside the method's.
     """
 
     num_samples: int
@@ -93,6 +98,8 @@ class Capability:
     momentum: float = 0.0
     optimiser: OptimiserMemory | None = None
     frozen_bytes: int = 0
+    adoption_samples: float = 0.0
+    adoption_copies: float = 0.0
 
     @property
     def remembered(self) -> OptimiserMemory:
@@ -107,6 +114,7 @@ def capability_of(
     *,
     trainer: Kind,
     num_test: int = 0,
+    num_validation: int = 0,
     latency_s: float | None = None,
     base_bytes: int | None = None,
 ) -> Capability:
@@ -134,7 +142,30 @@ def capability_of(
         trainer=trainer,
         optimiser=optimiser_memory(enrolment.training),
         frozen_bytes=frozen_bytes,
+        adoption_samples=_adoption_samples(enrolment, report.num_samples, num_validation),
+        adoption_copies=_adoption_copies(enrolment),
     )
+
+
+def _adoption_samples(enrolment: Enrolment, num_samples: int, num_validation: int) -> float:
+    """What the models trained alone take of a mean round, and what judging takes."""
+    section = enrolment.adoption
+    if section is UNSET or not section.enabled:
+        return 0.0
+    judged = JUDGED_MODELS * EVALUATION_EPOCHS * num_validation
+    if not section.compare_alone:
+        return judged
+    trained = num_samples + (num_samples + num_validation if section.alone_on_all else 0)
+    return judged + enrolment.training.epochs * trained / section.compare_alone
+
+
+def _adoption_copies(enrolment: Enrolment) -> float:
+    """Of the models trained alone, as they were and as they are; and the one in use while it is judged."""
+    section = enrolment.adoption
+    if section is UNSET or not section.enabled:
+        return 0.0
+    kept = (1 + section.alone_on_all) if section.compare_alone else 0
+    return 1.0 + 2.0 * kept
 
 
 def demand(choice: Choice, capability: Capability) -> Demand:
@@ -144,6 +175,7 @@ def demand(choice: Choice, capability: Capability) -> Demand:
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
     model_copies = memory.model_copies + able.remembered.copies(cost.trainable_share)
     model_copies += WRITTEN_COPIES * able.remembered.per_kept
+    model_copies += able.adoption_copies
     copies = memory.runtime_bytes + model_copies * able.model_bytes + payloads
     samples_held = max(memory.batches_held * able.batch_size, memory.least_samples_held)
     held = samples_held * able.activation_bytes_per_sample
@@ -151,7 +183,9 @@ def demand(choice: Choice, capability: Capability) -> Demand:
         ratio=choice.ratio,
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
-        samples=epochs * able.num_samples + EVALUATIONS * EVALUATION_EPOCHS * able.num_test,
+        samples=epochs * able.num_samples
+        + EVALUATIONS * EVALUATION_EPOCHS * able.num_test
+        + able.adoption_samples,
         working_bytes=round(copies + held) + cost.memory_bytes + able.frozen_bytes,
     )
 

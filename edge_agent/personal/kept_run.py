@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from fleetune.edge_agent.personal.alone import Alone
 from fleetune.edge_agent.personal.served_model import Memory, Standing
 from fleetune.edge_agent.training.optimisers.kept_states import States
 from fleetune.protocols.model.spec import FlatArray
@@ -19,7 +20,8 @@ D = TypeVar("D")
 @dataclass(frozen=True)
 class Kept(Generic[D]):
     """What a session remembers: the method's device state, its last reply (round 0: none yet), what is
-    known of the run's best model, and what the optimiser remembers, where the run has that kept.
+    known of the run's best model, what the optimiser remembers, where the run has that kept, and the model
+    that the device trains alone, where the run asks for one.
     """
 
     run: str
@@ -29,6 +31,7 @@ class Kept(Generic[D]):
     reply: bytes = b""
     best: Standing | None = None
     optimiser: States | UnsetType = UNSET
+    alone: Alone | UnsetType = UNSET
 
 
 def recall(
@@ -50,4 +53,15 @@ def recall(
         if kept.run == enrolment.run:
             return kept
     state, personal = method.init_device(enrolment.weights), own()
-    return Kept(enrolment.run, state if personal is None else method.start_from(state, personal))
+    began = state if personal is None else method.start_from(state, personal)
+    alone = first_alone(enrolment, personal)
+    return Kept(enrolment.run, began, alone=UNSET if alone is None else alone)
+
+
+def first_alone(enrolment: Enrolment, own: FlatArray | None = None) -> Alone | None:
+    """The model to be trained alone as a run begins; None: the run asks for none."""
+    section = enrolment.adoption
+    if section is UNSET or not section.enabled or not section.compare_alone:
+        return None
+    weights = enrolment.weights if own is None else own
+    return Alone(weights, weights if section.alone_on_all else None)

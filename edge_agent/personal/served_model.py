@@ -18,9 +18,11 @@ The test split never decides; its accuracy is shown.
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from fleetune.edge_agent.personal.alone import Alone, Turn
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.tasks.reconstruction import Reconstruction
@@ -36,6 +38,46 @@ class Memory(Protocol):
     def read(self) -> bytes | None: ...
 
     def write(self, data: bytes) -> None: ...
+
+
+class Serving(Protocol):
+    """Decides which of the models that a run leads to is served: `Adoption`, or in runs with [adoption]
+    `edge_agent.personal.gated_adoption.GatedAdoption`.
+    """
+
+    @property
+    def best(self) -> "Standing | None":
+        """What is kept of the run to go on with: its best model so far; None: nothing."""
+        ...
+
+    @property
+    def compare_alone(self) -> int:
+        """Every so many of its rounds the device trains a model alone beside the run's; 0: never."""
+        ...
+
+    def resume(self, best: "Standing | None") -> None:
+        """Go on with what `best` was when the run stopped."""
+        ...
+
+    def offer(
+        self,
+        weights: FlatArray,
+        turn: Turn,
+        accuracy: float | None,
+        *,
+        training_loss: float | None = None,
+        trained: bool = True,
+    ) -> None:
+        """A candidate of this round."""
+        ...
+
+    def settle(self, turn: Turn, alone: Alone | None) -> None:
+        """All candidates of this round were offered."""
+        ...
+
+    def told(self, alone: Alone | None) -> Mapping[str, Any]:
+        """In a final evaluation, the fields of `Measures` that say what is served and how it does."""
+        ...
 
 
 class Judge(Protocol):
@@ -65,6 +107,14 @@ class Standing:
         accuracy: on the device's test split, 0..1; None: without one.
         samples: which samples the two were found on, see `DeviceData.fingerprint`.
         threshold: of a reconstruction that is served: errors above are anomalies.
+        attempt: at the round, where models are gated (`edge_agent.personal.gated_adoption`); as all below.
+        alone: trained by this device on its own samples alone; False: by the run's method.
+        loss_error: standard error of `validation_loss`.
+        lead: how much lower its validation loss was than that of the model trained alone, when it was last
+            judged; None: there was none, or it is that model.
+        lead_error: standard error of `lead`.
+        why: it is served, in one line.
+        version: its number among those that this device has served; 0: it has none.
     """
 
     run: str
@@ -80,11 +130,25 @@ class Standing:
     accuracy: float | None = None
     samples: str = ""
     threshold: float | None = None
+    attempt: int = 0
+    alone: bool = False
+    loss_error: float | None = None
+    lead: float | None = None
+    lead_error: float | None = None
+    why: str = ""
+    version: int = 0
+
+    @property
+    def origin(self) -> tuple[object, ...]:
+        """What makes it the model that it is."""
+        return self.run, self.round, self.attempt, self.closing, self.trained, self.alone
 
     @property
     def words(self) -> str:
         """Where the model comes from and how well it does, for people."""
         said = [f"run {self.run}, {'final evaluation' if self.closing else f'round {self.round}'}"]
+        if self.alone:
+            said[0] += ", trained alone"
         if self.validation_loss is not None:
             said.append(f"validation loss {self.validation_loss:.4g}")
         if self.accuracy is not None:
@@ -171,6 +235,10 @@ class Adoption:
         self._best: Standing | None = None
         self.served = self._judged_today()
 
+    @property
+    def compare_alone(self) -> int:
+        return 0
+
     def resume(self, best: Standing | None) -> None:
         """Go on with the `best` of this run as it was when the run stopped."""
         self._best = best if best is not None and best.samples == self._samples else None
@@ -184,22 +252,20 @@ class Adoption:
     def offer(
         self,
         weights: FlatArray,
-        number: int,
+        turn: Turn,
         accuracy: float | None,
         *,
         training_loss: float | None = None,
         trained: bool = True,
-        closing: bool = False,
     ) -> None:
         """Serve a candidate from now on if it is better.
 
         Args:
             weights: of the candidate, shape (spec.size,); not kept in memory.
-            number: of the round.
+            turn: of the work.
             accuracy: see `Standing`, as for the rest.
             training_loss: of its local training.
             trained: whether there was any.
-            closing: whether this is the final evaluation.
 
         Raises:
             StoreError: it is better, but cannot be written; the one before is still served.
@@ -209,8 +275,8 @@ class Adoption:
             training_loss = self._judge.loss(weights, "train")
         candidate = Standing(
             run=self._enrolment.run,
-            round=number,
-            closing=closing,
+            round=turn.round,
+            closing=turn.closing,
             model=spec.hash,
             input_shape=spec.input_shape,
             num_classes=spec.num_classes,
@@ -232,6 +298,13 @@ class Adoption:
         else:
             served = self.served.words if self.served else "another run"
             log.info("model of %s: that of %s is still served", candidate.words, served)
+
+    def settle(self, turn: Turn, alone: Alone | None) -> None:
+        """Each candidate was decided on when it was offered."""
+
+    def told(self, alone: Alone | None) -> Mapping[str, Any]:  # noqa: ARG002 - there is none
+        best = self.best
+        return {"kept": None if best is None else best.accuracy}
 
     def _loss(self, weights: FlatArray) -> float | None:
         return self._judge.loss(weights, "validation") if self._judges else None

@@ -27,6 +27,7 @@ class DeviceSettings:
         policy: what the owner allows.
         trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
         trusted: modules of the owner's own whose code a run may name (`package.module`).
+        publish: file that the served model is written to, for an app; None: as before, or nowhere.
     """
 
     fleet: str
@@ -39,6 +40,7 @@ class DeviceSettings:
     policy: Policy = Policy()  # noqa: RUF009 - frozen
     trainer: str = AUTO
     trusted: tuple[str, ...] = ()
+    publish: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class JoinedRun:
         memory: where the ratio controller is kept.
         growing: the device's data, where they grow.
         of_round: then, its session with the samples of a round; between rounds no sample is in memory.
+        publish: called when a round's work is done: another model may be served.
         clock: seconds that never jump.
     """
 
@@ -46,6 +47,7 @@ class JoinedRun:
         *,
         growing: GrowingData | None = None,
         of_round: Callable[[TransferKey], Session] | None = None,
+        publish: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.enrolment = enrolment
@@ -54,6 +56,7 @@ class JoinedRun:
         self.membership = membership
         self._meter = meter
         self._memory = memory
+        self._publish = publish
         self._clock = clock
         self._tried_at = clock()
         self._work: RoundWork | None = None
@@ -101,6 +104,7 @@ class JoinedRun:
             raise
         finally:
             give_back()
+        self._publish()
         self._work = self._work.trained(self._clock() - began, len(reply), self._meter.peak_bytes)
         return reply
 

@@ -12,7 +12,9 @@ from msgspec import structs
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
-from fleetune.edge_agent.personal.served_model import Adoption, Served, read_served
+from fleetune.edge_agent.personal.publishing import Publisher
+from fleetune.edge_agent.personal.served_model import Served, Serving, read_served
+from fleetune.edge_agent.personal.serving import serving_of
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory
@@ -22,7 +24,8 @@ from fleetune.edge_agent.run.growing_data import GrowingData, with_known_ids
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.session import Session
-from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import (
     DeviceData,
@@ -126,9 +129,16 @@ def join(
         of_round = partial(
             _session_with, growing, with_features, enrolment, method, bare, store, settings.device
         )
-    membership = Membership(ratio_controller)
+    publisher = _publisher(settings, store)
     joined = JoinedRun(
-        enrolment, session, membership, device.meter, memory, growing=growing, of_round=of_round
+        enrolment,
+        session,
+        Membership(ratio_controller),
+        device.meter,
+        memory,
+        growing=growing,
+        of_round=of_round,
+        publish=publisher.refresh,
     )
     joined.keep()
     return joined
@@ -201,6 +211,7 @@ def _ratio_controller(
         enrolment,
         trainer=kind,
         num_test=trainer.num_test,
+        num_validation=trainer.data.size("validation"),
         latency_s=link.round_trip_s,
         base_bytes=process_memory().resident,
     )
@@ -278,7 +289,7 @@ def _session(
 ) -> Session:
     """Go on with what the device has of this run, or begin; it is never begun anew over something damaged."""
     memory, own = store.session(enrolment.run), partial(_own_model, store, enrolment)
-    adoption = _adoption(enrolment, trainer, store.served)
+    adoption = _adoption(enrolment, trainer, ServedFiles.beside(store.served))
     try:
         return Session(enrolment, device, method, trainer, memory, adoption=adoption, own=own)
     except PacketVersion as problem:
@@ -329,20 +340,29 @@ def _features_where_they_fit(
     return made
 
 
-def _adoption(enrolment: Enrolment, trainer: LocalTrainer, memory: FileMemory) -> Adoption:
-    num_validation, samples = trainer.data.size("validation"), trainer.data.fingerprint
-    if not num_validation:
+def _adoption(enrolment: Enrolment, trainer: LocalTrainer, files: ServedFiles) -> Serving:
+    if not trainer.data.size("validation"):
         log.info(
             "run %s holds out no validation samples: the newest model that was trained is served;"
             " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",
             enrolment.run,
         )
     try:
-        return Adoption(memory, enrolment, trainer, num_validation=num_validation, samples=samples)
+        return serving_of(files, enrolment, trainer)
     except PacketError as problem:
         raise StoreError(
-            f"{memory.path}, the model that this device serves, is damaged ({problem}); restore or remove it"
+            f"{files.served.path}, the model that this device serves, is damaged ({problem}); restore or"
+            " remove it"
         ) from None
+
+
+def _publisher(settings: DeviceSettings, store: AgentStore) -> Publisher:
+    """What the app is given is what is served, from now on."""
+    publisher = Publisher(store, settings.device, trusted=settings.trusted)
+    if settings.publish is not None:
+        publisher.publish_to(settings.publish)
+    publisher.refresh()
+    return publisher
 
 
 def _own_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:

@@ -12,8 +12,9 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.personal.kept_run import Kept, recall
-from fleetune.edge_agent.personal.served_model import Adoption, Memory
+from fleetune.edge_agent.personal.alone import Alone, Turn, trained_alone
+from fleetune.edge_agent.personal.kept_run import Kept, first_alone, recall
+from fleetune.edge_agent.personal.served_model import Memory, Serving
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import PacketForeign, TrainingDiverged
@@ -39,6 +40,8 @@ class EvaluatingTrainer(Trainer, Protocol):
 
     @property
     def num_test(self) -> int: ...
+
+    def on_all(self) -> Trainer: ...
 
     def score(self, weights: FlatArray, part: Part = "test") -> float | None:
         """On the device's test split, if not said otherwise; None without one."""
@@ -74,7 +77,7 @@ class Session:
         trainer: EvaluatingTrainer,
         memory: Memory,
         *,
-        adoption: Adoption | None = None,
+        adoption: Serving | None = None,
         own: Callable[[], FlatArray | None] = lambda: None,
         keep_replies: bool = True,
     ) -> None:
@@ -127,7 +130,7 @@ class Session:
 
     def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         optimiser_states = self._optimiser_states()
-        state, update, measures = self._do(assignment, budget, optimiser_states)
+        state, update, measures, alone = self._do(assignment, budget, optimiser_states)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -146,17 +149,17 @@ class Session:
                 encoded if self._keep_replies else b"",
                 None if self._adoption is None else self._adoption.best,
                 UNSET if optimiser_states is None else optimiser_states.after,
+                UNSET if alone is None else alone,
             )
         )
         return encoded
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        _, _, measures = self._do(assignment, budget, self._optimiser_states())
+        _, _, measures, alone = self._do(assignment, budget, self._optimiser_states())
         personal, scores = self._judged(self.personal_model)
         measures = replace(measures, personal=personal, scores=scores)
         if self._adoption is not None:
-            best = self._adoption.best
-            measures = replace(measures, kept=None if best is None else best.accuracy)
+            measures = replace(measures, **self._adoption.told(alone))
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
         encoded = codec.encode(reply, self.spec)
         self._evaluated = assignment.round, assignment.attempt, encoded
@@ -170,7 +173,8 @@ class Session:
 
     def _do(
         self, assignment: Assignment[Any], budget: Budget, optimiser_states: KeptStates | None
-    ) -> tuple[Any, Any, Measures]:
+    ) -> tuple[Any, Any, Measures, Alone | None]:
+        turn = _turn(assignment)
         trainer = self._trainer.in_round(assignment.round, optimiser_states)
         observed = _Observed(trainer, self._offer_start(assignment))
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
@@ -182,14 +186,10 @@ class Session:
             raise TrainingDiverged(f"training diverged (loss is {loss:g}): lower training.learning_rate")
         personal = self._method.personal_model(state)
         after, scores = self._judged(personal)
+        alone = self._alone_after(turn, key)
         if self._adoption is not None:
-            self._adoption.offer(
-                personal,
-                assignment.round,
-                after,
-                training_loss=observed.train_loss,
-                closing=assignment.final_evaluation,
-            )
+            self._adoption.offer(personal, turn, after, training_loss=observed.train_loss)
+            self._adoption.settle(turn, alone)
         measures = Measures(
             num_samples=self._trainer.num_samples,
             num_test=self._trainer.num_test,
@@ -198,7 +198,17 @@ class Session:
             after=after,
             scores=scores,
         )
-        return state, update, measures
+        return state, update, measures, alone
+
+    def _alone_after(self, turn: Turn, key: Key) -> Alone | None:
+        """The model trained alone after this round; None: the run asks for none."""
+        every = 0 if self._adoption is None else self._adoption.compare_alone
+        if not every:
+            return None
+        kept = self._kept.alone
+        alone = first_alone(self._enrolment) if kept is UNSET else kept
+        assert alone is not None, "a run that compares says so in its enrolment"
+        return trained_alone(alone, turn, every, self._trainer.in_round(turn.round, None), key)
 
     def _judged(self, weights: FlatArray) -> tuple[float | None, dict[str, float] | UnsetType]:
         """A model's score on the test split, and all of them where the run has a [task]."""
@@ -212,9 +222,7 @@ class Session:
         adoption = self._adoption
         if adoption is None or not assignment.final_evaluation:
             return lambda *_: None
-        return lambda weights, accuracy: adoption.offer(
-            weights, assignment.round, accuracy, trained=False, closing=True
-        )
+        return lambda weights, accuracy: adoption.offer(weights, _turn(assignment), accuracy, trained=False)
 
     def _check_finite(self, state: Any, update: Any) -> None:
         found = not_finite(update, "update") or not_finite(state, "state")
@@ -236,6 +244,10 @@ class Session:
     def _keep(self, kept: Kept[Any]) -> None:
         self._memory.write(codec.encode(kept, self.spec))
         self._kept = kept
+
+
+def _turn(assignment: Assignment[Any]) -> Turn:
+    return Turn(assignment.round, assignment.attempt, assignment.final_evaluation)
 
 
 class _Observed:

@@ -11,6 +11,10 @@ It holds:
     runs/<run>/task-<transfer>  the task at hand, so that it is not downloaded twice
     served                      the model that the device serves, from whatever run it is
     samples.sqlite[-wal|-shm]   samples of a stream, see edge_agent.stream; it has versions of its own
+    versions/<number>           the latest models that it has served, in runs with [adoption]
+    pin                         the version of these that the owner wants
+    decisions                   what was decided of late, for `edge-agent models`
+    publish                     where the served model is written for an app, as ONNX
     incoming/*.part             payloads that are not complete yet
     lock                        held by the agent that runs
     fleetune-agent              says that an agent made all this; nothing else is ever removed

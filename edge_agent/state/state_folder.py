@@ -28,10 +28,11 @@ _DEPTH = 2  # below what --state names: the fleet's folder, the device's folder
 
 _RUN = "enrolment|bundle|backbone|session|allowance|task-[0-9a-f]{32}"
 _OURS = re.compile(
-    rf"({MARKER}|{LOCK}|served|samples\.sqlite(?:-wal|-shm)?|(?:bundles|backbones)/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
+    rf"({MARKER}|{LOCK}|served|pin|decisions|publish|versions/[0-9]{{1,9}}|samples\.sqlite(?:-wal|-shm)?"
+    rf"|(?:bundles|backbones)/[0-9a-f]{{32}}|incoming/[0-9a-f]{{32}}\.part|runs/([\w-]{{1,96}})/({_RUN}))"
     r"(\.new)?"
 )
-_FOLDERS = ("incoming", "bundles", "backbones", "runs/*", "runs")
+_FOLDERS = ("incoming", "bundles", "backbones", "versions", "runs/*", "runs")
 
 
 class _Marker(msgspec.Struct):

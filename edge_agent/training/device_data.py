@@ -50,6 +50,8 @@ class DeviceData:
             number for each channel of the model's input.
         ids: samples are token ids: the model sees them as they are, int64.
         source: for messages.
+        order: where each sample of the source stands among the training samples, with the validation samples
+            behind them; None: in that order.
     """
 
     x_train: Inputs
@@ -62,6 +64,7 @@ class DeviceData:
     std: Std = 1.0
     ids: bool = False
     source: str = "data"
+    order: Rows | None = None
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
         """The inputs and labels of one part, as they are stored."""
@@ -74,6 +77,18 @@ class DeviceData:
     def size(self, part: Part) -> int:
         """How many samples a part has."""
         return len(self.part(part)[1])
+
+    def without_validation(self) -> "DeviceData":
+        """As if none had been held out: the training samples in the order of the source; new arrays."""
+        order = slice(None) if self.order is None else self.order
+        return replace(
+            self,
+            x_train=np.concatenate([self.x_train, self.x_validation])[order],
+            y_train=np.concatenate([self.y_train, self.y_validation])[order],
+            order=None,
+            x_validation=self.x_validation[:0],
+            y_validation=self.y_validation[:0],
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -178,8 +193,9 @@ def take(dataset: Dataset, train: Rows, test: Rows, validation_fraction: float, 
 
 def _parts(dataset: Dataset, train: Rows, validation: Rows, test: Rows) -> DeviceData:
     x, y = dataset.x, dataset.y
+    order = np.argsort(np.concatenate([train, validation]), kind="stable") if validation.size else None
     return DeviceData(
-        x[train], y[train], x[validation], y[validation], x[test], y[test], source=dataset.source
+        x[train], y[train], x[validation], y[validation], x[test], y[test], source=dataset.source, order=order
     )
 
 
@@ -308,7 +324,22 @@ def save_npz(path: Path, data: DeviceData) -> None:
         StoreError: `path` cannot be written.
     """
     arrays = {}
+    if data.order is not None:
+        write_npz(path, _in_order_of_source(data, data.order))
+        return
     for part in get_args(Part):
         if data.size(part):
             arrays[f"x_{part}"], arrays[f"y_{part}"] = data.part(part)
     write_npz(path, arrays)
+
+
+def _in_order_of_source(data: DeviceData, order: Rows) -> dict[str, NDArray[np.generic]]:
+    """Training and validation samples as they were before they were parted, the test samples behind them."""
+    whole, num_test = data.without_validation(), data.size("test")
+    nobody = np.zeros(num_test, np.bool_)
+    return {
+        "x": np.concatenate([whole.x_train, data.x_test]),
+        "y": np.concatenate([whole.y_train, data.y_test]),
+        "validation": np.concatenate([order >= data.size("train"), nobody]),
+        "test": np.repeat([False, True], [order.size, num_test]),
+    }

@@ -41,6 +41,20 @@ class FeatureData(DeviceData):
         """Features, shape (len(rows), numbers), and labels: new arrays."""
         return np.take(self.features[part], rows, axis=0), self.part(part)[1][rows]
 
+    def without_validation(self) -> "FeatureData":
+        """As if none had been held out, features too; new arrays."""
+        train, validation = self.features["train"], self.features["validation"]
+        order = slice(None) if self.order is None else self.order
+        joined: dict[Part, FlatArray] = {
+            **self.features,
+            "train": np.concatenate([train, validation])[order],
+            "validation": validation[:0],
+        }
+        whole = super().without_validation()
+        return FeatureData(
+            **{one.name: getattr(whole, one.name) for one in fields(DeviceData)}, features=joined
+        )
+
 
 def upper_of(backend: Backend, training: TrainingSection) -> Upper | None:
     """The part of a model above its features; None: it has none, or samples are augmented, each time anew."""

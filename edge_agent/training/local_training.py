@@ -23,6 +23,7 @@ from fleetune.protocols.settings import rate_schedule
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
 from fleetune.protocols.tasks.reconstruction import Reconstruction
+from fleetune.protocols.tasks.score_gain import Gain, score_gain
 from fleetune.protocols.tasks.task import Task
 
 _EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory
@@ -89,6 +90,10 @@ class LocalTrainer:
     def num_test(self) -> int:
         """Samples of the test split."""
         return self.data.size("test")
+
+    def on_all(self) -> "LocalTrainer":
+        """The same as if no validation samples had been held out."""
+        return replace(self, data=self.data.without_validation())
 
     def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
         """Train from `weights` by the run's optimiser on the gradients of data, loss term and pull, clipped.
@@ -227,6 +232,13 @@ class LocalTrainer:
         return np.concatenate(
             [self.task.judged(self.backend.evaluate(x, y)[1], y) for x, y in self._parts(part)]
         )
+
+    def gain(self, weights: FlatArray, others: FlatArray, part: Part = "test") -> Gain | None:
+        """How much better a model scores than another, on the same samples; None: the part cannot tell."""
+        if not self.data.size(part):
+            return None
+        ours, theirs = (self._judged(one, part) for one in (weights, others))
+        return score_gain(self.task, ours, theirs, self.data.part(part)[1])
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
         """Of the mean loss in evaluation mode, shape (spec.size,), 0 at statistics; over all training samples

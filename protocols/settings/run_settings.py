@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import field
 
 from fleetune.protocols.bounds import FleetName
+from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.schedule import ScheduleSection
@@ -31,6 +32,7 @@ class RunSettings(Settings, frozen=True):
     data: DataSection = DataSection()
     task: TaskSection = TaskSection()
     training: TrainingSection = TrainingSection()
+    adoption: AdoptionSection = AdoptionSection()
     round: RoundSection = RoundSection()
     schedule: ScheduleSection = ScheduleSection()
     fleet: FleetSection = FleetSection()

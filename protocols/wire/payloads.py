@@ -17,6 +17,7 @@ from fleetune.protocols.bounds import (
     Int64,
     Label,
     Loss,
+    NonNegative,
     Number,
     NumSamples,
     Positive,
@@ -27,6 +28,7 @@ from fleetune.protocols.model.input_scaling import Mean, Std
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
@@ -61,6 +63,7 @@ class Enrolment:
         continues: id of the run that this one goes on from: a device that has a model of its own from there
             starts from it; None: all start from `weights`.
         task: the [task] section; left out where it says what every run was before there were several.
+        adoption: the [adoption] section, where it is enabled.
     """
 
     run: RunId
@@ -77,6 +80,7 @@ class Enrolment:
     weights: FlatArray
     continues: RunId | None = None
     task: TaskSection | UnsetType = UNSET
+    adoption: AdoptionSection | UnsetType = UNSET
 
     @property
     def learns(self) -> Task:
@@ -114,6 +118,11 @@ class Measures:
         kept: in a final evaluation, of the model that the device would serve, of all that this run
             has led it to. It does not travel with other replies.
         scores: all that the task has, of the personal model, by name; left out by runs without a [task].
+        adopted: in a final evaluation of a run with [adoption], as all below: whether the model that the
+            device serves is one of the fleet, and not the one that it trained alone.
+        alone: accuracy of the model trained alone, as it is after the final evaluation.
+        gain: how much more often the model that it serves is right than that one, on the same samples.
+        gain_error: standard error of `gain`.
     """
 
     num_samples: NumSamples
@@ -124,6 +133,10 @@ class Measures:
     personal: ScoreValue | None = None
     kept: ScoreValue | UnsetType | None = UNSET
     scores: Annotated[dict[Label, ScoreValue], Meta(max_length=MOST_SCORES)] | UnsetType = UNSET
+    adopted: bool | UnsetType = UNSET
+    alone: ScoreValue | UnsetType | None = UNSET
+    gain: Finite | UnsetType = UNSET
+    gain_error: NonNegative | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

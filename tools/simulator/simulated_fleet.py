@@ -120,7 +120,8 @@ class Shares:
         train, test = self._rows[index]
         settings = self._settings
         key = run_key(settings.run.seed).child("validation", index)
-        data = take(self.dataset, train, test, settings.data.validation_fraction, key)
+        held_out = settings.adoption.validation_fraction(settings.data.validation_fraction)
+        data = take(self.dataset, train, test, held_out, key)
         fitting = check_fits(data, spec, task_of(settings.task))
         return scaled(fitting, settings.data.mean, settings.data.std, spec)
 
@@ -148,6 +149,7 @@ def ratio_controller_of(
         enrolment,
         trainer=AGENT_TRAINER,
         num_test=data.size("test"),
+        num_validation=data.size("validation"),
         latency_s=link.delay_s,
         base_bytes=AGENT_BYTES,
     )

@@ -13,6 +13,7 @@ from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.edge_agent.state.agent_store import FileMemory
+from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.model.carried_layers import carry_over as carry_layers
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
@@ -30,6 +31,11 @@ def state(devices: Path, name: DeviceId) -> FileMemory:
 def served(devices: Path, name: DeviceId) -> FileMemory:
     """The model that it serves."""
     return _memory(devices, name, "served")
+
+
+def served_files(devices: Path, name: DeviceId) -> ServedFiles:
+    """It, and the versions before it."""
+    return ServedFiles.beside(served(devices, name), f"{name}.")
 
 
 def own_model(devices: Path, name: DeviceId) -> FlatArray | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.coordinator.run.stored_run import stored_backbone
-from fleetune.edge_agent.personal.served_model import Adoption
+from fleetune.edge_agent.personal.serving import serving_of
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.training.backend import Backend, Upper
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
@@ -45,13 +45,7 @@ class Stage:
         data = for_vocabulary(self.shares.of(index, self.enrolment.spec), self.backend.vocabulary)
         backend = self.backend if self.upper is None else self.upper.backend
         trainer = LocalTrainer(backend, self._with_features(name, data), self.enrolment.training)
-        adoption = Adoption(
-            starting_models.served(self.folder, name),
-            self.enrolment,
-            trainer,
-            num_validation=data.size("validation"),
-            samples=data.fingerprint,
-        )
+        adoption = serving_of(starting_models.served_files(self.folder, name), self.enrolment, trainer)
         session = Session(
             self.enrolment,
             name,

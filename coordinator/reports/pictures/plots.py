@@ -16,6 +16,7 @@ from fleetune.coordinator.reports.metric import Metric, titled, unit_of
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
 from fleetune.coordinator.reports.outcome import better_by, gains, personal, yardstick
 from fleetune.coordinator.reports.pictures.inside import inside_pictures
+from fleetune.coordinator.reports.pictures.over_alone import over_alone
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
 from fleetune.coordinator.reports.predictions import pairs_of
@@ -253,6 +254,7 @@ _PLOTS: dict[str, Callable[[Story, Theme], Figure | None]] = {
     "accuracy-by-round": accuracy_by_round,
     "accuracy-by-uplink": accuracy_by_uplink,
     "gain-by-device": gain_by_device,
+    "over-alone": lambda story, theme: over_alone(story.summary, theme),
     "accuracy-by-device": accuracy_by_device,
     "bytes-by-round": bytes_by_round,
     "predicted-by-actual": lambda story, theme: seconds_scatter(pairs_of(story.records, DURATION), theme),

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.personal.alone import Turn
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
 from fleetune.edge_agent.personal.served_model import Adoption, read_served
 from fleetune.edge_agent.training.device_data import check_fits
@@ -104,7 +105,9 @@ def test_the_served_models_threshold_is_of_the_devices_own_normal_samples():
             self.data = data
 
     memory = Memory()
-    Adoption(memory, prepare(parse_run(run | task)), trainer, num_validation=0).offer(weights, 1, None)
+    Adoption(memory, prepare(parse_run(run | task)), trainer, num_validation=0).offer(
+        weights, Turn(1, 1), None
+    )
     threshold = read_served(memory.data, trainer.spec).standing.threshold
     assert threshold == trainer.threshold(weights)
     assert (trainer.losses(weights) > threshold).sum() == pytest.approx(NUM_TRAIN * 0.8 / 4, abs=1)

@@ -1,0 +1,47 @@
+"""What devices serve after a run with [adoption], of one and of all: how `summary` tells of it."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from fleetune.coordinator.reports.summary import AdoptionSummary, DeviceAdoption, DeviceSummary
+from fleetune.coordinator.rounds.records import DeviceRound
+from fleetune.protocols.student_t import student_t_quantile
+
+CONFIDENCE = 0.95  # that a mean lies above its lower end, and below its upper end
+
+
+def adoption_of_reply(reply: DeviceRound) -> DeviceAdoption | None:
+    """What a device told in a final evaluation; None: nothing of the kind."""
+    told = reply.measures
+    if told.adopted is UNSET:
+        return None
+    return DeviceAdoption(told.adopted, _known(told.alone), _known(told.gain), _known(told.gain_error))
+
+
+def adoption_of(rows: Iterable[DeviceSummary]) -> AdoptionSummary | None:
+    """What all devices told; None: none of them did."""
+    told = [row.adoption for row in rows if row.adoption is not UNSET]
+    if not told:
+        return None
+    low, gain, high = interval([one.gain for one in told if one.gain is not None])
+    adopted, below = sum(one.adopted for one in told), sum(one.below for one in told)
+    return AdoptionSummary(len(told), adopted, below, gain, low, high)
+
+
+def interval(values: list[float]) -> tuple[float | None, float | None, float | None]:
+    """The mean of what devices told, and between what the mean over such devices lies: low, mean, high."""
+    if not values:
+        return None, None, None
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return None, mean, None
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    reach = student_t_quantile(CONFIDENCE, len(values) - 1) * error
+    return mean - reach, mean, mean + reach
+
+
+def _known(value: float | UnsetType | None) -> float | None:
+    return None if value is UNSET else value

@@ -1,0 +1,120 @@
+"""Whether one model is better than another on the same held-out samples: a paired test, in numpy alone.
+
+Both models are asked about the same samples, so the difference of their losses, sample by sample, is what is
+looked at: what is hard about a sample is hard for both and cancels out. The test is one-sided: with
+confidence c a model that is in truth no better is called better in about 1 - c of such comparisons. It is
+Student's t of the mean difference, corrected for skewness by the monotone cubic of Hall (1992, "On the
+removal of skewness by transformation", J. R. Statist. Soc. B 54): losses have long tails, and without it a
+model that is a little better on most samples and much worse on a few would be called better far too often. Of
+very skewed differences of few samples it still is, up to twice as often as said
+(tests/edge_agent/personal/test_paired_test.py holds the rates). Nothing is drawn at random: the same losses
+always give the same answer.
+
+Fewer than `LEAST_SAMPLES` show nothing, whatever they are.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.student_t import student_t_quantile
+
+Losses = NDArray[np.float64]
+
+LEAST_SAMPLES = 8
+EVEN = 0.5  # confidence: a coin's
+_NO_SKEWNESS = 1e-4  # below it the cubic is a line to more digits than it could be divided out with
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How much a model loses more than another on the same samples; below 0 it is the better one.
+
+    Attributes:
+        mean: of the differences, weighted.
+        deviation: their standard deviation; infinite where fewer than two samples tell.
+        skewness: of the differences.
+        num_samples: how many equally weighted samples would tell as much (Kish: 1 / sum of squared shares).
+    """
+
+    mean: float
+    deviation: float
+    skewness: float
+    num_samples: float
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean; infinite where it is not known."""
+        return self.deviation / math.sqrt(self.num_samples) if self.num_samples else math.inf
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Between what the true mean lies, each end with one-sided `confidence`, 0.5 <= confidence < 1."""
+        if self.deviation == 0.0:
+            return self.mean, self.mean
+        if not math.isfinite(self.deviation):
+            return -math.inf, math.inf
+        quantile = student_t_quantile(confidence, self.num_samples - 1)
+        return self.mean - self.deviation * self._z(quantile), self.mean - self.deviation * self._z(-quantile)
+
+    def shows_better(self, confidence: float) -> bool:
+        """Whether the model is shown to lose less than the other, with one-sided `confidence`; with 0.5 it is
+        enough that its mean is lower.
+        """
+        if confidence <= EVEN:
+            return self.mean < 0.0
+        return self.num_samples >= LEAST_SAMPLES and self.interval(confidence)[1] < 0.0
+
+    def shows_worse(self, confidence: float) -> bool:
+        """Whether it is shown to lose more, likewise."""
+        if confidence <= EVEN:
+            return self.mean > 0.0
+        return self.num_samples >= LEAST_SAMPLES and self.interval(confidence)[0] > 0.0
+
+    def _z(self, quantile: float) -> float:
+        """The mean in deviations at which Hall's statistic,
+        sqrt(n) * (z + g z^2 / 3 + g^2 z^3 / 27 + g / (6 n)), is `quantile`.
+        """
+        n, g = self.num_samples, self.skewness
+        level = quantile / math.sqrt(n)
+        if abs(g) < _NO_SKEWNESS:
+            return level
+        return 3 / g * (math.cbrt(1 + g * (level - g / (6 * n))) - 1)
+
+
+def paired_difference(losses: Losses, others: Losses, weights: Losses | None = None) -> PairedDifference:
+    """How much more `losses` are than those of another model, `others`, on the same samples.
+
+    Args:
+        losses: shape (n,).
+        others: shape (n,).
+        weights: how much each sample counts, shape (n,), at least 0 and not all 0; None: all alike.
+
+    Returns:
+        Of no samples: nothing is known, the mean is 0 and its error infinite.
+    """
+    if losses.size == 0:
+        return PairedDifference(0.0, math.inf, 0.0, 0.0)
+    counts = np.ones(losses.size) if weights is None else np.asarray(weights, np.float64)
+    shares = counts / counts.sum()
+    concentration = float(shares @ shares)
+    differences = losses - others
+    mean = float(shares @ differences)
+    if concentration >= 1.0:
+        return PairedDifference(mean, math.inf, 0.0, 1.0)
+    variance = float(shares @ np.square(differences - mean))
+    if variance == 0.0:
+        return PairedDifference(mean, 0.0, 0.0, 1.0 / concentration)
+    skewness = float(shares @ ((differences - mean) / math.sqrt(variance)) ** 3)
+    return PairedDifference(mean, math.sqrt(variance / (1 - concentration)), skewness, 1.0 / concentration)
+
+
+def newest_count_most(num_samples: int, half_life: float | None) -> Losses | None:
+    """Weights of samples in the order in which they came, shape (num_samples,): each `half_life` samples
+    before the newest halve what one counts. None: all count alike.
+    """
+    if half_life is None:
+        return None
+    age = np.arange(num_samples - 1, -1, -1, dtype=np.float64)
+    return np.exp2(-age / half_life)

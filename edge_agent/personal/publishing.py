@@ -1,0 +1,110 @@
+"""The served model as one ONNX file for the app: replaced as a whole, whenever what is served changes.
+
+Where it lies is kept in the state folder, so that `edge-agent rollback` and `pin` write it too, whether the
+agent runs or not. The file says which model it is; when the agent starts, a file that is not the one of what
+is served is written anew, so a power cut between the two leaves nothing behind.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
+from fleetune.edge_agent.personal.served_model import Standing
+from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
+from fleetune.protocols.errors import FleetuneError, StoreError
+from fleetune.protocols.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Publisher:
+    """Writes what a device serves.
+
+    Attributes:
+        store: of the device.
+        device: its name.
+        trusted: modules of the owner's own whose code a run may name.
+    """
+
+    store: AgentStore
+    device: str
+    trusted: tuple[str, ...] = ()
+    _seen: tuple[int, int] | None = None
+
+    @property
+    def _kept(self) -> FileMemory:
+        return FileMemory(self.store.folder / "publish")
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is written; None: nowhere.
+
+        Raises:
+            StoreError: that cannot be read.
+        """
+        data = self._kept.read()
+        return Path(data.decode("utf-8", "surrogateescape")) if data else None
+
+    def publish_to(self, path: Path) -> None:
+        """Write it there from now on. Raises StoreError."""
+        wanted = str(path.absolute()).encode("utf-8", "surrogateescape")
+        if self._kept.read() != wanted:
+            self._kept.write(wanted)
+
+    def refresh(self) -> None:
+        """Write the file if it is not what is served; what is in the way is said in one line."""
+        try:
+            path, served = self.path, _identity(self.store.served.path)
+            if path is None or served is None or served == self._seen:
+                return
+            found = personal_model(self.store, trusted=self.trusted)
+            wanted = onnx_of(found, self.device)
+            if _content(path) != wanted:
+                write_atomically(path, wanted)
+                log.info("published %s: %s", path, found.standing.words)
+            self._seen = served
+        except FleetuneError as problem:
+            log.warning("the served model is not published: %s", problem)
+
+
+def onnx_of(found: PersonalModel, device: str) -> bytes:
+    """A personal model as an ONNX file, which names its device, run, round, version and figures."""
+    from fleetune.edge_agent.personal.inference_graph import write_inference
+
+    about = {"model": found.bundle.spec.name, "device": device, **about_standing(found.standing)}
+    threshold = found.standing.threshold
+    return write_inference(found.bundle, found.weights, about, found.frozen, threshold)
+
+
+def about_standing(standing: Standing) -> dict[str, str]:
+    """A model's run, round, version and figures, as far as they are known."""
+    known = {
+        "run": standing.run,
+        "round": standing.round,
+        "closing_rehearsal": standing.closing,
+        "version": standing.version or None,
+        "trained_alone": standing.alone or None,
+        "validation_loss": standing.validation_loss,
+        "accuracy_on_own_test_samples": standing.accuracy,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Another one when the file was replaced; None: it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise StoreError(f"cannot read {path}: {problem.strerror}") from None

@@ -1,0 +1,225 @@
+"""edge-agent models, rollback, pin and unpin: the models that a device has served, and which one it does."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetune.edge_agent.run_options import HOST, STATE, DeviceName, StateFolder
+from fleetune.protocols.one_line import one_line_errors
+
+if TYPE_CHECKING:
+    from fleetune.edge_agent.personal.served_model import Standing
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.edge_agent.state.served_files import ServedFiles
+
+Fleet = Annotated[str, typer.Option(help="name of the fleet")]
+_DECISIONS = 8
+
+
+def models(
+    fleet: Fleet,
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """List the versions of this device's model with their figures, and why each was taken or left."""
+    import rich
+
+    with one_line_errors("edge-agent"):
+        _, files = _of_device(state, fleet, device)
+        rows, decided = _versions(files), _decisions(files)
+        if as_json:
+            print(json.dumps({"versions": rows, "decisions": decided}, indent=2))
+            return
+        rich.print(_version_table(rows))
+        if decided:
+            rich.print(_decision_table(decided[-_DECISIONS:]))
+
+
+def rollback(
+    fleet: Fleet,
+    version: Annotated[int | None, typer.Argument(help="number; else the one before the served one")] = None,
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
+) -> None:
+    """Serve an earlier version from now on, until a later model is no worse; see pin."""
+    with one_line_errors("edge-agent"):
+        store, files = _of_device(state, fleet, device)
+        number = _earlier(files) if version is None else version
+        found = _serve(store, files, number, device)
+        print(f"served from now on: version {number}, {found.words}")
+        print(f"a later model takes its place once it is no worse; edge-agent pin {number} holds on to it")
+
+
+def pin(
+    fleet: Fleet,
+    version: Annotated[int, typer.Argument(help="number, see models")],
+    device: DeviceName = HOST,
+    state: StateFolder = STATE,
+) -> None:
+    """Serve a version whatever comes, until unpin; the device goes on training."""
+    with one_line_errors("edge-agent"):
+        store, files = _of_device(state, fleet, device)
+        _check_there(files, version)
+        files.hold(version)
+        found = _serve(store, files, version, device)
+        print(f"served until edge-agent unpin: version {version}, {found.words}")
+
+
+def unpin(fleet: Fleet, device: DeviceName = HOST, state: StateFolder = STATE) -> None:
+    """Let the device choose again, from the next round on."""
+    with one_line_errors("edge-agent"):
+        _, files = _of_device(state, fleet, device)
+        files.hold(None)
+        print("no version is pinned; the next round decides what is served")
+
+
+def _of_device(state: Path, fleet: str, device: str) -> "tuple[AgentStore, ServedFiles]":
+    """Raises StoreError: nothing is served there."""
+    from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.edge_agent.state.served_files import ServedFiles
+    from fleetune.protocols.errors import StoreError
+
+    store = AgentStore(state / fleet / device)
+    files = ServedFiles.beside(store.served)
+    if store.served.read() is None and not files.numbers:
+        raise StoreError(f"{store.folder}: this device serves no model yet; see edge-agent run")
+    return store, files
+
+
+def _earlier(files: "ServedFiles") -> int:
+    """The version before the served one. Raises StoreError: there is none."""
+    from fleetune.edge_agent.personal.served_model import read_served
+    from fleetune.protocols.errors import StoreError
+
+    found = read_served(files.served.read())
+    served = 0 if found is None else found.standing.version
+    earlier = [number for number in files.numbers if number < served]
+    if not earlier:
+        raise StoreError(f"{files.versions}: there is no version before version {served}")
+    return earlier[-1]
+
+
+def _check_there(files: "ServedFiles", number: int) -> None:
+    from fleetune.protocols.errors import StoreError
+
+    if number not in files.numbers:
+        known = ", ".join(map(str, files.numbers)) or "none: only runs with [adoption] keep versions"
+        raise StoreError(f"{files.versions}: there is no version {number}; kept are {known}")
+
+
+def _serve(store: "AgentStore", files: "ServedFiles", number: int, device: str) -> "Standing":
+    from fleetune.edge_agent.personal.gated_adoption import serve_version
+    from fleetune.edge_agent.personal.publishing import Publisher
+    from fleetune.protocols.errors import StoreError
+
+    _check_there(files, number)
+    found = serve_version(files, number)
+    if found is None:
+        raise StoreError(f"{files.version(number).path} is damaged; take another version")
+    Publisher(store, device).refresh()
+    return found
+
+
+def _versions(files: "ServedFiles") -> list[dict[str, Any]]:
+    """A row a version, the latest last; one that is served and no version is there too."""
+    from fleetune.edge_agent.personal.served_model import read_served
+    from fleetune.protocols.errors import PacketError
+
+    served, pinned = read_served(files.served.read()), files.pinned
+    now = None if served is None else served.standing.version
+    rows = []
+    if served is not None and now not in files.numbers:
+        rows.append(_row(served.standing, files.served.path, served=True, pinned=False))
+    for number in files.numbers:
+        path = files.version(number).path
+        try:
+            found = read_served(files.version(number).read())
+        except PacketError as problem:
+            rows.append({"version": number, "damaged": str(problem)})
+            continue
+        if found is not None:
+            standing = served.standing if served is not None and number == now else found.standing
+            rows.append(_row(standing, path, served=number == now, pinned=number == pinned))
+    return rows
+
+
+def _row(standing: "Standing", path: Path, *, served: bool, pinned: bool) -> dict[str, Any]:
+    when = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+    return {
+        "version": standing.version or None,
+        "run": standing.run,
+        "round": standing.round,
+        "final_evaluation": standing.closing,
+        "trained_alone": standing.alone,
+        "when": when.isoformat(timespec="seconds"),
+        "validation_loss": standing.validation_loss,
+        "validation_loss_error": standing.loss_error,
+        "below_alone": standing.lead,
+        "below_alone_error": standing.lead_error,
+        "accuracy_on_own_test_samples": standing.accuracy,
+        "served": served,
+        "pinned": pinned,
+        "why": standing.why or None,
+    }
+
+
+def _decisions(files: "ServedFiles") -> list[dict[str, Any]]:
+    import msgspec
+
+    from fleetune.edge_agent.personal.decisions import read_decisions
+
+    return [msgspec.structs.asdict(one) for one in read_decisions(files)]
+
+
+def _version_table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("version", "from", "when", "validation loss", "below alone by", "accuracy", "", "why")
+    for row in rows:
+        if "damaged" in row:
+            table.add_row(str(row["version"]), "damaged", "", "", "", "", "", row["damaged"])
+            continue
+        accuracy = row["accuracy_on_own_test_samples"]
+        marks = [name for name in ("served", "pinned") if row[name]]
+        table.add_row(
+            str(row["version"] or "–"),  # noqa: RUF001 - as in every table
+            _origin(row["run"], row["round"], closing=row["final_evaluation"], alone=row["trained_alone"]),
+            str(row["when"]).replace("T", " ")[:16],
+            _with_error(row["validation_loss"], row["validation_loss_error"]),
+            _with_error(row["below_alone"], row["below_alone_error"]),
+            "–" if accuracy is None else f"{accuracy:.1%}",  # noqa: RUF001
+            ", ".join(marks),
+            row["why"] or "",
+        )
+    return table
+
+
+def _decision_table(decided: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("decided in", "the fleet's loss", "below alone by", "served then", "why", title="Of late")
+    for one in decided:
+        table.add_row(
+            _origin(one["run"], one["round"], closing=one["closing"], alone=False),
+            _with_error(one["loss"], one["error"]),
+            _with_error(one["lead"], one["lead_error"]),
+            str(one["version"]),
+            one["why"],
+        )
+    return table
+
+
+def _origin(run: str, number: int, *, closing: bool, alone: bool) -> str:
+    where = f"{run}, {'final evaluation' if closing else f'round {number}'}"
+    return f"{where}, alone" if alone else where
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    if value is None:
+        return "–"  # noqa: RUF001
+    return f"{value:.3g}" if error is None else f"{value:.3g} ± {error:.2g}"

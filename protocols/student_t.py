@@ -1,0 +1,55 @@
+"""Student's t distribution, for intervals of means: what a device and a report need of it, without SciPy."""
+
+import math
+from functools import lru_cache
+
+_STEPS = 200  # of a continued fraction, or halvings of an interval: far more than float64 needs
+_TINY = 1e-300
+
+
+@lru_cache(1024)
+def student_t_quantile(share: float, freedom: float) -> float:
+    """The value that `share` (0.5 <= share < 1) of Student's t distribution lies below.
+
+    Args:
+        share: of the distribution.
+        freedom: degrees of freedom, above 0, not necessarily whole.
+    """
+    low, high = 0.0, 1.0
+    while student_t_share(high, freedom) < share:
+        high *= 2
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if student_t_share(middle, freedom) < share else (low, middle)
+    return high
+
+
+def student_t_share(value: float, freedom: float) -> float:
+    """The share of Student's t distribution below `value`, at least 0."""
+    at = freedom / (freedom + value * value)
+    return 1.0 - 0.5 * _incomplete_beta(at, freedom / 2, 0.5)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function I_x(a, b), Abramowitz and Stegun 26.5.8 by Lentz's method."""
+    if x <= 0.0 or x >= 1.0:
+        return min(max(x, 0.0), 1.0)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(1.0 - x, b, a)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    d = 1.0 / ((1.0 - (a + b) * x / (a + 1)) or _TINY)
+    c, fraction = 1.0, d
+    for step in range(1, _STEPS):
+        even = step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step))
+        odd = -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1))
+        for term in (even, odd):
+            d = 1.0 / ((1.0 + term * d) or _TINY)
+            c = (1.0 + term / c) or _TINY
+            fraction *= d * c
+        if abs(d * c - 1.0) < 1e-15:
+            break
+    return front * fraction / a

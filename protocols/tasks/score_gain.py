@@ -1,0 +1,59 @@
+"""How much better one model scores than another on the same samples, and how far that is known: any score."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleetune.protocols.tasks.task import Array, Task
+
+MOST_PARTS = 200  # that samples are left out in
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference of two scores; above 0 the first model is better, whichever way the score goes.
+
+    Attributes:
+        mean: on all samples.
+        standard_error: of it, by leaving out a part of the samples at a time (the jackknife; for a score that
+            is a mean over samples, such as accuracy, the usual error of a paired difference). Infinite where
+            fewer than two parts tell.
+    """
+
+    mean: float
+    standard_error: float
+
+
+def score_gain(task: Task, ours: Array, theirs: Array, labels: Array) -> Gain | None:
+    """How much better `ours` is than `theirs` by the task's score.
+
+    Args:
+        task: of the run.
+        ours: what the task keeps of a model's outputs (`Task.judged`), shape (n, ...).
+        theirs: of the other model.
+        labels: of the samples, shape (n, ...).
+
+    Returns:
+        None where these samples cannot tell.
+    """
+    sign, name = (-1.0 if task.score.better == "lower" else 1.0), task.score.name
+
+    def gain(rows: Array) -> float | None:
+        first, second = (task.figure(name, one[rows], labels[rows]) for one in (ours, theirs))
+        return None if first is None or second is None else sign * (first - second)
+
+    count = len(labels)
+    whole = gain(np.arange(count)) if count else None
+    if whole is None:
+        return None
+    parts = min(count, MOST_PARTS)
+    if parts < 2:
+        return Gain(whole, math.inf)
+    places = np.arange(count) % parts
+    without = [gain(np.flatnonzero(places != part)) for part in range(parts)]
+    known = np.array([one for one in without if one is not None])
+    if known.size < 2:
+        return Gain(whole, math.inf)
+    spread = float(np.square(known - known.mean()).sum())
+    return Gain(whole, math.sqrt(spread * (known.size - 1) / known.size))

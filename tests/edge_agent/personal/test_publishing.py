@@ -1,0 +1,135 @@
+"""The file that an app reads: always whole, always what is served, through power cuts and rollbacks."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.helpers.linear_bundle import SPEC, bundle
+from tests.helpers.power import ForgetfulDisk, PowerCut
+from typer.testing import CliRunner
+
+from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.personal.inference_graph import Predictor
+from fleetune.edge_agent.personal.publishing import Publisher
+from fleetune.edge_agent.personal.served_model import Served, Standing
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.state_folder import agent_files
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Enrolment
+
+STANDING = Standing("r-1", 1, closing=False, model=SPEC.hash, input_shape=(2,), num_classes=3)
+
+
+def weights(number):
+    """The likeliest label is `number`, whatever the input."""
+    return np.r_[np.zeros(6), np.eye(3)[number]].astype(np.float32)
+
+
+def serve(store, number):
+    """As version `number + 1`."""
+    files = ServedFiles.beside(store.served)
+    standing = replace(STANDING, round=number + 1, version=number + 1)
+    data = codec.encode(Served(standing, weights(number)), SPEC)
+    files.version(number + 1).write(data)
+    store.served.write(data)
+
+
+def answer(path):
+    return int(Predictor.of(path).probabilities(np.ones((1, 2), np.float32)).argmax())
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "disk").mkdir()
+    store = AgentStore(tmp_path / "disk" / "state" / "f" / "d")
+    zeros = np.zeros(SPEC.size, np.float32)
+    method = {"name": "fedavg"}
+    enrolment = Enrolment("r-1", 0, SPEC, method, TrainingSection(), 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, zeros)
+    store.enrolment("r-1").write(codec.encode(enrolment, SPEC))
+    store.keep_bundle("r-1", bundle().encoded())
+    return store
+
+
+def test_the_app_gets_what_is_served_whenever_it_changes(store, tmp_path, caplog):
+    path, publisher = tmp_path / "app" / "model.onnx", Publisher(store, "d")
+    publisher.refresh()
+    assert not path.exists()  # nobody wants one
+    publisher.publish_to(path)
+    publisher.refresh()
+    assert not path.exists()  # nothing is served yet
+    for number in (0, 1, 2):
+        serve(store, number)
+        publisher.refresh()
+        assert answer(path) == number
+    written = path.stat().st_mtime_ns
+    publisher.refresh()
+    Publisher(store, "d").refresh()  # a restart
+    assert path.stat().st_mtime_ns == written
+    path.write_bytes(b"half of")
+    Publisher(store, "d").refresh()
+    assert answer(path) == 2
+    assert Predictor.of(path).session.get_modelmeta().custom_metadata_map["version"] == "3"
+    store.claim().close()
+    (found,) = agent_files(store.folder)
+    assert found.foreign == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"), [(["rollback"], 1), (["rollback", "1"], 0), (["pin", "2"], 1)]
+)
+def test_rollback_and_pin_change_the_file_too_though_no_agent_runs(store, tmp_path, arguments, wanted):
+    path, publisher = tmp_path / "model.onnx", Publisher(store, "d")
+    publisher.publish_to(path)
+    for number in (0, 1, 2):
+        serve(store, number)
+    publisher.refresh()
+    own = ["--fleet", "f", "--device", "d", "--state", str(tmp_path / "disk" / "state")]
+    result = CliRunner().invoke(app, [*arguments, *own])
+    assert result.exit_code == 0, result.output
+    assert answer(path) == wanted
+
+
+def test_what_is_in_the_way_is_one_line_and_the_file_stays(store, tmp_path, caplog):
+    path, publisher = tmp_path / "model.onnx", Publisher(store, "d")
+    publisher.publish_to(path)
+    serve(store, 0)
+    publisher.refresh()
+    serve(store, 1)
+    for file in (store.folder / "bundles").iterdir():
+        file.unlink()
+    publisher.refresh()
+    assert answer(path) == 0
+    (said,) = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert said.startswith("the served model is not published: ")
+    assert "no bundle of run r-1 is here" in said
+    store.keep_bundle("r-1", bundle().encoded())
+    publisher.refresh()
+    assert answer(path) == 1
+
+
+def test_a_power_cut_anywhere_leaves_a_whole_file_and_the_next_start_the_right_one(store, tmp_path):
+    disk, path = tmp_path / "disk", tmp_path / "disk" / "model.onnx"
+    Publisher(store, "d").publish_to(path)
+    serve(store, 0)
+    Publisher(store, "d").refresh()
+    cuts = 0
+    for at in itertools.count(0, 0.5):
+        power = ForgetfulDisk(disk, 0)
+        power.cut_at, number = at, 1 + cuts % 2
+        before = answer(path)
+        try:
+            with power.in_place():
+                serve(store, number)
+                Publisher(store, "d").refresh()
+            break
+        except PowerCut:
+            power.cut()
+        cuts += 1
+        assert answer(path) in (before, number)
+        serve(store, number)
+        Publisher(store, "d").refresh()
+        assert answer(path) == number
+    assert cuts > 20

@@ -1,0 +1,45 @@
+"""A run with [adoption] on a real fleet: to the last bit its simulation, also when an agent is killed."""
+
+import pytest
+from tests.helpers.fleet_processes import Fleet, assert_equal, read_outcome, run_toml
+
+from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.tools.simulator import starting_models
+from fleetune.tools.simulator.runner import leave, simulate
+
+pytestmark = pytest.mark.fleet
+
+ADOPTION = """
+[adoption]
+enabled = true
+confidence = 0.8
+"""
+
+
+def test_what_devices_adopt_is_what_they_adopt_in_the_simulation(tmp_path, tmp_path_factory):
+    toml = run_toml(method="fedavg", rounds=4, quorum=3) + ADOPTION
+    folder = tmp_path_factory.mktemp("simulated") / "run"
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start()
+        fleet.coordinator.wait_for("round 2/4")
+        victim = next(iter(fleet.shares))
+        fleet.agents[victim].kill()
+        fleet.start_agent(victim)
+        fleet.wait_finished()
+        found, models, summary = fleet.outcome(), fleet.served_models(), fleet.summary()
+        run, _ = leave_simulated(fleet, folder)
+    devices = run.folder / "devices"
+    wanted = read_outcome(run.folder, lambda device, _: devices / f"{device}.state")
+    assert_equal(found, wanted)
+    for device, model in models.items():
+        theirs = read_served(starting_models.served(devices, device).read())
+        assert model.weights.tobytes() == theirs.weights.tobytes()
+        assert model.standing.origin[1:] == theirs.standing.origin[1:]  # but for the run's id
+    assert summary["adoption"]["told"] == 3
+
+
+def leave_simulated(fleet, folder):
+    run, summary = simulate(read_run(fleet.run_file), folder, workers=0, fresh=True)
+    leave(run, summary)
+    return run, summary

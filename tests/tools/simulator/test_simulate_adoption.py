@@ -1,0 +1,95 @@
+"""Runs with [adoption], simulated: alone is local-only to the last bit; what is told is what is served."""
+
+import numpy as np
+import pytest
+from msgspec import UNSET
+from tests.tools.simulator.test_simulate import settings
+
+from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.personal.served_model import read_served
+from fleetune.protocols.methods import from_section
+from fleetune.protocols.update import codec
+from fleetune.tools.simulator import starting_models
+from fleetune.tools.simulator.runner import simulate
+
+NAMES = [f"device-{index}" for index in range(6)]
+ROUND = {"participants": 4}  # not everybody is asked in every round
+
+
+def play(folder, method="fedavg", final_evaluation=True, **adoption):
+    wanted = settings(
+        run={"name": "sim", "rounds": 5, "final_evaluation": final_evaluation},
+        method={"name": method},
+        data={"partition": {"kind": "iid", "samples": 60, "test_fraction": 0.5}},
+        round=ROUND,
+        adoption=adoption,
+    )
+    run, summary = simulate(wanted, folder, workers=0, fresh=True)
+    run.store.close()
+    return run, summary
+
+
+def sessions(run):
+    spec = run.enrolment.spec
+    kind = Kept[from_section(run.enrolment.method, spec).device_state_type]
+    found = {name: starting_models.state(run.folder / "devices", name).read() for name in NAMES}
+    return {name: codec.decode(data, kind, spec) for name, data in found.items() if data is not None}
+
+
+def served(run):
+    return {
+        name: read_served(starting_models.served(run.folder / "devices", name).read(), run.enrolment.spec)
+        for name in NAMES
+    }
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory):
+    return play(tmp_path_factory.mktemp("gated") / "sim", enabled=True, confidence=0.5)
+
+
+def test_what_is_trained_alone_on_all_samples_is_what_local_only_leads_to(gated, tmp_path):
+    run, _ = gated
+    local, _ = play(tmp_path / "sim", "local-only")
+    kept, theirs = sessions(run), sessions(local)
+    assert len(kept) >= 4
+    for name, session in kept.items():
+        assert session.alone.on_all.tobytes() == theirs[name].state.weights.tobytes()
+        assert session.alone.weights.tobytes() != session.alone.on_all.tobytes()
+    served_there = served(local)
+    alone = {name: one for name, one in served(run).items() if one.standing.alone}
+    assert 0 < len(alone) < 6
+    for name, one in alone.items():
+        assert one.weights.tobytes() == served_there[name].weights.tobytes()
+
+
+def test_the_summary_tells_what_devices_serve(gated):
+    run, summary = gated
+    models = served(run)
+    adopted = {name for name, one in models.items() if not one.standing.alone}
+    assert {name for name, row in summary.by_device.items() if row.adoption.adopted} == adopted
+    assert (summary.adoption.told, summary.adoption.adopted) == (6, len(adopted))
+    for name, row in summary.by_device.items():
+        assert row.kept == pytest.approx(row.adoption.alone + row.adoption.gain)
+        if name not in adopted:
+            assert (row.adoption.gain, row.adoption.gain_error) == (0.0, 0.0)
+    gains = [row.adoption.gain for row in summary.by_device.values()]
+    assert summary.adoption.gain == pytest.approx(np.mean(gains))
+    assert summary.adoption.low <= summary.adoption.gain <= summary.adoption.high
+
+
+def test_a_run_without_is_as_before_and_nothing_of_it_travels(tmp_path):
+    run, summary = play(tmp_path / "sim")
+    assert run.enrolment.adoption is UNSET
+    assert b"adoption" not in run.payload
+    assert summary.adoption is UNSET
+    assert not list((run.folder / "devices").glob("*.versions"))
+    assert all(session.alone is UNSET for session in sessions(run).values())
+
+
+def test_it_costs_what_it_is_said_to(gated, tmp_path):
+    """Training alone twice beside FedAvg; what is held out is not trained on, and evaluations are as ever."""
+    _, summary = gated
+    _, plain = play(tmp_path / "sim")
+    assert 1.9 < summary.seconds.train / plain.seconds.train < 3.0
+    assert summary.bytes.up == pytest.approx(plain.bytes.up, rel=0.01)
