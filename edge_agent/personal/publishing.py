@@ -69,6 +69,19 @@ class Publisher:
             log.warning("the served model is not published: %s", problem)
 
 
+def publisher_of(store: AgentStore, device: str, path: Path | None, trusted: tuple[str, ...]) -> Publisher:
+    """A publisher that has written what is served by now; `path`: where to from now on, None: as before.
+
+    Raises:
+        StoreError: that cannot be kept.
+    """
+    publisher = Publisher(store, device, trusted)
+    if path is not None:
+        publisher.publish_to(path)
+    publisher.refresh()
+    return publisher
+
+
 def onnx_of(found: PersonalModel, device: str) -> bytes:
     """A personal model as an ONNX file, which names its device, run, round, version and figures."""
     from fleetune.edge_agent.personal.inference_graph import write_inference

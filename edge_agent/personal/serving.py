@@ -1,12 +1,17 @@
 """Which rule decides what a device serves in a run: the one that the run was begun with."""
 
+import logging
+
 from msgspec import UNSET
 
 from fleetune.edge_agent.personal.gated_adoption import GatedAdoption
 from fleetune.edge_agent.personal.served_model import Adoption, Serving
 from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.wire.payloads import Enrolment
+
+log = logging.getLogger(__name__)
 
 
 def serving_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) -> Serving:
@@ -21,3 +26,24 @@ def serving_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) 
     if section is UNSET or not section.enabled:
         return Adoption(files.served, enrolment, trainer, num_validation=num_validation, samples=samples)
     return GatedAdoption(files, enrolment, section, trainer, num_validation=num_validation, samples=samples)
+
+
+def adoption_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) -> Serving:
+    """The same on a real device, which says what it lacks.
+
+    Raises:
+        StoreError: what is kept is damaged, or cannot be read or written.
+    """
+    if not trainer.data.size("validation"):
+        log.info(
+            "run %s holds out no validation samples: the newest model that was trained is served;"
+            " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",
+            enrolment.run,
+        )
+    try:
+        return serving_of(files, enrolment, trainer)
+    except PacketError as problem:
+        raise StoreError(
+            f"{files.served.path}, the model that this device serves, is damaged ({problem}); restore or"
+            " remove it"
+        ) from None

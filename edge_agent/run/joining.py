@@ -12,9 +12,9 @@ from msgspec import structs
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.ratio_controller import RatioController, read_ratio_controller
-from fleetune.edge_agent.personal.publishing import Publisher
-from fleetune.edge_agent.personal.served_model import Served, Serving, read_served
-from fleetune.edge_agent.personal.serving import serving_of
+from fleetune.edge_agent.personal.publishing import publisher_of
+from fleetune.edge_agent.personal.served_model import Served, read_served
+from fleetune.edge_agent.personal.serving import adoption_of
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.probes.memory import process_memory
@@ -129,7 +129,7 @@ def join(
         of_round = partial(
             _session_with, growing, with_features, enrolment, method, bare, store, settings.device
         )
-    publisher = _publisher(settings, store)
+    publisher = publisher_of(store, settings.device, settings.publish, settings.trusted)
     joined = JoinedRun(
         enrolment,
         session,
@@ -289,7 +289,7 @@ def _session(
 ) -> Session:
     """Go on with what the device has of this run, or begin; it is never begun anew over something damaged."""
     memory, own = store.session(enrolment.run), partial(_own_model, store, enrolment)
-    adoption = _adoption(enrolment, trainer, ServedFiles.beside(store.served))
+    adoption = adoption_of(ServedFiles.beside(store.served), enrolment, trainer)
     try:
         return Session(enrolment, device, method, trainer, memory, adoption=adoption, own=own)
     except PacketVersion as problem:
@@ -338,31 +338,6 @@ def _features_where_they_fit(
         return upper.backend, features_of(upper, data, stop)
 
     return made
-
-
-def _adoption(enrolment: Enrolment, trainer: LocalTrainer, files: ServedFiles) -> Serving:
-    if not trainer.data.size("validation"):
-        log.info(
-            "run %s holds out no validation samples: the newest model that was trained is served;"
-            " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",
-            enrolment.run,
-        )
-    try:
-        return serving_of(files, enrolment, trainer)
-    except PacketError as problem:
-        raise StoreError(
-            f"{files.served.path}, the model that this device serves, is damaged ({problem}); restore or"
-            " remove it"
-        ) from None
-
-
-def _publisher(settings: DeviceSettings, store: AgentStore) -> Publisher:
-    """What the app is given is what is served, from now on."""
-    publisher = Publisher(store, settings.device, trusted=settings.trusted)
-    if settings.publish is not None:
-        publisher.publish_to(settings.publish)
-    publisher.refresh()
-    return publisher
 
 
 def _own_model(store: AgentStore, enrolment: Enrolment) -> FlatArray | None:
