@@ -108,6 +108,9 @@ class GrowingData:
 
     def trained(self, key: TransferKey) -> None:
         """The reply to a round's task is kept: its samples are new no longer. Raises StoreError."""
+        if key.final_evaluation:  # it trained a copy
+            self._round = None
+            return
         self.stream.store.trained(_turn(key), self._held_out_losses())
 
     def figures(self) -> Figures:

@@ -70,11 +70,21 @@ def claim(folder: Path) -> IO[bytes]:
     make_folder(folder)
     with ExitStack() as stack:
         held = stack.enter_context(lock(folder))
-        if not is_marked(folder):
-            with suppress(StoreError):  # a full disk: the next start marks it
-                write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
+        mark(folder)
         stack.pop_all()
     return held
+
+
+def mark(folder: Path) -> None:
+    """Say that a folder, made where it is missing, is an agent's, so that a wipe finds what is ours in it.
+
+    Raises:
+        StoreVersion: a newer agent made it; StoreError: it cannot be made, or its marker is damaged.
+    """
+    make_folder(folder)
+    if not is_marked(folder):
+        with suppress(StoreError):  # a full disk: the next start marks it
+            write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
 
 
 def lock(folder: Path) -> IO[bytes]:

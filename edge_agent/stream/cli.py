@@ -34,9 +34,11 @@ def add(
 ) -> None:
     """Put samples into this device's store, whose agent may run or not."""
     from fleetune.edge_agent.state.agent_store import AgentStore
+    from fleetune.edge_agent.state.state_folder import mark
     from fleetune.edge_agent.stream.sample_store import SampleStore
 
     with one_line_errors("edge-agent"):
+        mark(state / fleet / device)
         store = SampleStore.open(AgentStore(state / fleet / device).samples)
         try:
             before = _refused(store)

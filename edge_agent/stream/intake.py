@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from fleetune.edge_agent.run_options import HOST, STATE
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.state_folder import mark
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_label, make_name, make_sample
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
@@ -47,7 +48,9 @@ class Intake:
         Raises:
             StoreError: the store cannot be opened, is damaged, or (StoreVersion) of a newer program.
         """
-        return cls(SampleStore.open(AgentStore(Path(state) / fleet / device).samples, bounds))
+        store = AgentStore(Path(state) / fleet / device)
+        mark(store.folder)
+        return cls(SampleStore.open(store.samples, bounds))
 
     def __enter__(self) -> Self:
         return self

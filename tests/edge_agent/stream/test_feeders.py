@@ -485,3 +485,6 @@ def test_samples_put_in_by_hand_are_there_and_shown(tmp_path, folder):
     assert "new since the last training: 4; drift: not known yet" in found.output
     with Intake.open("f", "d", tmp_path, bounds=Bounds(keep_mb=5)) as intake:
         assert intake.add([7.0, 8.0]) == "known"
+    found = CliRunner().invoke(cli.app, ["wipe", "--state", str(tmp_path), "--yes"])
+    assert found.exit_code == 0  # no agent has run here yet, and it is ours all the same
+    assert not (tmp_path / "f").exists()
