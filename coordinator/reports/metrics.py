@@ -1,8 +1,7 @@
 """Every metric of a run: the one table from which summary, live view, tables, pages, plots and CSV draw.
 
-A new metric is one entry of `METRICS` (and one field of `RoundCost`, if devices measure it): with
-`EVERYWHERE` it stands in summary.json, in every view, and in a comparison's CSV files. What views compose
-by hand (two accuracies in one cell) they compose of the named entries; what else is shown there comes behind.
+A new metric is one entry of `METRICS` (and a field of `RoundCost`, if devices measure it): with `EVERYWHERE`
+it stands in every view and file. What views compose by hand they compose of named entries, the rest is behind.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +17,6 @@ from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import DeviceRound
 
 WORST = 0.1
-
 EVERYWHERE: dict[Place, str] = dict.fromkeys(get_args(Place), "")
 _METHODS: dict[Place, str] = {"run table": "", "page cards": "", "page methods": ""}
 _ACCURACY = "accuracy on own test samples"

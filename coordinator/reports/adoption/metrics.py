@@ -19,6 +19,7 @@ ALONE = Metric(
     "higher",
     reply=lambda reply: None if reply.measures.alone is UNSET else reply.measures.alone,
     over_devices=mean,
+    judges=True,
     device=_alone,
     run=lambda summary: mean(_alone(row) for row in summary.by_device.values()),
     shown={"device table": "", "page devices": "", "page methods": "alone"},
