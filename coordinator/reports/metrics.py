@@ -1,7 +1,7 @@
 """Every metric of a run: the one table from which summary, live view, tables, pages, plots and CSV draw.
 
 A new metric is one entry of `METRICS` (and a field of `RoundCost`, if devices measure it): with `EVERYWHERE`
-it stands in every view and file. What views compose by hand they compose of named entries, the rest is behind.
+it stands in every view and file. What views compose by hand they compose of named entries; the rest follows.
 """
 
 from collections.abc import Callable, Collection, Mapping
