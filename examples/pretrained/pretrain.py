@@ -1,7 +1,7 @@
 """Pretrain ResNet-8 on a part of Fashion-MNIST, and deal the fleet from the rest.
 
     cd examples/pretrained
-    FLEETUNE_DATA=FOLDER python pretrain.py          # FOLDER has fashion-mnist/train-images-idx3-ubyte.gz, ...
+    FLEETUNE_DATA=FOLDER python pretrain.py     # FOLDER has fashion-mnist/train-images-idx3-ubyte.gz, ...
 
 writes pretrained.safetensors, which personal.toml begins with.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-PRETRAINED = 20_000  # the first images; devices are dealt others
+PRETRAINED = 20_000  # the first images
+DEALT = 4_000  # those behind them
 EPOCHS, BATCH, RATE = 2, 64, 0.05
 
 
@@ -26,7 +27,8 @@ def _idx(name):
 def data():
     """What the fleet's devices are dealt: images that the backbone has not seen."""
     images, labels = _idx("train-images-idx3"), _idx("train-labels-idx1")
-    return {"x": images[PRETRAINED:, None], "y": labels[PRETRAINED:].astype(np.int64)}
+    rows = slice(PRETRAINED, PRETRAINED + DEALT)
+    return {"x": images[rows, None], "y": labels[rows].astype(np.int64)}
 
 
 def pretrain(path):
