@@ -20,6 +20,8 @@ class Dataset:
         group: who a sample is from (person, writer), shape (n,); None: not known.
         test: True at the source's own test samples, shape (n,); None: it names none.
         validation: True at the source's own validation samples, shape (n,); None: it names none.
+        block: which samples have one role, because they overlap: their block's number, shape (n,); None: each
+            has its own.
         source: as the user wrote it, for messages.
         benchmark: the test samples are those of a published benchmark. Simulations deal all of its samples
             to their devices, as the papers do; what users mark in their own data stays what it is.
@@ -32,6 +34,7 @@ class Dataset:
     validation: NDArray[np.bool_] | None = None
     source: str = "data"
     benchmark: bool = False
+    block: NDArray[np.int64] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -58,6 +61,7 @@ def dataset(
     test: ArrayLike | None = None,
     validation: ArrayLike | None = None,
     benchmark: bool = False,
+    block: ArrayLike | None = None,
 ) -> Dataset:
     """Check samples and bring them into the types of a `Dataset`.
 
@@ -71,7 +75,7 @@ def dataset(
     labels = _labels(source, np.zeros((len(inputs), 0)) if y is None else as_array(source, "y", y))
     if len(labels) != len(inputs):
         raise DataError(f"{source}: y has shape {labels.shape} for {len(inputs)} samples in x")
-    columns = {"group": group, "test": test, "validation": validation}
+    columns = {"group": group, "test": test, "validation": validation, "block": block}
     for name, column in columns.items():
         if column is not None and np.shape(column) != (len(inputs),):
             raise DataError(f"{source}: {name} has shape {np.shape(column)} for {len(inputs)} samples in x")
@@ -86,6 +90,7 @@ def dataset(
         validated,
         source,
         benchmark,
+        None if block is None else np.asarray(block, np.int64),
     )
 
 

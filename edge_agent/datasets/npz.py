@@ -15,7 +15,7 @@ from fleetune.protocols.errors import DataError
 from fleetune.protocols.files import write_atomically
 
 _PARTS = ("train", "validation", "test")
-_WHOLE = {"x", "y", "group", "test", "validation"}
+_WHOLE = {"x", "y", "group", "test", "validation", "block"}
 _SPLIT = {f"{axis}_{part}" for part in _PARTS for axis in "xy"}
 
 
@@ -52,7 +52,8 @@ def _read(file: Any) -> dict[str, NDArray[Any]]:
 def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
     """Make a data set of named arrays.
 
-    They are either `x`, `y` (unless there are no labels), perhaps `group`, `test` and `validation` (masks),
+    They are either `x`, `y` (unless there are no labels), perhaps `group`, `block`, `test` and `validation`
+    (masks),
     or `x_train`, `y_train`, perhaps `x_validation`, `y_validation`, and `x_test`, `y_test`.
 
     Raises:
@@ -61,7 +62,8 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
     if "x" in arrays:
         x, y = arrays["x"], arrays.get("y")
         group, test, validation = (arrays.get(name) for name in ("group", "test", "validation"))
-        return dataset(source, x, y, group=group, test=test, validation=validation)
+        block = arrays.get("block")
+        return dataset(source, x, y, group=group, test=test, validation=validation, block=block)
     parts = [part for part in _PARTS if f"x_{part}" in arrays]
     missing = [
         name for part in {"train", *parts} for name in (f"x_{part}", f"y_{part}") if name not in arrays

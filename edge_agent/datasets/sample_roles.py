@@ -20,13 +20,23 @@ _PERSON = b"fleetune-sample"
 _NO_LABEL = np.asarray(-1, np.int64)
 
 
-def draws(x: NDArray[np.generic], y: NDArray[np.int64] | NDArray[np.float32]) -> tuple[Draws, Draws]:
+def draws(
+    x: NDArray[np.generic],
+    y: NDArray[np.int64] | NDArray[np.float32],
+    block: NDArray[np.int64] | None = None,
+) -> tuple[Draws, Draws]:
     """Each sample's two numbers in [0, 1), for test and for validation, shape (n,) each.
 
     Args:
         x: inputs as a `Dataset` holds them, shape (n, ...).
         y: labels, shape (n,) or (n, ...).
+        block: samples of one number overlap, shape (n,): the first of them decides for all, so that a block
+            that grows changes no sides. None: each decides for itself.
     """
+    if block is not None:
+        _, first, places = np.unique(block, return_index=True, return_inverse=True)
+        for_test, for_validation = draws(x[first], y[first])
+        return for_test[places], for_validation[places]
     return numbers_of(b"".join(_digest(sample, label) for sample, label in zip(x, y, strict=True)))
 
 

@@ -9,17 +9,18 @@ from fleetune.edge_agent.datasets.dataset import Dataset, dataset
 from fleetune.edge_agent.datasets.har import load_har
 from fleetune.edge_agent.datasets.idx import load_idx
 from fleetune.edge_agent.datasets.npz import from_arrays, load_npz
+from fleetune.edge_agent.datasets.table import load_table
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.user_code import as_line, user_module
 
 _FORMATS = {"idx": load_idx, "cifar": load_cifar, "har": load_har, "npz": load_npz}
 _STREAMS = {"watch", "intake"}
-_EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE or package.module:function"
+_EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE, csv:FILE or package.module:function"
 
 
 def load(source: str, folder: Path | None = None) -> Dataset:
-    """Load the samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE` or
-    `package.module:function`.
+    """Load the samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE`,
+    `csv:FILE?OPTIONS` (see `edge_agent.datasets.table`) or `package.module:function`.
 
     A function is called without arguments and returns (x, y) or a dict of the arrays of `npz.from_arrays`.
 
@@ -38,6 +39,9 @@ def load(source: str, folder: Path | None = None) -> Dataset:
         raise DataError(f"{source}: data that grow are for edge-agent run --data; docs/streams.md")
     if not rest:
         raise DataError(f"data.source `{source}` is not known; expected {_EXPECTED}")
+    if kind == "csv":
+        name, _, options = rest.partition("?")
+        return load_table(source, _locate(source, Path(name).expanduser(), folder), options)
     if kind in _FORMATS:
         return _FORMATS[kind](source, _locate(source, Path(rest).expanduser(), folder))
     return _call(source, kind, rest)

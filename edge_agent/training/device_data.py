@@ -151,7 +151,7 @@ def check_source(source: str, test_fraction: float) -> Dataset:
 
 def _roles(dataset: Dataset, test_fraction: float, validation_fraction: float) -> tuple[Rows, Rows, Rows]:
     """Training, validation and test rows, each ascending. Raises DataError, as `split`."""
-    for_test, for_validation = draws(dataset.x, dataset.y)
+    for_test, for_validation = draws(dataset.x, dataset.y, dataset.block)
     validation = dataset.validation
     left = np.ones(len(dataset.y), np.bool_) if validation is None else ~validation
     test = _side(left, for_test, test_fraction) if dataset.test is None else dataset.test
@@ -184,7 +184,10 @@ def take(dataset: Dataset, train: Rows, test: Rows, validation_fraction: float, 
             validation.
         key: decides which.
     """
-    if dataset.validation is None or dataset.benchmark:
+    if dataset.block is not None and dataset.validation is None:
+        numbers = draws(dataset.x, dataset.y, dataset.block)[1]
+        held_out = below(numbers[train], validation_fraction)
+    elif dataset.validation is None or dataset.benchmark:
         held_out = stratified(dataset.strata[train], validation_fraction, key.child("validation"))
     else:
         held_out = dataset.validation[train]

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,6 +23,7 @@ from fleetune.protocols.user_code import as_line, user_module
 Shape = tuple[int, ...]
 Build = Callable[[Shape, int], nn.Module]
 
+VOCABULARY = 8192  # of `text-embedding`; `csv:` sources make such ids, see `edge_agent.datasets.table`
 _UNPADDED_SIDE = 16  # the smallest image that conv5x5, pool2, conv5x5, pool2 leave something of
 
 
@@ -135,6 +137,31 @@ def _mlp(input_shape: Shape, num_classes: int) -> nn.Module:
     return _with_head(_sequential(), (64, 32), input_shape, num_classes)
 
 
+def _autoencoder(input_shape: Shape, num_outputs: int) -> nn.Module:
+    """For reconstruction: what a sample is passes through 16 numbers."""
+    return _with_head(_sequential(), (64, 16, 64), input_shape, num_outputs)
+
+
+class TextEmbedding(nn.Module):
+    """The mean of the words' vectors, then one layer (as fastText, Joulin et al. 2017). Id 0 is no word and
+    is left out of the mean.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.out = nn.Linear(16, num_classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        there = ids.clamp(0, 1).to(torch.float32)[:, :, None]
+        count = there.sum(1).clamp(min=1.0)
+        return cast("Tensor", self.out((self.embedding(ids) * there).sum(1) / count))
+
+
+def _text_embedding(_: Shape, num_classes: int) -> nn.Module:
+    return TextEmbedding(num_classes)
+
+
 def _classic(channels: Shape, widths: Shape, *, padded: bool = False) -> Build:
     """Two 5x5 convolutions, each with pooling and ReLU, and fully connected layers (LeCun et al. 1998).
     Unless `padded`, only images smaller than 16x16 are padded, so that they last through both.
@@ -235,6 +262,8 @@ def _har_cnn(input_shape: Shape, num_classes: int) -> nn.Module:
 
 _BUILT_IN: dict[str, Build] = {
     "mlp": _mlp,
+    "autoencoder": _autoencoder,
+    "text-embedding": _text_embedding,
     "lenet5": _classic((6, 16), (120, 84)),
     "lenet-dcpfl": _classic((16, 32), (120, 84), padded=True),  # docs/methods.md: how its size is known
     "cnn-moon": _moon,

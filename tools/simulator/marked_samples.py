@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.datasets.sample_roles import below, draws
 from fleetune.edge_agent.training.device_data import Dataset
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
@@ -25,6 +26,8 @@ def splits_of(dataset: Dataset, settings: Partition, num_devices: int, key: Key)
         SettingError: as `partition`; or there are too few marked or unmarked samples, or groups that must
             stay whole lack them.
     """
+    if dataset.block is not None and dataset.test is None:
+        return _by_blocks(dataset, settings, num_devices, key)
     if dataset.benchmark or (dataset.test is None and dataset.validation is None):
         return partition(dataset.strata, dataset.group, settings, num_devices, key)
     dealt = deal(dataset.strata, dataset.group, settings, num_devices, key)
@@ -40,6 +43,25 @@ def splits_of(dataset: Dataset, settings: Partition, num_devices: int, key: Key)
         _drawn(rows, validation, partial(parted, y=dataset.strata, settings=settings, device=device, key=key))
         for device, rows in enumerate(dealt)
     ]
+
+
+def _by_blocks(dataset: Dataset, settings: Partition, num_devices: int, key: Key) -> list[Split]:
+    """Samples that overlap are trained on together or tested on together, as on a real device.
+
+    Raises:
+        SettingError: a device was dealt no two blocks.
+    """
+    numbers, _ = draws(dataset.x, dataset.y, dataset.block)
+    splits = []
+    for device, rows in enumerate(deal(dataset.strata, dataset.group, settings, num_devices, key)):
+        test = below(numbers[rows], settings.test_fraction)
+        if not test.any():
+            raise SettingError(
+                f"data.partition: device {device} has samples of one block of {dataset.source}, which cannot"
+                " be trained on and tested on; lower fleet.devices, or make blocks shorter"
+            )
+        splits.append((rows[~test], rows[test]))
+    return splits
 
 
 def _drawn(rows: Rows, validation: Mask, part: Callable[[Rows], Split]) -> Split:

@@ -1,0 +1,31 @@
+"""Vibration of twelve motors: windows of 64 readings; some of each motor's are of a damaged bearing.
+
+A motor's vibration is its shaft's turning with two overtones, louder or softer as the motor is built, and
+noise; a damaged bearing adds short knocks. What is normal for one motor is not for the next. Made up, with a
+fixed seed. Labels (0 normal, 1 anomaly) are for testing alone: nothing is trained on anomalies.
+"""
+
+import numpy as np
+
+MOTORS, NORMAL, DAMAGED, LENGTH = 12, 200, 20, 64
+
+
+def data() -> dict[str, np.ndarray]:
+    """Windows, shape (n, 1, LENGTH); labels; whose they are."""
+    draw = np.random.default_rng(9)
+    x, y, group = [], [], []
+    time = np.arange(LENGTH)
+    for motor in range(MOTORS):
+        speed, loud = draw.uniform(0.08, 0.16), draw.uniform(0.3, 1.0, 3)
+        for window in range(NORMAL + DAMAGED):
+            turned = 2 * np.pi * speed * (time + draw.uniform(0, 1 / speed)) * draw.normal(1, 0.01)
+            wave = sum(size * np.sin(order * turned) for order, size in enumerate(loud, start=1))
+            wave += 0.1 * draw.normal(size=LENGTH)
+            damaged = window >= NORMAL
+            if damaged:
+                knocks = draw.choice(LENGTH, 4, replace=False)
+                wave[knocks] += draw.choice([-1, 1], 4) * draw.uniform(0.6, 1.4, 4)
+            x.append(wave[None])
+            y.append(int(damaged))
+            group.append(motor)
+    return {"x": np.array(x, np.float32), "y": np.array(y), "group": np.array(group)}

@@ -1,0 +1,164 @@
+"""CSV files: rows, windows of a series in blocks of time, texts as ids; and mistakes in one line."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fleetune.coordinator.export.make_bundle import make_bundle
+from fleetune.edge_agent.datasets.table import token_ids
+from fleetune.edge_agent.training.device_data import check_fits, for_vocabulary, load, split
+from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.training.onnx_backend import OnnxBackend
+from fleetune.edge_agent.training.torch_backend import TorchBackend
+from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.settings.simulation import Partition
+from fleetune.protocols.skeletons.trainer import FitPlan
+from fleetune.tools.simulator.marked_samples import splits_of
+
+ROWS = "house,kwh,temp,ok\n" + "".join(f"{'ab'[i // 60]},{i}.5,{-i},{i % 2}\n" for i in range(120))
+TEXTS = '3,"Oil, again","Prices rise"\n1,Vote,"People vote, and vote"\n'
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(ROWS)
+    return lambda options: load(f"csv:{path}?{options}")
+
+
+def test_rows_are_samples(table):
+    found = table("label=ok&group=house")
+    assert found.x.shape == (120, 2)
+    assert found.x[3].tolist() == [3.5, -3]
+    assert (found.y.dtype, found.y[:3].tolist()) == (np.int64, [0, 1, 0])
+    assert found.group[[0, 60]].tolist() == ["a", "b"]
+    numbers = table("label=kwh,temp&columns=ok")
+    assert numbers.x.shape == (120, 1)
+    assert numbers.y[2].tolist() == [2.5, -2]
+    assert table("columns=kwh").y.shape == (120, 0)
+    assert table("label=house&classes=b,a&columns=kwh").y[[0, 60]].tolist() == [1, 0]
+    assert table("label=kwh&columns=temp&test=ok").test.sum() == 60
+
+
+def test_windows_are_of_one_group_and_their_horizon_comes_next(table):
+    found = table("label=kwh&columns=kwh,temp&group=house&window=4&horizon=2&stride=3&block=20")
+    assert found.x.shape == (30, 2, 4)  # five in each of six blocks
+    assert found.x[0].tolist() == [[0.5, 1.5, 2.5, 3.5], [0, -1, -2, -3]]
+    assert found.y[0].tolist() == [4.5, 5.5]
+    assert found.y[1].tolist() == [7.5, 8.5]
+    assert np.bincount(found.block).tolist() == [5] * 6
+    assert found.group.tolist() == ["a"] * 15 + ["b"] * 15
+    last = table("label=ok&columns=kwh&window=4&block=20")
+    assert last.y[:2].tolist() == [1, 0]  # of the windows' last rows
+    assert table("columns=kwh&window=4").y.shape[1:] == (0,)
+
+
+def rows_seen(x):
+    return set(np.unique(x[:, 0]).tolist())
+
+
+def test_windows_that_overlap_never_stand_on_two_sides(table):
+    found = table("label=kwh&columns=kwh&window=4&horizon=2&block=12")
+    data = split(found, 0.4, 0.3)
+    parts = [
+        rows_seen(x) | set(np.unique(y).tolist()) for x, y in map(data.part, ("train", "validation", "test"))
+    ]
+    assert all(parts)
+    assert not (parts[0] & parts[1]) | (parts[0] & parts[2]) | (parts[1] & parts[2])
+    assert sum(map(len, parts)) == 120
+    for train, test in splits_of(found, Partition(test_fraction=0.4), 2, Key(1)):
+        assert not set(found.block[train]) & set(found.block[test])
+
+
+def test_a_series_that_grows_changes_no_sides(table, tmp_path):
+    options = "label=kwh&columns=kwh&window=4&horizon=2&block=12"
+    before = split(table(options), 0.4, 0.0)
+    (tmp_path / "rows.csv").write_text(ROWS + "b,500,1,1\n" * 8)
+    after = split(table(options), 0.4, 0.0)
+    for part in ("train", "test"):
+        old, new = rows_seen(before.part(part)[0]), rows_seen(after.part(part)[0])
+        assert old <= new
+
+
+def test_one_block_cannot_be_tested_and_trained_on(table):
+    found = table("label=kwh&columns=kwh&window=4&horizon=2&block=120")
+    with pytest.raises(DataError, match="both need one"):
+        split(found, 0.4, 0.0)
+    with pytest.raises(SettingError, match="samples of one block of csv:"):
+        splits_of(found, Partition(), 1, Key(1))
+
+
+def test_texts_are_ids_of_a_hashed_vocabulary(tmp_path):
+    path = tmp_path / "news.csv"
+    path.write_text(TEXTS)
+    found = load(f"csv:{path}?names=class,title,text&label=class&classes=1,2,3&text=title,text&words=6")
+    assert found.x.shape == (2, 6)
+    assert found.x[0].tolist() == token_ids("Oil, again Prices rise", 6, 8192)
+    assert found.x[0, 4:].tolist() == [0, 0]
+    assert found.x[1, [0, 2, 4]].tolist() == token_ids("vote", 1, 8192) * 2 + token_ids("vote", 1, 8192)
+    assert found.y.tolist() == [2, 0]
+    assert 0 < token_ids("vote", 1, 5)[0] < 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("label=watt", "no column 'watt'; there are house, kwh, temp, ok"),
+        ("label=ok", "column house holds 'a', no number"),
+        ("labels=ok", "unknown field `labels`; options are label, columns"),
+        ("label=ok&window=x", "window"),
+        ("horizon=3", "horizon asks for the label's next values; give window and label too"),
+        ("window=3&test=ok", "its blocks say what is tested; leave them out"),
+        ("columns=kwh&window=30&block=20", "no block of 20 rows holds a window"),
+        ("label=house&classes=a", "classes list the texts of one label, all of them"),
+        ("group=house&columns=kwh&label=", None),
+    ],
+)
+def test_a_mistake_is_one_line(table, options, words):
+    if words is None:
+        assert table(options).y.shape == (120, 0)
+        return
+    with pytest.raises(DataError, match=re.escape(words)) as caught:
+        table(options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_of_another_length_and_a_file_that_is_none(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(DataError, match="row 3 has 1 columns, the first 2"):
+        load(f"csv:{tmp_path}/a.csv")
+    (tmp_path / "b.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match="has no rows"):
+        load(f"csv:{tmp_path}/b.csv")
+    (tmp_path / "c.csv.gz").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"cannot read .*c\.csv\.gz"):
+        load(f"csv:{tmp_path}/c.csv.gz")
+
+
+def test_text_embedding_with_both_trainers_and_without_what_is_no_word(tmp_path):
+    path = tmp_path / "news.csv"
+    path.write_text("".join(f"{i % 2},word{i % 3} {'good' if i % 2 else 'bad'} thing\n" for i in range(20)))
+    found = load(f"csv:{path}?names=class,text&label=class&text=text&words=5")
+    bundle = make_bundle("text-embedding", (5,), 2, Key(3))
+    settings = TrainingSection(epochs=3, batch_size=4, learning_rate=1.0)
+    results = []
+    for backend in (TorchBackend.from_spec(bundle.spec), OnnxBackend(bundle)):
+        data = for_vocabulary(check_fits(split(found, 0.3, 0.0), bundle.spec), backend.vocabulary)
+        trainer = LocalTrainer(backend, data, settings)
+        start = TorchBackend.from_spec(bundle.spec).weights.copy()
+        results.append(trainer.fit(start, FitPlan(), Key(1)))
+        assert backend.vocabulary == 8192
+        assert trainer.accuracy(results[-1].weights, "train") == 1.0
+        shorter, padded = found.x[:1, :3].astype(np.int64), found.x[:1].astype(np.int64)
+        assert padded[0, 3:].tolist() == [0, 0]
+        vectors = results[-1].weights[: 8192 * 16].reshape(8192, 16)
+        start_vectors = start[: 8192 * 16].reshape(8192, 16)
+        np.testing.assert_array_equal(vectors[0], start_vectors[0])
+        out = results[-1].weights[8192 * 16 :]
+        wanted = vectors[shorter[0]].mean(axis=0) @ out[:32].reshape(2, 16).T + out[32:]
+        backend.load(results[-1].weights)
+        np.testing.assert_allclose(backend.answer(padded, "logits")[0], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(results[1].weights, results[0].weights, rtol=1e-5, atol=1e-5)
