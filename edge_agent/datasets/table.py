@@ -78,13 +78,13 @@ def load_table(source: str, path: Path, options: str) -> Dataset:
         table.check(_list(columns))
     if asked.window:
         return _windows(table, asked)
-    marks = {name: table.numbers(_list(getattr(asked, name))) for name in ("test", "validation")}
     return dataset(
         source,
         _texts(table, asked) if asked.text else table.numbers(_inputs(table, asked)),
         _labels(table, asked),
         group=table.texts(asked.group) if asked.group else None,
-        **{name: column[:, 0] for name, column in marks.items() if column.size},
+        test=table.numbers([asked.test])[:, 0] if asked.test else None,
+        validation=table.numbers([asked.validation])[:, 0] if asked.validation else None,
     )
 
 
@@ -215,7 +215,8 @@ def _windows(table: _Table, asked: TableOptions) -> Dataset:
     values, labels = table.numbers(_inputs(table, asked)), _labels(table, asked)
     groups = table.texts(asked.group) if asked.group else np.zeros(len(values), np.str_)
     rows = asked.block or 10 * (asked.window + asked.horizon)
-    starts, blocks = [], []
+    starts: list[NDArray[np.intp]] = []
+    blocks: list[NDArray[np.intp]] = []
     for group in dict.fromkeys(groups.tolist()):
         own = np.flatnonzero(groups == group)
         for first in range(0, own.size, rows):

@@ -1,4 +1,4 @@
-"""Electricity meters of twenty households, by the hour: each has its own rhythm, weekends, and weather in common.
+"""Electricity meters of twenty households, by the hour: each its own rhythm and weekends, one weather.
 
 `data` gives windows of two days and the six hours that come next, in blocks of a week: a block's windows are
 trained on or tested on together. Made up, with a fixed seed; a file of your own goes the same way with
@@ -11,7 +11,7 @@ HOUSES, WEEKS, WINDOW, HORIZON, WEEK = 20, 12, 48, 6, 168
 
 
 def readings() -> np.ndarray:
-    """kWh in each hour, shape (HOUSES, hours)."""
+    """Readings of each hour in kWh, shape (HOUSES, hours)."""
     draw = np.random.default_rng(4)
     hours = np.arange(WEEKS * WEEK)
     cold = 0.15 * np.cumsum(draw.normal(size=hours.size)) / 10
