@@ -9,29 +9,34 @@ writes pretrained.safetensors, which personal.toml begins with.
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 PRETRAINED = 20_000  # the first images
 DEALT = 4_000  # those behind them
 EPOCHS, BATCH, RATE = 2, 64, 0.05
 
 
-def _idx(name):
+def _idx(name: str) -> Array:
     folder = Path(os.environ.get("FLEETUNE_DATA", ".")) / "fashion-mnist"
     content = gzip.decompress((folder / f"{name}-ubyte.gz").read_bytes())
     shape = np.frombuffer(content, ">i4", content[3], 4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
 
 
-def data():
+def data() -> dict[str, Array]:
     """What the fleet's devices are dealt: images that the backbone has not seen."""
     images, labels = _idx("train-images-idx3"), _idx("train-labels-idx1")
     rows = slice(PRETRAINED, PRETRAINED + DEALT)
     return {"x": images[rows, None], "y": labels[rows].astype(np.int64)}
 
 
-def pretrain(path):
+def pretrain(path: str) -> None:
+    """Train the whole network and write it as safetensors."""
     import torch
     from safetensors.torch import save_file
 
