@@ -116,8 +116,8 @@ def test_the_served_models_threshold_is_of_the_devices_own_normal_samples():
 SAID = {
     "classification": (["taken for", "right: "], {"labels", "names", "probabilities", "accuracy"}),
     "multi-label": (["probabilities", "macro F1", "exact match"], {"probabilities", "present"}),
-    "regression": (["prediction", "root mean squared error", "R²"], {"numbers"}),
-    "forecast": (["prediction", "mean absolute error"], {"numbers"}),
+    "regression": (["prediction", "RMSE", "R²"], {"numbers"}),
+    "forecast": (["prediction", "MAE"], {"numbers"}),
     "reconstruction": (
         ["anomaly", "anomalies: ", "errors above", "AUROC"],
         {"error", "anomaly", "threshold"},
