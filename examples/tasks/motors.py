@@ -7,7 +7,7 @@ fixed seed. Labels (0 normal, 1 anomaly) are for testing alone: nothing is train
 
 import numpy as np
 
-MOTORS, NORMAL, DAMAGED, LENGTH = 12, 200, 20, 64
+MOTORS, NORMAL, DAMAGED, LENGTH = 12, 80, 60, 64
 
 
 def data() -> dict[str, np.ndarray]:
@@ -24,7 +24,7 @@ def data() -> dict[str, np.ndarray]:
             damaged = window >= NORMAL
             if damaged:
                 knocks = draw.choice(LENGTH, 4, replace=False)
-                wave[knocks] += draw.choice([-1, 1], 4) * draw.uniform(0.6, 1.4, 4)
+                wave[knocks] += draw.choice([-1, 1], 4) * draw.uniform(1.0, 2.0, 4)
             x.append(wave[None])
             y.append(int(damaged))
             group.append(motor)
