@@ -55,6 +55,7 @@ FRACTION = Unit(
     "ratio", readable.percent, readable.percent_spread, "%", readable.change, readable.points, 100.0
 )
 POINTS = Unit("ratio", readable.points, readable.points_spread, "points")
+GAIN_IN_NUMBERS = Unit("", readable.number_gain, readable.number_spread)
 SECONDS = Unit("seconds", readable.duration, readable.duration_spread, "s")
 BYTES = Unit("bytes", readable.size, readable.size_spread, "B")
 JOULES = Unit("joules", readable.energy, readable.energy_spread, "J")
@@ -104,8 +105,8 @@ class Metric:
             self,
             title=self.title.replace(ACCURACY.title, score.title),
             about=self.about.replace("Accuracy", _capital(score.title)).replace(ACCURACY.title, score.title),
-            unit=unit_of(score),
-            better=score.better,
+            unit=gain_of(score) if self.unit is POINTS else unit_of(score),
+            better=self.better if self.unit is POINTS else score.better,
             shown={
                 place: head.replace("Accuracy", _capital(score.title)).replace(ACCURACY.title, score.title)
                 for place, head in self.shown.items()
@@ -151,6 +152,11 @@ class Metric:
 def unit_of(score: Score) -> Unit:
     """What a score is measured in."""
     return FRACTION if score.share else NUMBER
+
+
+def gain_of(score: Score) -> Unit:
+    """What a difference of two values of a score is measured in, above 0 where it is for the better."""
+    return POINTS if score.share else GAIN_IN_NUMBERS
 
 
 def titled(score: Score, rest: str) -> str:

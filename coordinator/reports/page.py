@@ -9,7 +9,7 @@ from msgspec import UNSET
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.internals.section import device_columns, section
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
-from fleetune.coordinator.reports.metric import Metric, Place, unit_of
+from fleetune.coordinator.reports.metric import Metric, Place, gain_of, unit_of
 from fleetune.coordinator.reports.metrics import (
     AFTER,
     AFTER_MEAN,
@@ -239,10 +239,10 @@ def _adoption(summary: Summary) -> Element | None:
         return None
     notes = [f"{found.below} below alone by more than the noise of their tests"]
     if found.gain is not None:
-        span = (
-            "" if found.low is None else f" ({readable.points(found.low)} to {readable.points(found.high)})"
-        )
-        notes.insert(0, f"{readable.points(found.gain)} points over alone{span}")
+        unit = gain_of(summary.judged_by)
+        span = "" if found.low is None else f" ({unit.text(found.low)} to {unit.text(found.high)})"
+        points = " points" if summary.judged_by.share else ""
+        notes.insert(0, f"{unit.text(found.gain)}{points} over alone{span}")
     return card("Adopted", f"{found.adopted} of {found.told}", *notes)
 
 

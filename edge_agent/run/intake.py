@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from fleetune.edge_agent.personal.served_model import read_served
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.wire.inbox import Arrived, Inbox
 from fleetune.protocols.wire.incoming_parts import part_folder
@@ -109,12 +110,14 @@ class Intake(Inbox):
         else:
             self._store.keep_task(key.run, offer.transfer, payload)
 
-    def _runs_served(self) -> tuple[str, ...]:
-        """The run whose model the device serves, as far as that can be read."""
-        with suppress(PacketError):
-            served = read_served(self._store.served.read())
-            return () if served is None else (served.standing.run,)
-        return ()
+    def _runs_served(self) -> set[str]:
+        """The runs whose models the device serves or could go back to, as far as that can be read."""
+        files, runs = ServedFiles.beside(self._store.served), set()
+        for file in (self._store.served, *map(files.version, files.numbers)):
+            with suppress(PacketError, StoreError):
+                served = read_served(file.read())
+                runs |= set() if served is None else {served.standing.run}
+        return runs
 
     def _put_off(self, transfer: str, fault: StoreError) -> Refuse:
         """What cannot be stored: nobody shall wait for us, and what is there of it makes room. Offered again

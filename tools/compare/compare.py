@@ -218,7 +218,7 @@ def _check_methods(settings: RunSettings, contenders: Sequence[Contender], runs:
     spec = prepare(with_model_shape(settings, Shares(settings)), runs).spec
     for one in contenders:
         try:
-            from_section(one.method, spec)
+            from_section(one.method, spec, settings.task.kind)
         except SettingError as problem:
             raise SettingError(f"{one.label}: {problem}") from None
 

@@ -27,9 +27,10 @@ ALONE = Metric(
 GAIN = Metric(
     "gain_over_alone",
     "over alone",
-    "How much better what a device serves is than the model that it trained alone, in percentage points.",
+    "How much better what a device serves is than the model that it trained alone, a share in points.",
     POINTS,
     "higher",
+    judges=True,
     reply=lambda reply: None if reply.measures.gain is UNSET else reply.measures.gain,
     over_devices=mean,
     device=lambda row: None if row.adoption is UNSET else row.adoption.gain,

@@ -7,29 +7,30 @@ from matplotlib.figure import Figure
 from msgspec import UNSET
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metric import gain_of, unit_of
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, name_above
 from fleetune.coordinator.reports.summary import ONE_SIDED_95, DeviceAdoption, Summary
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.tasks.scores import Score
 
 MOST_NAMED = 30
-_MOST_POINTS = (
-    1.0  # a gain beyond this is no difference of two fractions, and would leave no room for the rest
-)
 
 
 def over_alone(summary: Summary, theme: Theme) -> Figure | None:
-    """Gains in percentage points, between what they lie (95 % each way); None: nobody told."""
+    """Gains (of a share in percentage points), between what they lie (95 % each way); None: nobody told."""
+    score = summary.judged_by
     told = {
         device: row.adoption
         for device, row in summary.by_device.items()
-        if row.adoption is not UNSET and _is_drawable(row.adoption)
+        if row.adoption is not UNSET and _is_drawable(row.adoption, score)
     }
     if not told or summary.adoption is UNSET:
         return None
     order = sorted(told, key=lambda device: (told[device].gain or 0.0, device))
     named = len(order) <= MOST_NAMED
     height_in = 1.65 + (0.3 * len(order) if named else 3.2)
-    figure, axes = blank("", "points over alone", "", height_in=height_in)
+    label = "points over alone" if score.share else f"better than alone, {score.title}"
+    figure, axes = blank("", label, "", height_in=height_in)
     axes.axvline(0, color=theme.faint, linewidth=1)
     _mark_mean(axes, summary, theme)
     for adopted, colour, label in ((True, theme.ours, "the fleet's model"), (False, theme.rival, "alone's")):
@@ -39,6 +40,7 @@ def over_alone(summary: Summary, theme: Theme) -> Figure | None:
             [(at, one) for at, one in enumerate(order) if told[one].adopted == adopted],
             colour,
             label,
+            unit_of(score).on_axis,
         )
     axes.set_ylim(-0.6, len(order) - 0.4)
     axes.set_yticks(
@@ -56,12 +58,13 @@ def _dots(
     places: list[tuple[int, DeviceId]],
     colour: str,
     label: str,
+    times: float,
 ) -> None:
     if not places:
         return
     heights = [at for at, _ in places]
-    gains = [100 * (told[device].gain or 0.0) for _, device in places]
-    reach = [100 * ONE_SIDED_95 * (told[device].gain_error or 0.0) for _, device in places]
+    gains = [times * (told[device].gain or 0.0) for _, device in places]
+    reach = [times * ONE_SIDED_95 * (told[device].gain_error or 0.0) for _, device in places]
     axes.errorbar(
         gains, heights, xerr=reach, fmt="o", color=colour, label=label, markersize=7, elinewidth=1.6, zorder=3
     )
@@ -71,17 +74,24 @@ def _mark_mean(axes: Axes, summary: Summary, theme: Theme) -> None:
     found = summary.adoption
     if found is UNSET or found.gain is None:
         return
+    times = unit_of(summary.judged_by).on_axis
     if found.low is not None and found.high is not None:
-        axes.axvspan(100 * found.low, 100 * found.high, color=theme.grid, zorder=1)
-    axes.axvline(100 * found.gain, color=theme.ours, linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
+        axes.axvspan(times * found.low, times * found.high, color=theme.grid, zorder=1)
+    axes.axvline(times * found.gain, color=theme.ours, linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
 
 
 def _title(summary: Summary) -> str:
     found = summary.adoption
     assert found is not UNSET, "devices told"
-    mean = "" if found.gain is None else f", {readable.points(found.gain)} over alone in the mean"
+    mean = (
+        ""
+        if found.gain is None
+        else f", {gain_of(summary.judged_by).text(found.gain)} over alone in the mean"
+    )
     return f"{found.adopted} of {found.told} devices serve the fleet's model{mean}"
 
 
-def _is_drawable(one: DeviceAdoption) -> bool:
-    return one.gain is not None and abs(one.gain) <= _MOST_POINTS and (one.gain_error or 0.0) <= _MOST_POINTS
+def _is_drawable(one: DeviceAdoption, score: Score) -> bool:
+    """A gain beyond what the score can differ by would leave no room for the rest."""
+    low, high = score.bounds
+    return one.gain is not None and max(abs(one.gain), one.gain_error or 0.0) <= high - low
