@@ -23,6 +23,7 @@ PICTURES = (
     "accuracy-by-device",
     "bytes-by-round",
     "predicted-by-actual",
+    "over-alone",
 )
 OURS = (
     *(INCOMING, BROKER, DEVICES, INSIDE, SHARED, BACKBONE),

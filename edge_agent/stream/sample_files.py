@@ -80,7 +80,7 @@ def read_image(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
         from PIL import Image
     except ImportError:
-        raise NeedsPackage("images need Pillow: pip install 'fleetune[images]'") from None
+        raise NeedsPackage("images need Pillow: pip install pillow") from None
     try:
         with Image.open(path) as image:
             if image.width * image.height * 3 > MAX_SAMPLE_BYTES // 4:
@@ -137,7 +137,7 @@ def read_parquet(path: Path, reading: Reading, label: float | None = None) -> It
     try:
         from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        raise NeedsPackage("Parquet files need pyarrow: pip install 'fleetune[parquet]'") from None
+        raise NeedsPackage("Parquet files need pyarrow: pip install pyarrow") from None
     try:
         with parquet.ParquetFile(path) as content:
             row_of = Rows(path, content.schema_arrow.names, reading, label)

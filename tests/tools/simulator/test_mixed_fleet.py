@@ -29,7 +29,7 @@ class Samples:
     test: int
 
     def size(self, part: str) -> int:
-        return {"train": self.train, "test": self.test}[part]
+        return {"train": self.train, "validation": 0, "test": self.test}[part]
 
 
 FLEETS = {
