@@ -36,6 +36,8 @@ def models(
             print(json.dumps({"versions": rows, "decisions": decided}, indent=2))
             return
         rich.print(_version_table(rows))
+        for line in _served_because(rows):
+            print(line)
         if decided:
             rich.print(_decision_table(decided[-_DECISIONS:]))
 
@@ -161,7 +163,9 @@ def _row(standing: "Standing", path: Path, *, served: bool, pinned: bool) -> dic
         "validation_loss_error": standing.loss_error,
         "below_alone": standing.lead,
         "below_alone_error": standing.lead_error,
-        "accuracy_on_own_test_samples": standing.accuracy,
+        "score": standing.score or "accuracy",
+        "score_on_own_test_samples": standing.accuracy,
+        "scored": standing.scored,
         "served": served,
         "pinned": pinned,
         "why": standing.why or None,
@@ -177,35 +181,45 @@ def _decisions(files: "ServedFiles") -> list[dict[str, Any]]:
 
 
 def _version_table(rows: list[dict[str, Any]]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("version", "from", "when", "validation loss", "below alone by", "accuracy", "", "why")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in ("version", "from", "when", "validation loss", "below alone by", "own test samples", ""):
+        table.add_column(head, overflow="fold")
     for row in rows:
         if "damaged" in row:
-            table.add_row(str(row["version"]), "damaged", "", "", "", "", "", row["damaged"])
+            table.add_row(str(row["version"]), f"damaged: {row['damaged']}")
             continue
-        accuracy = row["accuracy_on_own_test_samples"]
         marks = [name for name in ("served", "pinned") if row[name]]
         table.add_row(
             str(row["version"] or "–"),  # noqa: RUF001 - as in every table
             _origin(row["run"], row["round"], closing=row["final_evaluation"], alone=row["trained_alone"]),
-            str(row["when"]).replace("T", " ")[:16],
+            str(row["when"]).replace("T", " ")[5:16],
             _with_error(row["validation_loss"], row["validation_loss_error"]),
             _with_error(row["below_alone"], row["below_alone_error"]),
-            "–" if accuracy is None else f"{accuracy:.1%}",  # noqa: RUF001
+            row["scored"] or "–",  # noqa: RUF001
             ", ".join(marks),
-            row["why"] or "",
         )
     return table
 
 
+def _served_because(rows: list[dict[str, Any]]) -> list[str]:
+    """One line on the version that is served."""
+    served = [row for row in rows if row.get("served") and row["why"]]
+    return [f"version {row['version']} is served: {row['why']}" for row in served]
+
+
 def _decision_table(decided: list[dict[str, Any]]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("decided in", "the fleet's loss", "below alone by", "served then", "why", title="Of late")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in ("decided in", "the fleet's loss", "below alone by", "served then", "why"):
+        table.add_column(head, overflow="fold")
     for one in decided:
         table.add_row(
-            _origin(one["run"], one["round"], closing=one["closing"], alone=False),
+            "final evaluation" if one["closing"] else f"round {one['round']}",
             _with_error(one["loss"], one["error"]),
             _with_error(one["lead"], one["lead_error"]),
             str(one["version"]),

@@ -22,7 +22,14 @@ from fleetune.edge_agent.personal.alone import Alone, Turn
 from fleetune.edge_agent.personal.decisions import Decision, write_decision
 from fleetune.edge_agent.personal.gate import Choice, Judged, Rule, choose
 from fleetune.edge_agent.personal.paired_test import Losses, newest_count_most
-from fleetune.edge_agent.personal.served_model import Judge, Served, Standing, read_served, with_threshold
+from fleetune.edge_agent.personal.served_model import (
+    Judge,
+    Served,
+    Standing,
+    other_score,
+    read_served,
+    with_threshold,
+)
 from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.model.spec import FlatArray
@@ -281,6 +288,7 @@ class GatedAdoption:
             model=spec.hash,
             input_shape=spec.input_shape,
             num_classes=spec.num_classes,
+            score=other_score(self._enrolment.learns),
             held_out=self._enrolment.validation_fraction,
             samples=self._samples,
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetune.edge_agent.personal.kept_run import recall
-from fleetune.edge_agent.personal.served_model import Served, Standing, read_served
+from fleetune.edge_agent.personal.served_model import Served, Standing, other_score, read_served
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.frozen_tensors import BackboneLacking, frozen_tensors
 from fleetune.edge_agent.training.trusted_code import check_trust
@@ -98,6 +98,7 @@ def _of_run(store: AgentStore, enrolment: Enrolment, trusted: tuple[str, ...]) -
         model=spec.hash,
         input_shape=spec.input_shape,
         num_classes=spec.num_classes,
+        score=other_score(enrolment.learns),
         trained=kept.round > 0,
     )
     return Served(standing, method.personal_model(kept.state))

@@ -100,7 +100,7 @@ def about_standing(standing: Standing) -> dict[str, str]:
         "version": standing.version or None,
         "trained_alone": standing.alone or None,
         "validation_loss": standing.validation_loss,
-        "accuracy_on_own_test_samples": standing.accuracy,
+        f"{standing.score or 'accuracy'}_on_own_test_samples": standing.accuracy,
     }
     return {name: str(value) for name, value in known.items() if value is not None}
 

@@ -25,7 +25,10 @@ from typing import Any, Protocol
 from fleetune.edge_agent.personal.alone import Alone, Turn
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.trainer import Part
+from fleetune.protocols.tasks import score_named
 from fleetune.protocols.tasks.reconstruction import Reconstruction
+from fleetune.protocols.tasks.scores import ACCURACY
+from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -104,7 +107,7 @@ class Standing:
         trained: it comes out of local training here; False: it is what local training started from.
         training_loss: of the last epoch, as seen while training, or on the training samples of today; None:
             not known.
-        accuracy: on the device's test split, 0..1; None: without one.
+        accuracy: on the device's test split, 0..1, or another score; None: without one.
         samples: which samples the two were found on, see `DeviceData.fingerprint`.
         threshold: of a reconstruction that is served: errors above are anomalies.
         attempt: at the round, where models are gated (`edge_agent.personal.gated_adoption`); as all below.
@@ -115,6 +118,7 @@ class Standing:
         lead_error: standard error of `lead`.
         why: it is served, in one line.
         version: its number among those that this device has served; 0: it has none.
+        score: the name of what `accuracy` holds, where that is another score of the run's task.
     """
 
     run: str
@@ -137,6 +141,17 @@ class Standing:
     lead_error: float | None = None
     why: str = ""
     version: int = 0
+    score: str = ""
+
+    @property
+    def scored(self) -> str:
+        """How it does on the device's test split, for people; "" where that is not known."""
+        if self.accuracy is None:
+            return ""
+        score = score_named(self.score)
+        if score is None or score == ACCURACY:
+            return f"{self.accuracy:.1%} right"
+        return f"{score.title} {self.accuracy:.1%}" if score.share else f"{score.title} {self.accuracy:.4g}"
 
     @property
     def origin(self) -> tuple[object, ...]:
@@ -151,8 +166,8 @@ class Standing:
             said[0] += ", trained alone"
         if self.validation_loss is not None:
             said.append(f"validation loss {self.validation_loss:.4g}")
-        if self.accuracy is not None:
-            said.append(f"{self.accuracy:.1%} right on its own test samples")
+        if self.scored:
+            said.append(f"{self.scored} on its own test samples")
         return "; ".join(said)
 
 
@@ -167,6 +182,11 @@ class Served:
 
     standing: Standing
     weights: FlatArray
+
+
+def other_score(task: Task) -> str:
+    """`Standing.score` of a run of this task."""
+    return "" if task.score == ACCURACY else task.score.name
 
 
 def read_served(data: bytes | None, spec: ModelSpec | None = None) -> Served | None:
@@ -280,6 +300,7 @@ class Adoption:
             model=spec.hash,
             input_shape=spec.input_shape,
             num_classes=spec.num_classes,
+            score=other_score(self._enrolment.learns),
             trained=trained,
             held_out=self._enrolment.validation_fraction,
             validation_loss=self._loss(weights),
