@@ -68,7 +68,7 @@ def test_devices_whose_data_does_not_fit_decline_and_the_others_go_on(tmp_path, 
     with Fleet(tmp_path, toml) as fleet:
         fleet.start_coordinator()
         for name, reason in [
-            ("labels", "label 10 in the .* samples; the model has 0..9"),
+            ("labels", "label 10; the model has 0..9"),
             ("shape", r"samples have shape \(1, 5, 8\); the model takes \(1, 8, 8\)"),
         ]:
             fleet.start_agent(f"wrong-{name}", data=f"npz:{tmp_path / name}.npz")
