@@ -8,10 +8,12 @@ from msgspec.structs import replace
 from tests.coordinator.reports.test_report import foretold, shown, summary_of
 from tests.tools.compare.test_compare import hand_made, side_by_side
 
+from fleetune.coordinator.reports.adoption.outcome import adoption_of
 from fleetune.coordinator.reports.pictures.plots import Story, draw
 from fleetune.coordinator.reports.pictures.text_fit import fit
 from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
 from fleetune.coordinator.reports.readable import MOST_LETTERS, clip
+from fleetune.coordinator.reports.summary import DeviceAdoption
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_folder import PICTURES
 from fleetune.tools.compare import plots
@@ -35,6 +37,18 @@ def story(num_devices, name, rival):
     records = [renamed(record) for record in foretold(num_devices, lift=0.1)]
     worse = [renamed(record) for record in foretold(num_devices)]
     return Story(summary_of(records), records, {rival: summary_of(worse, "fedavg")})
+
+
+def with_adoption(summary):
+    """As a run with [adoption] leaves it: gains around 0, every second device serves the fleet's model."""
+    rows = {
+        device: msgspec.structs.replace(
+            row, adoption=DeviceAdoption(index % 2 == 0, 0.5, 0.02 * index - 0.1, 0.03)
+        )
+        for index, (device, row) in enumerate(summary.by_device.items())
+    }
+    found = adoption_of(rows.values())
+    return msgspec.structs.replace(summary, by_device=rows, adoption=found)
 
 
 def texts_outside(figure):
@@ -61,7 +75,8 @@ def is_within(box, whole):
 @pytest.mark.parametrize("num_devices", [3, 40])
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
-    figures = draw(story(num_devices, name, (name + LONG)[:64]), LIGHT)
+    told = story(num_devices, name, (name + LONG)[:64])
+    figures = draw(Story(with_adoption(told.summary), told.records, told.rivals), LIGHT)
     assert set(figures) == set(PICTURES)
     assert {key: found for key, figure in figures.items() if (found := texts_outside(figure))} == {}
 
