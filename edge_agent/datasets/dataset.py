@@ -42,11 +42,6 @@ class Dataset:
         return self.x.shape[1:]
 
     @property
-    def num_classes(self) -> int:
-        """How many classes there are, as far as the labels tell: the largest label plus one."""
-        return int(self.y.max()) + 1
-
-    @property
     def strata(self) -> NDArray[np.int64]:
         """By what samples are dealt and split, shape (n,): their classes; all 0 where labels are numbers."""
         return self.y if self.y.ndim == 1 else np.zeros(len(self.y), np.int64)  # type: ignore[return-value]

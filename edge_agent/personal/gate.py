@@ -34,6 +34,7 @@ from fleetune.edge_agent.personal.paired_test import (
     paired_difference,
 )
 from fleetune.edge_agent.personal.served_model import Standing
+from fleetune.protocols.tasks import score_named
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,19 @@ def _objection_to_alone(candidate: Judged, alone: Judged, rule: Rule) -> str:
         count = 0 if found is None else found.num_samples
         return f"{count:.0f} held-out samples show nothing ({LEAST_SAMPLES} at least): alone is used"
     if not _scores(candidate, alone):
-        return f"the fleet's model scores {candidate.score:.3g}, alone {alone.score:.3g}"
+        return f"the fleet's model scores {_told(candidate)}, alone {_told(alone)}"
     if found.shows_better(rule.confidence):
         return ""
     verdict = "no better than alone" if found.mean >= 0 else "not shown to be better"
     return f"the fleet's model is {verdict}{_by(found)}"
+
+
+def _told(one: Judged) -> str:
+    """A score as the task has it, which may be the better the lower it is."""
+    if one.score is None:
+        return "nothing"
+    score = score_named(one.standing.score)
+    return f"{-one.score if score is not None and score.better == 'lower' else one.score:.3g}"
 
 
 def _by(found: PairedDifference | None) -> str:

@@ -52,7 +52,6 @@ from fleetune.protocols.errors import (
     StoreVersion,
 )
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import DeviceReport
@@ -103,10 +102,7 @@ def join(
     growing = _growing(device, enrolment)
     own = _own_data(settings, enrolment) if growing is None else growing.newest()
     method = from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
-    guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
-    _check_holds(4 * sum(tensor.size for tensor in enrolment.spec.frozen), conditions)
-    frozen = frozen_tensors(store, enrolment)
-    backend = _backend(enrolment, kind, store.bundle(run), frozen, settings.threads, conditions, guard)
+    backend = _backend(device, enrolment, kind, conditions, stop)
     if growing is not None:
         own = with_known_ids(own, backend.vocabulary)
     own = for_vocabulary(own, backend.vocabulary)
@@ -129,16 +125,10 @@ def join(
         of_round = partial(
             _session_with, growing, with_features, enrolment, method, bare, store, settings.device
         )
-    publisher = publisher_of(store, settings.device, settings.publish, settings.trusted)
+    publish = publisher_of(store, settings.device, settings.publish, settings.trusted).refresh
+    member, meter = Membership(ratio_controller), device.meter
     joined = JoinedRun(
-        enrolment,
-        session,
-        Membership(ratio_controller),
-        device.meter,
-        memory,
-        growing=growing,
-        of_round=of_round,
-        publish=publisher.refresh,
+        enrolment, session, member, meter, memory, growing=growing, of_round=of_round, publish=publish
     )
     joined.keep()
     return joined
@@ -368,21 +358,23 @@ def _kept_by(enrolment: Enrolment, served: Served, data: bytes | None) -> tuple[
 
 
 def _backend(
+    device: Device,
     enrolment: Enrolment,
     kind: Kind,
-    bundle: bytes | None,
-    frozen: Tensors,
-    threads: int,
     conditions: Conditions,
-    guard: StepGuard,
+    stop: Callable[[], str | None],
 ) -> Backend:
+    spec, store = enrolment.spec, device.store
+    guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
+    _check_holds(4 * sum(tensor.size for tensor in spec.frozen), conditions)
+    frozen = frozen_tensors(store, enrolment)
     check_room(kind, conditions.memory_bytes, process_memory().resident or 0)
+    bundle = store.bundle(enrolment.run)
     if bundle is not None:
         _check_fits(bundle, "bundle", conditions)
-    read = None if bundle is None else read_bundle(bundle, enrolment.spec)
-    room = _room(conditions)
-    task = enrolment.learns
-    return make_backend(kind, enrolment.spec, read, threads, task=task, frozen=frozen, guard=guard, room=room)
+    read = None if bundle is None else read_bundle(bundle, spec)
+    task, room, threads = enrolment.learns, _room(conditions), device.settings.threads
+    return make_backend(kind, spec, read, threads, task=task, frozen=frozen, guard=guard, room=room)
 
 
 def _room(conditions: Conditions) -> int | None:

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, TypeVar
@@ -95,13 +95,8 @@ class SampleStore:
 
     def close(self) -> None:
         """Keep the counts; the file is closed."""
-        with self._lock:
-            try:
-                self.keep_counts()
-            except StoreError:
-                pass  # counts only
-            finally:
-                self._connection.close()
+        with self._lock, closing(self._connection), suppress(StoreError):  # a full disk loses counts only
+            self.keep_counts()
 
     def expect(self, wanted: Wanted) -> None:
         """From now on, what the model can do nothing with is refused; what is there stays."""

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
@@ -62,12 +63,10 @@ class UserIterator:
     def _arrived(self) -> list[Sample]:
         """Everything that waits: as much as came while the disk was busy is one transaction."""
         found: list[Sample] = []
-        try:
+        with suppress(queue.Empty):
             found.append(self._waiting.get(timeout=0.2))
             while len(found) < WAITING:
                 found.append(self._waiting.get_nowait())
-        except queue.Empty:
-            pass
         return found
 
     def _keep(self, samples: list[Sample], stopped: threading.Event) -> list[Sample]:
