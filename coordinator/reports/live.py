@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.adoption.outcome import adoption_of_reply, adoption_over
+from fleetune.coordinator.reports.adoption.words import adoption_words
 from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metric import Metric, Place, unit_of
 from fleetune.coordinator.reports.metrics import (
@@ -65,6 +67,8 @@ class LiveView:
         shot = self.snapshot
         bar = [] if shot.rounds is None else [_progress(shot, shot.rounds)]
         head = [_title(shot), _round(shot), *bar, _times(shot), _score(shot), _traffic(shot)]
+        if shot.adoption is not None:
+            head.append(_line((f"adopted   {', '.join(adoption_words(shot.adoption, shot.score))}", "")))
         if shot.inside:
             head.append(_line((f"inside    {shot.inside}", "")))
         if shot.refused:
@@ -95,6 +99,7 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
             *(_named(metric, record) for metric in (BYTES_UP, BYTES_DOWN)),
             DURATION.unit.text(DURATION.of_round(record)),
             *(_named(metric, record) for metric in shown_at(_LINE, _IN_LINE)),
+            *_adopted(record),
             *([f"inside: {inside}"] if inside else []),
         ]
     )
@@ -103,6 +108,12 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
 def _named(metric: Metric, record: RoundRecord) -> str:
     value = metric.unit.text(metric.of_round(record)).replace(readable.UNKNOWN, "-")
     return f"{metric.head(_LINE)} {value}"
+
+
+def _adopted(record: RoundRecord) -> list[str]:
+    """Of the devices that replied, how many serve a model of the fleet; [] where none tells."""
+    found = adoption_over([told for one in record.devices.values() if (told := adoption_of_reply(one))])
+    return [] if found is None else [f"adopted {found.adopted}/{found.told}"]
 
 
 def sparkline(values: Sequence[float]) -> str:

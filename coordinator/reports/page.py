@@ -7,9 +7,10 @@ from xml.etree.ElementTree import Element
 from msgspec import UNSET
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.adoption.words import adoption_words
 from fleetune.coordinator.reports.internals.section import device_columns, section
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
-from fleetune.coordinator.reports.metric import Metric, Place, gain_of, unit_of
+from fleetune.coordinator.reports.metric import Metric, Place, unit_of
 from fleetune.coordinator.reports.metrics import (
     AFTER,
     AFTER_MEAN,
@@ -237,13 +238,8 @@ def _adoption(summary: Summary) -> Element | None:
     found = summary.adoption
     if found is UNSET:
         return None
-    notes = [f"{found.below} below alone by more than the noise of their tests"]
-    if found.gain is not None:
-        unit = gain_of(summary.judged_by)
-        span = "" if found.low is None else f" ({unit.text(found.low)} to {unit.text(found.high)})"
-        points = " points" if summary.judged_by.share else ""
-        notes.insert(0, f"{unit.text(found.gain)}{points} over alone{span}")
-    return card("Adopted", f"{found.adopted} of {found.told}", *notes)
+    served, *gain = adoption_words(found, summary.judged_by)
+    return card("Adopted", served, *gain, f"{found.below} below alone by more than the noise of their tests")
 
 
 def _methods(page: Page) -> Element:

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
+from fleetune.coordinator.reports.adoption.outcome import adoption_of_reply, adoption_over
 from fleetune.coordinator.reports.due import held_by
 from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, DURATION, EXPECTED, shown_at
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
+from fleetune.coordinator.reports.summary import DeviceAdoption
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.participants import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
@@ -43,10 +45,14 @@ class Watch:
         self._inside = ""
         self._closed_s = deque([0.0], maxlen=_RECENT_ROUNDS + 1)
         self._last: dict[DeviceId, DeviceRound] = {}
+        self._adoption: dict[DeviceId, DeviceAdoption] = {}
 
     def note(self, record: RoundRecord) -> None:
         """Take in a closed round; after a restart, those from before."""
         self._last.update(record.devices)
+        for device, reply in record.devices.items():
+            if (told := adoption_of_reply(reply)) is not None:
+                self._adoption[device] = told
         if not record.final_evaluation:
             self._curve.append(point_of(record))
             self._closed_s.append(record.closed_s)
@@ -101,6 +107,7 @@ class Watch:
             score=task_of(self._settings.task).score,
             holds=held_by(state, self._schedule, now),
             problem=problem or "",
+            adoption=adoption_over([self._adoption[device] for device in sorted(self._adoption)]),
         )
 
     @property

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE
+from fleetune.coordinator.reports.summary import AdoptionSummary
 from fleetune.coordinator.rounds.engine_state import Stage
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
@@ -91,6 +92,7 @@ class Snapshot:
         holds: why no round is open though devices may be there (its schedule, a pause); "" for nothing.
         problem: e.g. that the broker cannot be reached; "" for none.
         score: by which models are judged.
+        adoption: what devices serve, as they told last; None: nobody did.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Snapshot:
     holds: str = ""
     problem: str = ""
     score: Score = ACCURACY
+    adoption: AdoptionSummary | None = None
 
 
 def point_of(record: RoundRecord) -> RoundPoint:

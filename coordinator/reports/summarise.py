@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.reports.adoption.outcome import adoption_of, adoption_of_reply
+from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
 from fleetune.coordinator.reports.internals.course import courses
 from fleetune.coordinator.reports.internals.entries import metric_of
@@ -220,7 +220,7 @@ def _device(
         predicted_s=EXPECTED.of_replies(replies),
         actual_s=DURATION.of_replies(replies),
         joules=ENERGY.of_replies(replies),
-        adoption=(adoption_of_reply(closing) if closing else None) or UNSET,
+        adoption=last_told([*replies, *([closing] if closing else [])]) or UNSET,
         metrics={**{one.name: one.of_replies(replies) for one in shown_at("summary")}, **known} or UNSET,
     )
 

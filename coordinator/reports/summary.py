@@ -144,7 +144,8 @@ class InternalCourse(Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceAdoption(Struct, frozen=True, omit_defaults=True):
-    """What a device serves after a run with [adoption], as it told in the final evaluation.
+    """What a device serves in a run with [adoption], as it told last: with its latest reply while the run
+    goes on, and in the final evaluation.
 
     Attributes:
         adopted: a model of the fleet, and not the one that it trained alone.
@@ -165,7 +166,7 @@ class DeviceAdoption(Struct, frozen=True, omit_defaults=True):
 
 
 class AdoptionSummary(Struct, frozen=True, omit_defaults=True):
-    """What devices serve after a run with [adoption].
+    """What devices serve in a run with [adoption], as each told last.
 
     Attributes:
         told: devices that say so.

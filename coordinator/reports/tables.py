@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from textwrap import wrap
 
+from msgspec import UNSET
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -86,7 +87,8 @@ def device_table(
     limit: int = 40,
 ) -> Table:
     """A row a device; of more than `limit` devices those that do worst. Names that are too long for the
-    terminal take more lines; what devices serve is shown where that is not their accuracy anyway.
+    terminal take more lines; what devices serve is shown where that is not their accuracy anyway, in a run
+    with [adoption] in place of what one more round does.
 
     Args:
         summary: of the run.
@@ -101,7 +103,8 @@ def device_table(
     serves_others = any(row.kept not in (None, row.personal) for row in summary.by_device.values())
     score = summary.judged_by
     own, one_more, served = (one.seen_as(score) for one in (_PERSONAL, _ONE_MORE, _SERVED))
-    alone = [own, one_more, *[served] * serves_others]
+    tells = summary.adoption is not UNSET  # what is served then matters more than one more round would
+    alone = [own, *[one_more] * (not tells), *[served] * serves_others]
     heads = [_in_two(rival), _in_two(summary.method), "gain"] if rival else [one.head for one in alone]
     by_hand = [*_SENT, _SAMPLES, _PERSONAL, _ONE_MORE, _SERVED]
     last = [*_SENT, *other_device_columns("device table", by_hand, summary.by_device.values())]

@@ -95,7 +95,7 @@ def check_scores(measures: Measures, task: Task) -> None:
         PacketOverclaimed: a figure is beyond what its score can be, or the task has no such score.
     """
     bounds = {one.name: one.bounds for one in task.scores}
-    places = ("before", "after", "personal", "kept")
+    places = ("before", "after", "personal", "kept", "alone")
     found = [(place, task.score.name, getattr(measures, place)) for place in places]
     found += [(f"scores[{name}]", name, value) for name, value in (measures.scores or {}).items()]
     for place, name, value in found:
@@ -106,6 +106,11 @@ def check_scores(measures: Measures, task: Task) -> None:
         lowest, highest = bounds[name]
         if not lowest <= value <= highest:
             raise PacketOverclaimed(f"{place} is {value:g}, but {name} is {lowest:g} to {highest:g}")
+    lowest, highest = bounds[task.score.name]
+    if measures.gain is not UNSET and abs(measures.gain) > highest - lowest:
+        raise PacketOverclaimed(
+            f"gain is {measures.gain:g}, but {task.score.name} is {lowest:g} to {highest:g}"
+        )
 
 
 def _claims(value: object, name: str) -> Iterator[tuple[str, int]]:

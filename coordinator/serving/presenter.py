@@ -13,6 +13,7 @@ from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.summary import SUMMARY, encoded
 from fleetune.coordinator.reports.tables import device_table, fleet_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
@@ -27,6 +28,7 @@ from fleetune.coordinator.run.run_events import (
     RunLeft,
 )
 from fleetune.coordinator.run.stored_run import Run, mark_finished, save_shared_model
+from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import simulated_keys
 
 
@@ -119,8 +121,13 @@ def say_what_begins(run: Run, fleet: str, broker: str, console: Console) -> None
 
 
 def finish(run: Run, reason: str | None, console: Console) -> None:
-    """Write the report of a run that is finished for `reason`, or say how a stopped one (None) goes on."""
+    """Write the report of a run that is finished for `reason`, or say how a stopped one (None) goes on.
+
+    Of a stopped run that need not end summary.json is written: else there would never be one.
+    """
     if reason is None:
+        if run.settings.run.is_open:
+            write_atomically(run.folder / SUMMARY, encoded(summary_of(run, simulated=False)))
         say("stopped; the same command goes on with the run", console)
         return
     say(f"finished: {reason}", console)

@@ -13,6 +13,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
+from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
 from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
@@ -40,6 +43,7 @@ class Alone:
         rounds: that the device has worked in since it began, whether the model was trained in them or not.
         round, attempt: in which it was last trained; 0: not yet.
         closing: in a final evaluation.
+        optimiser: what the optimiser remembers of the two trainings, where the run has that kept.
     """
 
     weights: FlatArray
@@ -48,6 +52,7 @@ class Alone:
     round: int = 0
     attempt: int = 0
     closing: bool = False
+    optimiser: States | UnsetType = UNSET
 
     @property
     def to_serve(self) -> FlatArray:
@@ -63,11 +68,14 @@ class AloneTrainer(Trainer, Protocol):
         ...
 
 
-def trained_alone(alone: Alone, turn: Turn, every: int, trainer: AloneTrainer, key: Key) -> Alone:
+def trained_alone(
+    alone: Alone, turn: Turn, every: int, trainer: AloneTrainer, key: Key, states: KeptStates | None = None
+) -> Alone:
     """The model after a round's work: trained in the first round, and in every `every`-th from there.
 
     In a final evaluation it is trained too, as the fleet's models are; the caller throws that state away. If
-    it diverges it stays as it was: that is no reason not to take part.
+    it diverges it stays as it was: that is no reason not to take part. `states` is where
+    `trainer` leaves what its optimiser remembers.
 
     Raises:
         TrainingStopped: the agent stops.
@@ -89,4 +97,5 @@ def trained_alone(alone: Alone, turn: Turn, every: int, trainer: AloneTrainer, k
         round=turn.round,
         attempt=turn.attempt,
         closing=turn.closing,
+        optimiser=UNSET if states is None else states.after,
     )

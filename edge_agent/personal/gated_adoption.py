@@ -168,6 +168,8 @@ class GatedAdoption:
         figures["alone"] = self._judge.score(alone.to_serve, "test")
         if used is None or found is None or used.standing.model != self._enrolment.spec.hash:
             return figures
+        if figures["alone"] is not None and np.array_equal(found.weights, alone.to_serve):
+            return figures | {"gain": 0.0, "gain_error": 0.0}  # the same model: asking it twice tells no more
         gain = self._judge.gain(found.weights, alone.to_serve, "test")
         if gain is not None and math.isfinite(gain.standard_error):
             figures |= {"gain": gain.mean, "gain_error": gain.standard_error}

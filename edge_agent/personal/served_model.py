@@ -79,7 +79,7 @@ class Serving(Protocol):
         ...
 
     def told(self, alone: Alone | None) -> Mapping[str, Any]:
-        """In a final evaluation, the fields of `Measures` that say what is served and how it does."""
+        """The fields of `Measures` that say what is served and how it does."""
         ...
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleetune.edge_agent.personal.alone import Alone, Turn, trained_alone
 from fleetune.edge_agent.personal.kept_run import Kept, first_alone, recall
 from fleetune.edge_agent.personal.served_model import Memory, Serving
-from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
+from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
 from fleetune.protocols.bounds import LARGEST_LOSS
 from fleetune.protocols.errors import PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
@@ -129,8 +129,10 @@ class Session:
         )
 
     def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        optimiser_states = self._optimiser_states()
+        optimiser_states = self._optimiser_states(self._kept.optimiser)
         state, update, measures, alone = self._do(assignment, budget, optimiser_states)
+        if self._adoption is not None:
+            measures = replace(measures, **{**self._adoption.told(alone), "kept": UNSET})
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -155,7 +157,7 @@ class Session:
         return encoded
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        _, _, measures, alone = self._do(assignment, budget, self._optimiser_states())
+        _, _, measures, alone = self._do(assignment, budget, self._optimiser_states(self._kept.optimiser))
         personal, scores = self._judged(self.personal_model)
         measures = replace(measures, personal=personal, scores=scores)
         if self._adoption is not None:
@@ -165,11 +167,11 @@ class Session:
         self._evaluated = assignment.round, assignment.attempt, encoded
         return encoded
 
-    def _optimiser_states(self) -> KeptStates | None:
-        """From before, where the run has them kept."""
+    def _optimiser_states(self, before: States | UnsetType) -> KeptStates | None:
+        """To go on from, where the run has them kept."""
         if self._enrolment.training.optimiser_state == "round":
             return None
-        return KeptStates(() if self._kept.optimiser is UNSET else self._kept.optimiser)
+        return KeptStates(() if before is UNSET else before)
 
     def _do(
         self, assignment: Assignment[Any], budget: Budget, optimiser_states: KeptStates | None
@@ -208,7 +210,8 @@ class Session:
         kept = self._kept.alone
         alone = first_alone(self._enrolment) if kept is UNSET else kept
         assert alone is not None, "a run that compares says so in its enrolment"
-        return trained_alone(alone, turn, every, self._trainer.in_round(turn.round, None), key)
+        states = self._optimiser_states(alone.optimiser)
+        return trained_alone(alone, turn, every, self._trainer.in_round(turn.round, states), key, states)
 
     def _judged(self, weights: FlatArray) -> tuple[float | None, dict[str, float] | UnsetType]:
         """A model's score on the test split, and all of them where the run has a [task]."""

@@ -118,9 +118,9 @@ class Measures:
         kept: in a final evaluation, of the model that the device would serve, of all that this run
             has led it to. It does not travel with other replies.
         scores: all that the task has, of the personal model, by name; left out by runs without a [task].
-        adopted: in a final evaluation of a run with [adoption], as all below: whether the model that the
-            device serves is one of the fleet, and not the one that it trained alone.
-        alone: accuracy of the model trained alone, as it is after the final evaluation.
+        adopted: in a run with [adoption], as all below: whether the model that the device serves is one of
+            the fleet, and not the one that it trained alone.
+        alone: accuracy of the model trained alone, as it is after this work.
         gain: how much more often the model that it serves is right than that one, on the same samples.
         gain_error: standard error of `gain`.
     """

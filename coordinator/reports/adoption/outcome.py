@@ -1,7 +1,7 @@
 """What devices serve after a run with [adoption], of one and of all: how `summary` tells of it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import UNSET, UnsetType
@@ -14,16 +14,26 @@ CONFIDENCE = 0.95  # that a mean lies above its lower end, and below its upper e
 
 
 def adoption_of_reply(reply: DeviceRound) -> DeviceAdoption | None:
-    """What a device told in a final evaluation; None: nothing of the kind."""
+    """What a device told with a reply; None: nothing of the kind."""
     told = reply.measures
     if told.adopted is UNSET:
         return None
     return DeviceAdoption(told.adopted, _known(told.alone), _known(told.gain), _known(told.gain_error))
 
 
+def last_told(replies: Iterable[DeviceRound]) -> DeviceAdoption | None:
+    """What a device told last, in `replies` in their order; None: nothing of the kind."""
+    told = [found for reply in replies if (found := adoption_of_reply(reply)) is not None]
+    return told[-1] if told else None
+
+
 def adoption_of(rows: Iterable[DeviceSummary]) -> AdoptionSummary | None:
     """What all devices told; None: none of them did."""
-    told = [row.adoption for row in rows if row.adoption is not UNSET]
+    return adoption_over([row.adoption for row in rows if row.adoption is not UNSET])
+
+
+def adoption_over(told: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
+    """What devices told, over all of them; None: none of them did."""
     if not told:
         return None
     low, gain, high = interval([one.gain for one in told if one.gain is not None])

@@ -107,19 +107,23 @@ def test_a_name_is_clipped_where_it_says_so():
     assert clip("a" * (MOST_LETTERS + 1)) == "a" * (MOST_LETTERS - 1) + "…"
 
 
+@pytest.mark.parametrize("adoption", [False, True])
 @pytest.mark.parametrize("rivals", [0, 1])
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_table_of_80_characters_cuts_no_name(name, rivals):
+def test_a_table_of_80_characters_cuts_no_name(name, rivals, adoption):
     told = story(3, name, "local-only")
     rows = told.summary.by_device
     for device, row in rows.items():
         rows[device] = replace(row, num_samples=12345, kept=0.912, up=123_456_789, down=123_456_789)
     boards = dict.fromkeys(told.summary.by_device, "jetson-orin-nano-super-8gb")
-    printed = shown(device_table(told.summary, told.rivals if rivals else {}, boards=boards), width=80)
+    summary = with_adoption(told.summary) if adoption else told.summary
+    printed = shown(device_table(summary, told.rivals if rivals else {}, boards=boards), width=80)
+    assert ("alone" in printed) == adoption
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in printed
     end = next(line for line in lines if "board" in line).index("board")
+    assert end >= 8, "a name of 64 letters in a dozen lines is no table"
     names = "".join(line[:end].strip() for line in lines if not line.startswith("─"))
     assert all(device in names for device in told.summary.by_device)
     assert "1 min" in shown(run_table(told.summary, told.rivals))

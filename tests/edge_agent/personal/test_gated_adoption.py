@@ -160,7 +160,7 @@ def test_a_device_stays_with_what_it_trained_alone_until_the_fleet_does_better(d
         assert device.served == served
         assert device.session.personal_model[0] == np.float32(fleet)  # it trains and contributes all the same
         assert measures.kept is UNSET
-        assert measures.adopted is UNSET
+        assert measures.adopted == (not device.served[1])  # as it goes on, too
     assert device.files.numbers == [1, 2, 3, 4]
     whys = [one.why for one in read_decisions(device.files)]
     assert whys[2] == "better than alone"

@@ -1,10 +1,17 @@
 """Runs with [adoption], simulated: alone is local-only to the last bit; what is told is what is served."""
 
+import io
+
 import numpy as np
 import pytest
 from msgspec import UNSET
+from rich.console import Console
 from tests.tools.simulator.test_simulate import settings
 
+from fleetune.coordinator.reports.live import LiveView, plain_line
+from fleetune.coordinator.reports.run_watch import Watch
+from fleetune.coordinator.run.stored_run import stored_run
+from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.edge_agent.personal.kept_run import Kept
 from fleetune.edge_agent.personal.served_model import read_served
 from fleetune.protocols.methods import from_section
@@ -16,8 +23,9 @@ NAMES = [f"device-{index}" for index in range(6)]
 ROUND = {"participants": 4}  # not everybody is asked in every round
 
 
-def play(folder, method="fedavg", final_evaluation=True, **adoption):
+def play(folder, method="fedavg", final_evaluation=True, training=(), **adoption):
     wanted = settings(
+        training=dict(training),
         run={"name": "sim", "rounds": 5, "final_evaluation": final_evaluation},
         method={"name": method},
         data={"partition": {"kind": "iid", "samples": 60, "test_fraction": 0.5}},
@@ -63,6 +71,20 @@ def test_what_is_trained_alone_on_all_samples_is_what_local_only_leads_to(gated,
         assert one.weights.tobytes() == served_there[name].weights.tobytes()
 
 
+def test_alone_keeps_its_own_optimiser_where_the_run_keeps_that_on_devices(tmp_path):
+    training = {"optimiser": "adamw", "learning_rate": 0.01, "optimiser_state": "device"}
+    found, theirs = (
+        sessions(play(tmp_path / name, method, False, training, **adoption)[0])
+        for name, method, adoption in (("sim", "fedavg", {"enabled": True}), ("local", "local-only", {}))
+    )
+    assert len(found) >= 4
+    for name, session in found.items():
+        assert session.alone.on_all.tobytes() == theirs[name].state.weights.tobytes()
+        judged, on_all = session.alone.optimiser
+        assert all(map(np.array_equal, on_all.vectors, theirs[name].optimiser[0].vectors))
+        assert not all(map(np.array_equal, judged.vectors, on_all.vectors))
+
+
 def test_the_summary_tells_what_devices_serve(gated):
     run, summary = gated
     models = served(run)
@@ -85,6 +107,37 @@ def test_a_run_without_is_as_before_and_nothing_of_it_travels(tmp_path):
     assert summary.adoption is UNSET
     assert not list((run.folder / "devices").glob("*.versions"))
     assert all(session.alone is UNSET for session in sessions(run).values())
+
+
+def test_an_open_run_hears_who_adopted_as_it_goes_on(tmp_path):
+    """The same figures without a final evaluation: each device's latest reply, in every place that tells."""
+    run, summary = play(tmp_path / "sim", final_evaluation=False, enabled=True, confidence=0.5)
+    with stored_run(run.folder) as stored:
+        records = stored.store.records()
+        state, ledger = read_engine(stored.store), read_ledger(stored.store)
+    told = {device: reply.measures for record in records for device, reply in record.devices.items()}
+    assert all(one.kept is UNSET for one in told.values())
+    models = served(run)
+    assert {device: one.adopted for device, one in told.items()} == {
+        device: not models[device].standing.alone for device in told
+    }
+    assert {device for device, row in summary.by_device.items() if row.adoption} == told.keys()
+    assert summary.adoption.told == len(told) >= 4
+    assert summary.adoption.gain == pytest.approx(np.mean([one.gain for one in told.values()]))
+    watch = Watch(run.settings, run.enrolment.spec.num_parameters)
+    for record in records:
+        watch.note(record)
+    shot = watch.snapshot(state, ledger, 0.0)
+    assert shot.adoption == summary.adoption
+    words = f"{summary.adoption.adopted} of {summary.adoption.told}"
+    assert f"adopted   {words}, " in shown(LiveView(shot))
+    assert plain_line(records[-1], run.settings).count("adopted") == 1
+
+
+def shown(view):
+    screen = Console(file=io.StringIO(), width=80, height=40)
+    screen.print(view)
+    return screen.file.getvalue()
 
 
 def test_it_costs_what_it_is_said_to(gated, tmp_path):
