@@ -10,13 +10,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import fleetune.protocols.wire.messages as wire
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
+from fleetune.edge_agent.run.activity import CONNECTED, Activity, Noted
 from fleetune.edge_agent.run.declining import declined
 from fleetune.edge_agent.run.device import Device, DeviceSettings
 from fleetune.edge_agent.run.enrolling import Enrolling
@@ -61,6 +62,8 @@ class Agent:
         meter: of this board.
         make_stream: opens the device's samples, where they come by and by, once its state folder is held.
         leave_after_run: stop when a run is finished, instead of waiting for the next.
+        lock: the state folder, held already; None: it is claimed here.
+        tell: hears what the agent is at, whenever that changes.
         clock: seconds that never jump.
 
     Raises:
@@ -78,13 +81,16 @@ class Agent:
         meter: BoardMeter | None = None,
         make_stream: Callable[[], SampleStream] | None = None,
         leave_after_run: bool = False,
+        lock: IO[bytes] | None = None,
+        tell: Callable[[Activity], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._meter = meter or BoardMeter()
         self._guard = PolicyGuard(settings.policy, board_named(settings.board), self._meter, clock=clock)
         self._store = AgentStore(settings.state)
-        self._lock = self._store.claim()
+        self._lock = self._store.claim() if lock is None else lock
+        self._noted = Noted(tell)
         self._clock = clock
         self._leave_after_run = leave_after_run
         self.events = Backlog(MAX_WAITING_BYTES)
@@ -151,6 +157,7 @@ class Agent:
                     self._greet(now)
                 case Disconnected(reason):
                     log.warning("not connected: %s", reason)
+                    self._noted.note(connection=f"not connected: {reason}")
                 case Received(topic, data):
                     self._hear(topics.parse(topic).channel, data, now)
                 case Progress(fraction):
@@ -169,6 +176,7 @@ class Agent:
         presence = wire.Presence(True, self._instance, f"fleetune {VERSION}")
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
         self._manager.ready()
+        self._noted.note(connection=CONNECTED)
         self._pass(self._link.reconnected(now))
 
     def _hear(self, channel: str, data: bytes, now: float) -> None:
@@ -240,6 +248,7 @@ class Agent:
         joined = self._enrolling.joined(event, now)
         if isinstance(joined, JoinedRun):
             self._joined = joined
+            self._noted.note(run=event.run, round=joined.last_round, finished=None)
             self._say_ready()
         else:
             self._send(joined)
@@ -251,6 +260,7 @@ class Agent:
         self._resting = self._guard.objection() or self._joined.refusal
         if self._resting is None:
             self._joined.note_samples(replied=bool(self._link.outbox))
+            self._noted.note(resting=None)
             self._send(wire.Ready(run, spec.hash, self._joined.membership.tell()))
         else:
             self._decline(TransferKey("enrolment", run), "resting", TrainingStopped(self._resting))
@@ -304,11 +314,13 @@ class Agent:
             return  # a late copy of an offer; a newer task has taken its place
         log.info("round %d: training", key.round)
         self._working, joined = key, self._joined
+        self._noted.note(round=key.round, training=True, resting=None)
         joined.begin(key, len(payload), self._intake.download_s(transfer))
         self._jobs.work(key, lambda: joined.work(payload))
 
     def _after_work(self, event: Worked, now: float) -> None:
         newer, self._working, self._next = self._next, None, None
+        self._noted.note(training=newer is not None)
         key = event.key
         if not self._is_in(key.run):
             return
@@ -361,6 +373,7 @@ class Agent:
         self._enrolling.finish(run)
         if self._is_in(run):
             self._joined = self._next = None
+        self._noted.note(run=None, resting=None, finished=run)
         if self._leave_after_run:
             self.events.put(Stop("the run is finished"))
         self._pass(self._link.drop(lambda key: key.run == run, self._clock()))
@@ -372,6 +385,8 @@ class Agent:
             self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
 
     def _send(self, message: wire.Message | None) -> None:
+        if isinstance(message, wire.Decline):
+            self._noted.note(resting=message.reason)
         if message is not None:
             self._publish(self._link.packet(message))
 

@@ -1,19 +1,16 @@
 """edge-agent: the program on a device."""
 
 import logging
-import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fleetune.edge_agent import personal_cli, versions_cli
 from fleetune.edge_agent.logs import set_up_logging
 from fleetune.edge_agent.run_options import (
-    HOST,
-    STATE,
     Authority,
     Certificate,
     CertificateKey,
@@ -27,18 +24,11 @@ from fleetune.edge_agent.run_options import (
 )
 from fleetune.edge_agent.service.cli import app as service
 from fleetune.edge_agent.state import wipe
+from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.edge_agent.stream import cli as stream_cli
-from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.version import show_version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fleetune.edge_agent.agent import Agent
-    from fleetune.edge_agent.run.device import DeviceSettings
-    from fleetune.edge_agent.stream.sample_stream import SampleStream
-    from fleetune.protocols.wire.transport.mqtt import Broker
 
 app = typer.Typer(
     help="Train on this device's own data, together with a fleet, and keep a model of its own.",
@@ -50,16 +40,6 @@ app = typer.Typer(
 app.add_typer(service, name="service")
 
 log = logging.getLogger(__name__)
-
-
-def _broker_at(text: str, ca: str | None, cert: str | None, key: str | None) -> "Broker":
-    """Raises SettingError: `text` is no address of a broker."""
-    from msgspec.structs import replace
-
-    from fleetune.protocols.wire.transport.mqtt import parse_broker
-
-    where = parse_broker(text)
-    return replace(where, ca=ca, cert=cert, key=key, tls=where.tls or ca is not None)
 
 
 @app.callback()
@@ -76,106 +56,13 @@ def main(
 def run(options: dict[str, Any]) -> None:
     """Join a fleet and stay with it, through restarts and lost links."""
     with one_line_errors("edge-agent"):
-        agent = _agent(RunOptions(**options))
+        from fleetune.edge_agent.agent import Stop
+        from fleetune.edge_agent.starting import ready_agent
+
+        agent = ready_agent(RunOptions(**options))
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, lambda *_: agent.events.put(Stop("stopped by a signal")))
         log.info("left: %s", agent.run())
-
-
-def _agent(options: RunOptions) -> "Agent":
-    """Ready to run; it is told to stop by a signal."""
-    from fleetune.edge_agent.agent import Agent, Stop
-    from fleetune.edge_agent.budget.board_meter import BoardMeter
-    from fleetune.edge_agent.probes.link_speed import measure_link
-    from fleetune.edge_agent.run.freed_memory import give_back
-    from fleetune.edge_agent.training.device_data import check_source
-    from fleetune.protocols.wire import topics
-    from fleetune.protocols.wire.transport import EventSink, Will
-    from fleetune.protocols.wire.transport.mqtt import MqttTransport
-
-    fleet, device = topics.check_name(options.fleet, "fleet"), topics.check_name(options.device, "device")
-    where = _broker_at(options.broker, options.ca, options.cert, options.key)
-    settings = _settings(options)
-    make_stream = _make_stream(options, settings.state)
-    if make_stream is None:
-        check_source(options.data, options.test_fraction)
-    give_back()
-    if settings.policy.nice and hasattr(os, "nice"):
-        os.nice(settings.policy.nice)
-
-    def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
-        return MqttTransport(
-            where,
-            topics.client_id(fleet, device, where.username),
-            subscriptions=topics.device_subscriptions(fleet, device),
-            events=events,
-            will=Will(topics.topic(fleet, device, "state"), farewell),
-        )
-
-    agent = Agent(
-        settings,
-        make_transport,
-        measure_link=lambda: measure_link(where, fleet, device),
-        meter=BoardMeter(options.root),
-        make_stream=make_stream,
-        leave_after_run=options.leave_after_run,
-    )
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, lambda *_: agent.events.put(Stop("stopped by a signal")))
-    return agent
-
-
-def _make_stream(options: RunOptions, state: Path) -> "Callable[[], SampleStream] | None":
-    """Opens the device's samples, where its data grow; None: they do not.
-
-    Raises:
-        DataError: there are no such data; SettingError: an option is wrong, or goes with data that grow only.
-    """
-    from msgspec.structs import fields
-
-    from fleetune.edge_agent.state.agent_store import AgentStore
-    from fleetune.edge_agent.stream.retention import Bounds
-    from fleetune.edge_agent.stream.sample_stream import StreamSettings, check_stream, is_stream, open_stream
-    from fleetune.protocols.settings.run_toml import convert
-
-    given = {one.name: getattr(options, one.name) for one in fields(Bounds)}
-    asked = {name: value for name, value in given.items() if value is not None}
-    if not is_stream(options.data):
-        alone = [*asked, *(["intake"] if options.intake is not None else [])]
-        if alone:
-            option = alone[0].replace("_", "-")
-            raise SettingError(
-                f"--{option} goes with data that grow: --data watch:FOLDER, intake: or a generator"
-            )
-        return None
-    check_stream(options.data)
-    labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
-    settings = StreamSettings(convert(asked, Bounds), labels, options.intake)
-    return partial(open_stream, AgentStore(state).samples, options.data, settings)
-
-
-def _settings(options: RunOptions) -> "DeviceSettings":
-    """Raises SettingError."""
-    from msgspec.structs import fields
-
-    from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
-    from fleetune.edge_agent.probes.board_identity import board_name
-    from fleetune.edge_agent.probes.board_profile import board_named
-    from fleetune.edge_agent.run.device import DeviceSettings
-
-    board = board_name(options.root) if options.board == "auto" else options.board
-    board_named(board)
-    return DeviceSettings(
-        fleet=options.fleet,
-        device=options.device,
-        data=options.data,
-        state=options.state / options.fleet / options.device,
-        board=board,
-        test_fraction=options.test_fraction,
-        threads=options.threads,
-        trainer=options.trainer,
-        trusted=tuple(options.trust),
-        publish=options.publish,
-        policy=read_policy(options.policy, {one.name: getattr(options, one.name) for one in fields(Policy)}),
-    )
 
 
 @app.command()
@@ -209,6 +96,7 @@ def profile(
     from fleetune.edge_agent.probes.link_speed import measure_link
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.wire import topics
+    from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     with one_line_errors("edge-agent"):
         topics.check_name(device, "device")
@@ -218,7 +106,7 @@ def profile(
         if fleet is not None:
             store = AgentStore(state / topics.check_name(fleet, "fleet") / device)
         if broker is not None and fleet is not None:
-            link = partial(measure_link, _broker_at(broker, ca, cert, key), fleet, device)
+            link = partial(measure_link, parse_broker(broker, ca, cert, key), fleet, device)
         workload = partial(workloads.chosen, model, store, threads, trainer)
         if model is not None:
             workload()  # a wrong name is a mistake; no trainer otherwise only leaves a figure unknown
@@ -292,11 +180,12 @@ def doctor(
     from fleetune.edge_agent.doctor.examination import Patient, examine
     from fleetune.edge_agent.doctor.show import as_json as encoded
     from fleetune.edge_agent.doctor.show import is_well, show
+    from fleetune.protocols.wire.transport.mqtt import parse_broker
 
     broker, problem = None, None
     try:
         if options["broker"] is not None:
-            broker = _broker_at(options["broker"], options["ca"], options["cert"], options["key"])
+            broker = parse_broker(options["broker"], options["ca"], options["cert"], options["key"])
     except FleetuneError as found:
         problem = found
     patient = Patient(

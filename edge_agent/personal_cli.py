@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.run_options import HOST, STATE, DeviceName, StateFolder
+from fleetune.edge_agent.run_options import DeviceName, StateFolder
+from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="all samples, for scripts")] = False,
 ) -> None:
     """Say what the personal model makes of samples, and how well where labels are known."""
-    from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
+    from fleetune.edge_agent.personal.inference_graph import Predictor
     from fleetune.edge_agent.personal.personal_model import personal_model
     from fleetune.edge_agent.personal.predictions import told_of
+    from fleetune.edge_agent.personal.served_predictor import predictor_of
     from fleetune.edge_agent.state.agent_store import AgentStore
     from fleetune.protocols.errors import SettingError
 
@@ -72,12 +74,7 @@ def predict(
         standing = None
         if model is None:
             found = personal_model(AgentStore(state / str(fleet) / device), run, bundle, trusted=tuple(trust))
-            predictor, standing = (
-                Predictor.of(
-                    write_inference(found.bundle, found.weights, {}, found.frozen, found.standing.threshold)
-                ),
-                found.standing,
-            )
+            predictor, standing = predictor_of(found), found.standing
         else:
             predictor = Predictor.of(model)
         told = told_of(predictor, x, y, data)

@@ -1,13 +1,14 @@
 """The options of `edge-agent run`; `doctor` takes them too: its line is that of `run` but for one word."""
 
 import inspect
-import socket
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
 
 DeviceName = Annotated[str, typer.Option(help="this device's name")]
 StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
@@ -24,9 +25,6 @@ LabelColumns = Annotated[
     str,
     typer.Option(help="of tables: the column that is the label; several (a,b) are numbers"),
 ]
-
-HOST = socket.gethostname().split(".")[0]
-STATE = Path("agent-state")
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class RunOptions:
     nice: Annotated[int | None, typer.Option(help="niceness added to the process, 0..19")] = None
     test_fraction: Annotated[
         float, typer.Option(min=0.01, max=0.99, help="of the data, held out for testing")
-    ] = 0.3
+    ] = TEST_FRACTION
     keep_mb: Annotated[
         float | None, typer.Option(help="of data that grow: megabytes of samples that are kept (200)")
     ] = None

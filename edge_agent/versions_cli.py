@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.run_options import HOST, STATE, DeviceName, StateFolder
+from fleetune.edge_agent.run_options import DeviceName, StateFolder
+from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:

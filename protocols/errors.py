@@ -7,6 +7,7 @@
     │   └── TrainingDiverged    local training ended in numbers that are not finite
     ├── StoreError          state on disk is missing, damaged, or the disk is full
     │   └── StoreVersion        state on disk is from another version of the program; nothing is wrong with it
+    ├── AgentClosed         an Agent of yours was asked for something after it was closed
     ├── TransportError      the broker cannot be reached or refuses us
     ├── TrainingStopped     local training was asked to stop; nothing was changed
     └── PacketError         the peer sent something we refuse (never our own mistake)
@@ -60,6 +61,10 @@ class StoreVersion(StoreError):  # noqa: N818 - reads as the verdict on what is 
             f"{what} is from another version ({version}; this program reads up to {reads_up_to}): upgrade"
             " fleetune here, or go on with the version that wrote it"
         )
+
+
+class AgentClosed(FleetuneError):  # noqa: N818 - reads as the state it is in
+    """An Agent was asked for something after it was closed, or in another process than its own."""
 
 
 class TransportError(FleetuneError):

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from fleetune.coordinator.broker.credentials import credentials_of
 from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
 from fleetune.coordinator.store.run_folder import BROKER
@@ -30,8 +28,7 @@ def check_broker(
     if url is None:
         EmbeddedBroker.check(bind, port)
         return None
-    broker = parse_broker(url)
-    return replace(broker, ca=ca, cert=cert, key=key, tls=broker.tls or ca is not None)
+    return parse_broker(url, ca, cert, key)
 
 
 @contextmanager

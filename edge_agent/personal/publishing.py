@@ -56,7 +56,7 @@ class Publisher:
     def refresh(self) -> None:
         """Write the file if it is not what is served; what is in the way is said in one line."""
         try:
-            path, served = self.path, _identity(self.store.served.path)
+            path, served = self.path, self.store.served.identity
             if path is None or served is None or served == self._seen:
                 return
             found = personal_model(self.store, trusted=self.trusted)
@@ -103,15 +103,6 @@ def about_standing(standing: Standing) -> dict[str, str]:
         f"{standing.score or 'accuracy'}_on_own_test_samples": standing.accuracy,
     }
     return {name: str(value) for name, value in known.items() if value is not None}
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Another one when the file was replaced; None: it is not there."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _content(path: Path) -> bytes | None:

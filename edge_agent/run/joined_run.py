@@ -52,6 +52,7 @@ class JoinedRun:
     ) -> None:
         self.enrolment = enrolment
         self.session: Session | None = session if growing is None else None
+        self.last_round = session.last_round
         self._growing, self._of_round = growing, of_round
         self.membership = membership
         self._meter = meter

@@ -103,6 +103,11 @@ class Session:
         return self._trainer.num_samples
 
     @property
+    def last_round(self) -> int:
+        """The last round that it worked in; 0: none."""
+        return self._kept.round
+
+    @property
     def personal_model(self) -> FlatArray:
         """The device's own model, shape (spec.size,)."""
         return self._method.personal_model(self._kept.state)

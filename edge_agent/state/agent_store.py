@@ -56,6 +56,15 @@ class FileMemory:
     layout: Layout = state_versions.FIRST
     durable: bool = True
 
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """Another one when the file was replaced; None: it is not there."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def read(self) -> bytes | None:
         """Read the value; None: nothing was written yet.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.run_options import HOST, STATE, DeviceName, LabelColumns, StateFolder
+from fleetune.edge_agent.run_options import DeviceName, LabelColumns, StateFolder
+from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
 from fleetune.protocols.one_line import one_line_errors
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def samples(
     state: StateFolder = STATE,
     test_fraction: Annotated[
         float, typer.Option(min=0.01, max=0.99, help="as given to run: which samples are tested on")
-    ] = 0.3,
+    ] = TEST_FRACTION,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Show what is kept of this device's stream: how many samples of what, how old, and what was refused."""

@@ -7,20 +7,30 @@
             x, y = read_sensor()
             intake.add(x, y)
 
-What `add` returns of is on disk. The agent need not run: it finds the samples when it does.
+What `add` returns of is on disk. The agent need not run: it finds the samples when it does. Whoever cannot
+wait for a disk puts samples into a `SampleQueue`.
 """
 
+import threading
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fleetune.edge_agent.run_options import HOST, STATE
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.edge_agent.state.state_folder import mark
 from fleetune.edge_agent.stream.retention import Bounds
-from fleetune.edge_agent.stream.sample import BadSample, Sample, make_label, make_name, make_sample
+from fleetune.edge_agent.stream.sample import BadSample, Label, Sample, make_label, make_name, make_sample
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
+from fleetune.protocols.errors import StoreError
+
+WAITING_BYTES = 2**24
+AGAIN_S = 5.0
+_BATCH = 256
+_LOOK_S = 0.2
 
 
 class Intake:
@@ -124,3 +134,97 @@ class Intake:
         except BadSample as problem:
             self._store.refuse(problem)
             return None
+
+
+@dataclass(frozen=True)
+class NamedLabel:
+    """The label of a sample that is known by its name."""
+
+    name: str
+    label: Label
+
+
+class SampleQueue:
+    """Samples and labels on their way to the disk, in their order: who puts them does not wait for it.
+
+    What came while the disk was busy is one transaction; on a full disk it stays and is tried again.
+
+    Args:
+        store: of the device.
+        most_bytes: that may wait, about.
+    """
+
+    def __init__(self, store: SampleStore, most_bytes: int = WAITING_BYTES) -> None:
+        self._store, self._most_bytes = store, most_bytes
+        self._waiting: deque[Sample | NamedLabel] = deque()
+        self._num_bytes = 0
+        self._ending = False
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        """How many wait; those that are being written are among them."""
+        return len(self._waiting)
+
+    def put(self, item: Sample | NamedLabel, wait_s: float = 0.0) -> bool:
+        """Whether there is room for it by then; any thread may call it."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._num_bytes < self._most_bytes, wait_s):
+                return False
+            self._waiting.append(item)
+            self._num_bytes += _bytes_of(item)
+            self._changed.notify_all()
+        return True
+
+    def wait_until_kept(self, timeout_s: float | None = None) -> bool:
+        """Whether nothing waits any more by then."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout_s)
+
+    def end(self) -> None:
+        """`run` need wait for no more."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+
+    def run(self, stopped: threading.Event) -> None:
+        """Write what waits, until told to stop; then the rest, unless the disk is full."""
+        while True:
+            batch = self._next()
+            if not batch and (self._ending or stopped.is_set()):
+                return
+            if batch and not self._keep(batch) and stopped.wait(AGAIN_S):
+                return
+
+    def _next(self) -> list[Sample | NamedLabel]:
+        """The first that wait, all samples or all labels; they go on waiting until they are kept."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._waiting) or self._ending, _LOOK_S)
+            kind = type(self._waiting[0]) if self._waiting else None
+            found: list[Sample | NamedLabel] = []
+            for item in self._waiting:
+                if type(item) is not kind or len(found) == _BATCH:
+                    break
+                found.append(item)
+            return found
+
+    def _keep(self, batch: list[Sample | NamedLabel]) -> bool:
+        samples = [one for one in batch if isinstance(one, Sample)]
+        labels = [(one.name, one.label) for one in batch if isinstance(one, NamedLabel)]
+        try:
+            if samples:
+                self._store.add(samples)
+            if labels:
+                self._store.label(labels)
+        except StoreError as problem:
+            self._store.refusals.note("disk", str(problem))
+            return False
+        with self._changed:
+            for item in batch:
+                self._waiting.popleft()
+                self._num_bytes -= _bytes_of(item)
+            self._changed.notify_all()
+        return True
+
+
+def _bytes_of(item: Sample | NamedLabel) -> int:
+    return (item.x.nbytes if isinstance(item, Sample) else 0) + 500

@@ -44,6 +44,12 @@ class Refusals:
         """Whether no count waits to be kept."""
         return not self._waiting
 
+    @property
+    def waiting(self) -> dict[str, int]:
+        """By kind, how many are counted and not kept yet."""
+        with self._lock:
+            return {kind: count for kind, (count, _) in self._waiting.items()}
+
     def take(self) -> dict[str, tuple[int, str]]:
         """The counts since the last time, and the last words, by kind."""
         with self._lock:

@@ -7,6 +7,7 @@ from fleetune.edge_agent.stream import values
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample import NUMBERS, UNLABELLED
 from fleetune.edge_agent.stream.sample_store import SampleStore
+from fleetune.edge_agent.stream.wanted import PARTS, Wanted
 
 _SPECIAL = {UNLABELLED: "no label yet", NUMBERS: "numbers"}
 
@@ -105,6 +106,44 @@ def status(store: SampleStore, test_fraction: float) -> Status:
         refused={kind: (count, words) for kind, count, words in refusals},
         drift=store.drift.figure,
     )
+
+
+@dataclass(frozen=True)
+class RoleCounts:
+    """How many samples are kept, by what they are for.
+
+    Attributes:
+        train, validation, test: samples with all that the task needs.
+        unlabelled: that wait for their label.
+        new: of those to train on, that came or were labelled since the last training.
+    """
+
+    train: int
+    validation: int
+    test: int
+    unlabelled: int
+    new: int
+
+
+def role_counts(store: SampleStore, wanted: Wanted) -> RoleCounts:
+    """Likewise; samples that do not fit the model are among them. Raises StoreError."""
+    lacks = "FALSE" if wanted.labels == "optional" else f"class = {UNLABELLED}"
+    query = f"""
+        SELECT role, count(*), coalesce(sum(changed > :trained), 0) FROM (
+            SELECT changed, CASE WHEN {lacks} THEN 'unlabelled' WHEN for_test < :test THEN 'test'
+                WHEN for_validation < :validation THEN 'validation' ELSE 'train' END AS role
+            FROM sample WHERE dropped IS NULL
+        ) GROUP BY role
+    """  # noqa: S608 - words of our own
+    with store.reading() as connection:
+        given = {
+            "trained": values.get_number(connection, "trained"),
+            "test": wanted.test_fraction,
+            "validation": wanted.validation_fraction,
+        }
+        rows = {role: (count, new) for role, count, new in connection.execute(query, given)}
+    counts = {role: rows.get(role, (0, 0))[0] for role in (*PARTS, "unlabelled")}
+    return RoleCounts(**counts, new=rows.get("train", (0, 0))[1])
 
 
 def refused(store: SampleStore) -> dict[str, int]:

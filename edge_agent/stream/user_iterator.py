@@ -6,18 +6,16 @@ goes on from is its own business: a sample that is kept already is not kept twic
 
 import inspect
 import logging
-import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
-from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
+from fleetune.edge_agent.stream.intake import SampleQueue
+from fleetune.edge_agent.stream.sample import BadSample, make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.protocols.errors import DataError, StoreError
+from fleetune.protocols.errors import DataError
 from fleetune.protocols.user_code import as_line, user_module
 
-WAITING = 256
 AGAIN_S, LONGEST_S = 5.0, 600.0
 
 log = logging.getLogger(__name__)
@@ -50,34 +48,13 @@ class UserIterator:
 
     def __init__(self, store: SampleStore, generator: Generator, source: str) -> None:
         self._store, self._generator, self._source = store, generator, source
-        self._waiting: queue.Queue[Sample] = queue.Queue(WAITING)  # who yields faster than the disk waits
+        self._queue = SampleQueue(store)  # who yields faster than the disk waits
 
     def run(self, stopped: threading.Event) -> None:
         """Keep what the user's code yields; it is never waited for, as it may never yield again."""
         thread = threading.Thread(target=self._ask, args=(stopped,), name="iterator", daemon=True)
         thread.start()
-        held: list[Sample] = []
-        while not stopped.is_set() or not self._waiting.empty():
-            held = self._keep(held or self._arrived(), stopped)
-
-    def _arrived(self) -> list[Sample]:
-        """Everything that waits: as much as came while the disk was busy is one transaction."""
-        found: list[Sample] = []
-        with suppress(queue.Empty):
-            found.append(self._waiting.get(timeout=0.2))
-            while len(found) < WAITING:
-                found.append(self._waiting.get_nowait())
-        return found
-
-    def _keep(self, samples: list[Sample], stopped: threading.Event) -> list[Sample]:
-        """What could not be kept, to be tried again."""
-        try:
-            if samples:
-                self._store.add(samples)
-        except StoreError as problem:
-            self._store.refusals.note("disk", str(problem))
-            return [] if stopped.wait(AGAIN_S) else samples
-        return []
+        self._queue.run(stopped)
 
     def _ask(self, stopped: threading.Event) -> None:
         pause_s = AGAIN_S
@@ -103,12 +80,8 @@ class UserIterator:
         except BadSample as problem:
             self._store.refuse(problem)
             return
-        while not stopped.is_set():
-            try:
-                self._waiting.put(sample, timeout=0.2)
-            except queue.Full:
-                continue
-            return
+        while not stopped.is_set() and not self._queue.put(sample, wait_s=0.2):
+            pass
 
 
 def _parts(made: Any) -> tuple[Any, Any, Any]:

@@ -11,6 +11,9 @@ A method of your own (docs/add-a-method.md):
     Everything, Layers, Neurons, ChosenNeurons, Entries, DrawnEntries); random draws: Key; what it tells of
     its inner workings: Internal; types for what a peer may say: `bounds`.
 
+An agent in a program of yours (docs/library.md):
+    Agent takes samples and gives a Prediction by the device's own model; its AgentState tells what stands.
+
 Runs from Python:
     read_run gives the RunSettings of a run.toml, simulate plays them on a virtual clock, to a Summary, which
     read_summary reads from any run's folder; load_data gives the Dataset of a `data.source`, load_board the
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from fleetune.coordinator.reports.summary import read_summary as read_summary
     from fleetune.edge_agent.datasets.dataset import Dataset as Dataset
     from fleetune.edge_agent.datasets.sources import load as load_data
+    from fleetune.edge_agent.library.agent import Agent as Agent
+    from fleetune.edge_agent.library.prediction import Prediction as Prediction
+    from fleetune.edge_agent.library.state import AgentState as AgentState
     from fleetune.firmware_profiles import Board as Board
     from fleetune.firmware_profiles import load as load_board
     from fleetune.firmware_profiles import names as board_names
@@ -78,6 +84,8 @@ if TYPE_CHECKING:
     from fleetune.tools.simulator.simulate import simulate as simulate
 
 __all__ = [
+    "Agent",
+    "AgentState",
     "Board",
     "Budget",
     "Choice",
@@ -106,6 +114,7 @@ __all__ = [
     "Patch",
     "PersonalModel",
     "PersonalTargets",
+    "Prediction",
     "Pull",
     "Round",
     "RunSettings",
@@ -134,6 +143,9 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.coordinator.reports.summary": "Summary read_summary",
     "fleetune.edge_agent.datasets.dataset": "Dataset",
     "fleetune.edge_agent.datasets.sources": "load_data=load",
+    "fleetune.edge_agent.library.agent": "Agent",
+    "fleetune.edge_agent.library.prediction": "Prediction",
+    "fleetune.edge_agent.library.state": "AgentState",
     "fleetune.firmware_profiles": "Board load_board=load board_names=names",
     "fleetune.protocols": "bounds errors",
     "fleetune.protocols.errors": "FleetuneError",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleetune.edge_agent import cli
+from fleetune.edge_agent import cli, starting
 from fleetune.edge_agent.run_options import RunOptions, takes_run_options
 
 GIVEN = {"fleet": "f", "broker": "b:1", "data": "digits"}
@@ -34,7 +34,7 @@ def test_what_is_given_and_what_is_not_arrives_by_name(monkeypatch):
         seen.append(options)
         raise SystemExit(0)
 
-    monkeypatch.setattr(cli, "_agent", agent)
+    monkeypatch.setattr(starting, "ready_agent", agent)
     line = ["run", *LINE, "--trust", "a.b", "--trust", "c", "--ratio", "0.5", "--charging-only"]
     assert CliRunner().invoke(cli.app, line).exit_code == 0
     (options,) = seen

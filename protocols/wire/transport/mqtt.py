@@ -62,8 +62,14 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
-def parse_broker(text: str) -> Broker:
+def parse_broker(text: str, ca: str | None = None, cert: str | None = None, key: str | None = None) -> Broker:
     """`host`, `host:port`, `mqtt://user:password@host:port` or `mqtts://...`, the latter with TLS.
+
+    Args:
+        text: one of these.
+        ca: see `Broker`; with it it is TLS in any case.
+        cert: see `Broker`.
+        key: see `Broker`.
 
     Raises:
         SettingError: it is none of these.
@@ -83,7 +89,10 @@ def parse_broker(text: str) -> Broker:
         port=port or _PORTS[url.scheme],
         username=unquote(url.username) if url.username else None,
         password=unquote(url.password) if url.password else None,
-        tls=url.scheme == "mqtts",
+        tls=url.scheme == "mqtts" or ca is not None,
+        ca=ca,
+        cert=cert,
+        key=key,
     )
 
 

@@ -41,16 +41,20 @@ def answer(path):
     return int(Predictor.of(path).probabilities(np.ones((1, 2), np.float32)).argmax())
 
 
-@pytest.fixture
-def store(tmp_path):
-    (tmp_path / "disk").mkdir()
-    store = AgentStore(tmp_path / "disk" / "state" / "f" / "d")
+def joined(store):
+    """A device's store, once it has joined run r-1."""
     zeros = np.zeros(SPEC.size, np.float32)
     method = {"name": "fedavg"}
     enrolment = Enrolment("r-1", 0, SPEC, method, TrainingSection(), 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, zeros)
     store.enrolment("r-1").write(codec.encode(enrolment, SPEC))
     store.keep_bundle("r-1", bundle().encoded())
     return store
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "disk").mkdir()
+    return joined(AgentStore(tmp_path / "disk" / "state" / "f" / "d"))
 
 
 def test_the_app_gets_what_is_served_whenever_it_changes(store, tmp_path, caplog):

@@ -1,0 +1,90 @@
+"""What an Agent may be told beside broker, fleet, device and store: the options of `edge-agent run`."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any, TypedDict
+
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.stream.sample_stream import is_stream
+from fleetune.protocols.errors import SettingError, StoreError, StoreVersion
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.transport.mqtt import parse_broker
+
+_LOOK_S = 0.1
+
+
+class AgentOptions(TypedDict, total=False):
+    """By name and meaning those of `edge-agent run`; `edge-agent run --help` tells what each does."""
+
+    board: str
+    policy: Path | str | None
+    ratio: float | None
+    charging_only: bool | None
+    unmetered_only: bool | None
+    max_celsius: float | None
+    min_battery: float | None
+    max_battery_percent_per_hour: float | None
+    max_memory_mb: float | None
+    nice: int | None
+    test_fraction: float
+    keep_mb: float | None
+    keep_days: float | None
+    keep: str | None
+    keep_balanced: bool | None
+    keep_unlabelled: float | None
+    intake: Path | str | None
+    label_column: str
+    trainer: str
+    threads: int
+    trust: list[str]
+    ca: str | None
+    cert: str | None
+    key: str | None
+    root: Path | str
+    publish: Path | str | None
+
+
+def checked(
+    broker: str | None, fleet: str, device: str, store: Path, data: str, options: AgentOptions
+) -> dict[str, Any]:
+    """All that can be checked without a process: the fields of `RunOptions`.
+
+    Raises:
+        SettingError: one is wrong. DataError: `data` names a module that cannot be imported.
+    """
+    if sys.platform == "win32":
+        raise SettingError("Agent: its child process needs Linux or macOS; use edge-agent run and an Intake")
+    where = os.environ.get("FLEETUNE_BROKER") if broker is None else broker
+    if where is None:
+        raise SettingError("Agent: say the broker, host:port or mqtt://user:password@host:port")
+    unknown = sorted(set(options) - set(AgentOptions.__annotations__))
+    if unknown:
+        raise SettingError(f"Agent: there is no option {unknown[0]}; they are those of edge-agent run --help")
+    given = dict(options)
+    parse_broker(where, *(options.get(name) for name in ("ca", "cert", "key")))  # type: ignore[arg-type]
+    topics.check_name(fleet, "fleet")
+    topics.check_name(device, "device")
+    if not is_stream(data):
+        raise SettingError(f"Agent: data {data!r} do not grow; leave it out, or see docs/streams.md")
+    state = str(store.expanduser().absolute())
+    return {**given, "broker": where, "fleet": fleet, "device": device, "state": state, "data": data}
+
+
+def claim(store: AgentStore, patience_s: float) -> IO[bytes]:
+    """Hold the state folder. Who holds it may be the child of a program that was killed, which ends soon.
+
+    Raises:
+        StoreError: another agent holds it, or it cannot be written; StoreVersion: a newer one made it.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while True:
+        try:
+            return store.claim()
+        except StoreVersion:
+            raise
+        except StoreError:
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(_LOOK_S)

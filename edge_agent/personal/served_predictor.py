@@ -1,0 +1,86 @@
+"""What a device serves, asked from Python: one model, which follows the file of what is served."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
+from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
+from fleetune.edge_agent.personal.served_model import Standing
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.protocols.errors import FleetuneError
+
+AGAIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class ServedPredictor:
+    """A served model that can be asked.
+
+    Attributes:
+        predictor: to ask.
+        standing: what is known of the model.
+    """
+
+    predictor: Predictor
+    standing: Standing
+
+
+def predictor_of(found: PersonalModel) -> Predictor:
+    """A personal model that can be asked. Raises ModelError: ONNX Runtime is not installed."""
+    threshold = found.standing.threshold
+    return Predictor.of(write_inference(found.bundle, found.weights, {}, found.frozen, threshold))
+
+
+class Follower:
+    """The model that a device serves just now; it is opened anew when another one is served.
+
+    Args:
+        store: of the device, whose agent may run or not.
+        trusted: modules of the owner's own whose code a run may name.
+        note: told in one line why the served model cannot be opened.
+        clock: seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        store: AgentStore,
+        trusted: tuple[str, ...],
+        note: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._trusted, self._note, self._clock = store, trusted, note, clock
+        self._lock = threading.Lock()
+        self._seen: tuple[int, int] | None = None
+        self._served: ServedPredictor | None = None
+        self._again_at = 0.0
+
+    def served(self) -> ServedPredictor | None:
+        """It; None: nothing is served, or it cannot be opened. Any thread may call this: whoever is first
+        after a change opens the new model, which takes some ms, and the others wait for that.
+        """
+        identity = self._store.served.identity
+        if self._is_up_to_date(identity):
+            return self._served
+        with self._lock:
+            identity = self._store.served.identity
+            if not self._is_up_to_date(identity):
+                self._served, self._again_at = self._opened(identity), self._clock() + AGAIN_S
+                self._seen = identity
+            return self._served
+
+    def _is_up_to_date(self, identity: tuple[int, int] | None) -> bool:
+        known = self._served is not None or identity is None or self._clock() < self._again_at
+        return identity == self._seen and known
+
+    def _opened(self, identity: tuple[int, int] | None) -> ServedPredictor | None:
+        if identity is None:
+            return None
+        try:
+            found = personal_model(self._store, trusted=self._trusted)
+            return ServedPredictor(predictor_of(found), found.standing)
+        except FleetuneError as problem:
+            self._note(f"the served model cannot be asked: {problem}")
+            return None

@@ -1,0 +1,120 @@
+"""From the options of `edge-agent run` to an agent that is ready, for the command and for the library."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from msgspec.structs import fields
+
+from fleetune.edge_agent.agent import Agent
+from fleetune.edge_agent.budget.board_meter import BoardMeter
+from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
+from fleetune.edge_agent.probes.board_identity import board_name
+from fleetune.edge_agent.probes.board_profile import board_named
+from fleetune.edge_agent.probes.link_speed import measure_link
+from fleetune.edge_agent.run.activity import Activity
+from fleetune.edge_agent.run.device import DeviceSettings
+from fleetune.edge_agent.run.freed_memory import give_back
+from fleetune.edge_agent.run_options import RunOptions
+from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.stream.sample_stream import (
+    SampleStream,
+    StreamSettings,
+    check_stream,
+    is_stream,
+    open_stream,
+)
+from fleetune.edge_agent.training.device_data import check_source
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_toml import convert
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.transport import EventSink, Will
+from fleetune.protocols.wire.transport.mqtt import MqttTransport, parse_broker
+
+
+def ready_agent(
+    options: RunOptions, *, lock: IO[bytes] | None = None, tell: Callable[[Activity], None] = lambda _: None
+) -> Agent:
+    """An agent that only has to run; what its owner gets wrong is found here.
+
+    Args:
+        options: of its owner.
+        lock: see `Agent`.
+        tell: see `Agent`.
+
+    Raises:
+        FleetuneError: as `Agent`, or an option is wrong.
+    """
+    fleet, device = topics.check_name(options.fleet, "fleet"), topics.check_name(options.device, "device")
+    where = parse_broker(options.broker, options.ca, options.cert, options.key)
+    settings = _settings(options)
+    make_stream = _make_stream(options, settings.state)
+    if make_stream is None:
+        check_source(options.data, options.test_fraction)
+    give_back()
+    if settings.policy.nice and hasattr(os, "nice"):
+        os.nice(settings.policy.nice)
+
+    def make_transport(farewell: bytes, events: EventSink) -> MqttTransport:
+        return MqttTransport(
+            where,
+            topics.client_id(fleet, device, where.username),
+            subscriptions=topics.device_subscriptions(fleet, device),
+            events=events,
+            will=Will(topics.topic(fleet, device, "state"), farewell),
+        )
+
+    return Agent(
+        settings,
+        make_transport,
+        measure_link=lambda: measure_link(where, fleet, device),
+        meter=BoardMeter(options.root),
+        make_stream=make_stream,
+        leave_after_run=options.leave_after_run,
+        lock=lock,
+        tell=tell,
+    )
+
+
+def _make_stream(options: RunOptions, state: Path) -> Callable[[], SampleStream] | None:
+    """Opens the device's samples, where its data grow; None: they do not.
+
+    Raises:
+        DataError: there are no such data; SettingError: an option is wrong, or goes with data that grow only.
+    """
+    given = {one.name: getattr(options, one.name) for one in fields(Bounds)}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if not is_stream(options.data):
+        alone = [*asked, *(["intake"] if options.intake is not None else [])]
+        if alone:
+            option = alone[0].replace("_", "-")
+            raise SettingError(
+                f"--{option} goes with data that grow: --data watch:FOLDER, intake: or a generator"
+            )
+        return None
+    check_stream(options.data)
+    labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
+    settings = StreamSettings(convert(asked, Bounds), labels, options.intake)
+    return partial(open_stream, AgentStore(state).samples, options.data, settings)
+
+
+def _settings(options: RunOptions) -> DeviceSettings:
+    """Raises SettingError."""
+    board = board_name(options.root) if options.board == "auto" else options.board
+    board_named(board)
+    return DeviceSettings(
+        fleet=options.fleet,
+        device=options.device,
+        data=options.data,
+        state=options.state / options.fleet / options.device,
+        board=board,
+        test_fraction=options.test_fraction,
+        threads=options.threads,
+        trainer=options.trainer,
+        trusted=tuple(options.trust),
+        publish=options.publish,
+        policy=read_policy(options.policy, {one.name: getattr(options, one.name) for one in fields(Policy)}),
+    )
