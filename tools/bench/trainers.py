@@ -9,13 +9,10 @@ peak. Ratios are of medians, to torch.
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -33,6 +30,7 @@ from fleetune.edge_agent.training.trainers import Kind, installed, make_backend
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.payloads import run_key
+from fleetune.tools.bench.processes import memory_mb, started, wait_for
 
 MODELS = {
     "mlp": (1, 28, 28),
@@ -44,7 +42,6 @@ MODELS = {
     "resnet8": (1, 28, 28),
 }
 BATCH_SIZE, NUM_CLASSES, NUM_SAMPLES = 16, 10, 600
-PATIENCE_S = 120
 
 RUN_TOML = """
 [run]
@@ -98,55 +95,30 @@ def agent_figures(kind: Kind, folder: Path, rounds: int) -> dict[str, float]:
         command = ["fleetune.edge_agent.cli", "run", "--fleet", "bench", "--device", "d", "--trainer", kind]
         command += ["--data", f"npz:{folder / 'data.npz'}", "--state", str(folder / "state"), *address]
         began = time.monotonic()
-        with _process(command, folder / "agent.log") as agent:
-            _wait_for(folder / "agent.log", "connected;")
-            connected_s, idle = time.monotonic() - began, _memory_mb(agent.pid, "VmRSS")
+        with started(command, folder / "agent.log") as agent:
+            wait_for(folder / "agent.log", "connected;")
+            connected_s, idle = time.monotonic() - began, memory_mb(agent.pid, "VmRSS")
             serve = ["fleetune.coordinator.cli", "serve", str(folder / "run.toml"), "--runs", str(folder)]
-            with _process([*serve, *address], folder / "coordinator.log"):
+            with started([*serve, *address], folder / "coordinator.log"):
                 joined_s = _joining_s(folder)
-                _wait_for(folder / "agent.log", "is finished")
+                wait_for(folder / "agent.log", "is finished")
             time.sleep(1)  # it tidies up
             return {
                 "connected after, s": connected_s,
                 "joined after, s": joined_s,
                 "idle before its first run, MB": idle,
-                "idle after a run, MB": _memory_mb(agent.pid, "VmRSS"),
-                "peak, MB": _memory_mb(agent.pid, "VmHWM"),
+                "idle after a run, MB": memory_mb(agent.pid, "VmRSS"),
+                "peak, MB": memory_mb(agent.pid, "VmHWM"),
             }
 
 
 def _joining_s(folder: Path) -> float:
     """Seconds from the enrolment on disk until the agent has joined, by its log."""
-    _wait_for(folder / "agent.log", "joined run")
+    wait_for(folder / "agent.log", "joined run")
     (run,) = (folder / "state" / "bench" / "d" / "runs").iterdir()
     log = next(line for line in (folder / "agent.log").read_text().splitlines() if "joined run" in line)
     at = datetime.strptime(log[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone()
     return at.timestamp() - (run / "enrolment").stat().st_mtime
-
-
-@contextmanager
-def _process(module: list[str], log: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-P", "-m", *module], stdout=output, stderr=output)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def _wait_for(log: Path, words: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while words not in log.read_text():
-        if time.monotonic() > give_up_at:
-            raise SystemExit(f"never said {words!r}: {log.read_text()[-500:]}")
-        time.sleep(0.01)
-
-
-def _memory_mb(pid: int, what: str) -> float:
-    text = Path(f"/proc/{pid}/status").read_text()
-    kilobytes = re.search(rf"{what}:\s+(\d+)", text)
-    return int(kilobytes.group(1)) * 1024 / 1e6 if kilobytes else float("nan")
 
 
 def _help_s(times: int = 5) -> float:
