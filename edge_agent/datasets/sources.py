@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fleetune.edge_agent.datasets.audio import load_audio
 from fleetune.edge_agent.datasets.cifar import load_cifar
 from fleetune.edge_agent.datasets.dataset import Dataset, dataset
 from fleetune.edge_agent.datasets.har import load_har
@@ -15,12 +16,17 @@ from fleetune.protocols.user_code import as_line, user_module
 
 _FORMATS = {"idx": load_idx, "cifar": load_cifar, "har": load_har, "npz": load_npz}
 _STREAMS = {"watch", "intake"}
-_EXPECTED = "digits, idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE, csv:FILE or package.module:function"
+_WITH_OPTIONS = {"csv": load_table, "audio": load_audio}
+KINDS = frozenset({*_FORMATS, *_WITH_OPTIONS})
+"""What may stand before the colon of a source that is a file or a folder."""
+_FILES = "idx:FOLDER, cifar:FOLDER, har:FOLDER, npz:FILE, csv:FILE, audio:FOLDER"
+_EXPECTED = f"digits, {_FILES} or package.module:function"
 
 
 def load(source: str, folder: Path | None = None) -> Dataset:
     """Load the samples of `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE`,
-    `csv:FILE?OPTIONS` (see `edge_agent.datasets.table`) or `package.module:function`.
+    `csv:FILE?OPTIONS` (see `edge_agent.datasets.table`), `audio:FOLDER?OPTIONS` (see
+    `edge_agent.datasets.audio`) or `package.module:function`.
 
     A function is called without arguments and returns (x, y) or a dict of the arrays of `npz.from_arrays`.
 
@@ -39,9 +45,9 @@ def load(source: str, folder: Path | None = None) -> Dataset:
         raise DataError(f"{source}: data that grow are for edge-agent run --data; docs/streams.md")
     if not rest:
         raise DataError(f"data.source `{source}` is not known; expected {_EXPECTED}")
-    if kind == "csv":
+    if kind in _WITH_OPTIONS:
         name, _, options = rest.partition("?")
-        return load_table(source, _locate(source, Path(name).expanduser(), folder), options)
+        return _WITH_OPTIONS[kind](source, _locate(source, Path(name).expanduser(), folder), options)
     if kind in _FORMATS:
         return _FORMATS[kind](source, _locate(source, Path(rest).expanduser(), folder))
     return _call(source, kind, rest)

@@ -1,6 +1,6 @@
-"""Samples out of one file: an image, rows of a table (CSV or Parquet), or the arrays of an .npz shard.
+"""Samples out of one file: an image, a sound, rows of a table (CSV, Parquet), the arrays of an .npz shard.
 
-Pillow and pyarrow are imported where such a file is read, and nowhere else.
+Pillow, pyarrow and soundfile are imported where such a file is read, and nowhere else.
 """
 
 import csv
@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from fleetune.edge_agent.datasets.audio import SOUNDS, NeedsSoundfile, sound_features
+from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.sample import MAX_SAMPLE_BYTES, BadSample, Sample, make_sample
+from fleetune.protocols.errors import DataError
 from fleetune.protocols.one_line import flat
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 TABLES = frozenset({".csv", ".parquet"})
-KNOWN = IMAGES | TABLES | {".npz"}
+KNOWN = IMAGES | SOUNDS | TABLES | {".npz"}
 MAX_SHARD_BYTES = 2**30
 MAX_LINE_BYTES = 2**22
 _MARKS = {"test", "validation", "x_train", "x_test", "x_validation"}
@@ -46,12 +49,14 @@ class Reading:
         columns: names of a table's other columns, in the order in which they are a sample; (): as they stand
             in the first table.
         refuse: told of each sample that cannot be kept.
+        sounds: how sounds become features.
     """
 
     refuse: Callable[[BadSample], None]
     labels: tuple[str, ...] = ("label",)
     class_names: Mapping[str, int] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
+    sounds: LogMel = LogMel()  # noqa: RUF009 - frozen
 
     def label(self, words: str) -> int | float | None:
         """A label as it stands in a table, or as a folder is called.
@@ -92,6 +97,20 @@ def read_image(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         raise
     except Exception as problem:  # noqa: BLE001 - what decodes images raises nearly anything
         raise BadFile(f"{path}: no readable image ({flat(problem)[:200]})") from None
+
+
+def read_features(path: Path, settings: LogMel) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A sound's log-mel features, of the shape `settings.shape`.
+
+    Raises:
+        BadFile: it is damaged, or has another rate; NeedsPackage: soundfile is not installed.
+    """
+    try:
+        return sound_features(path, settings)
+    except NeedsSoundfile as problem:
+        raise NeedsPackage("such sounds need soundfile: pip install soundfile") from problem
+    except DataError as problem:
+        raise BadFile(str(problem)) from None
 
 
 def read_shard(path: Path, reading: Reading, label: float | None = None) -> Iterator[Sample]:

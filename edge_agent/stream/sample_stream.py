@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel_options
+from fleetune.edge_agent.datasets.sources import KINDS
 from fleetune.edge_agent.stream import snapshot
 from fleetune.edge_agent.stream.local_socket import LocalSocket
 from fleetune.edge_agent.stream.retention import Bounds
@@ -67,26 +69,41 @@ def is_stream(source: str) -> bool:
     """Whether `--data` names data that grow.
 
     Raises:
-        DataError: it names a module that cannot be imported.
+        DataError: it names a module that cannot be imported, or has wrong options.
     """
     return _kind(source) is not None
 
 
-def _kind(source: str) -> str | Path | Generator | None:
+@dataclass(frozen=True)
+class _Watched:
+    folder: Path
+    sounds: LogMel
+
+
+def _kind(source: str) -> str | _Watched | Generator | None:
     kind, _, rest = source.partition(":")
     if source == INTAKE:
         return INTAKE
     if kind == WATCH:
-        return Path(rest).expanduser()
-    known = {"idx", "cifar", "har", "npz", "digits", ""}
-    return None if kind in known or not rest else find_generator(source)
+        return _watched(source, rest)
+    return None if kind in {*KINDS, "digits", ""} or not rest else find_generator(source)
+
+
+def _watched(source: str, rest: str) -> _Watched:
+    name, _, options = rest.partition("?")
+    sounds, unknown = log_mel_options(source, options)
+    if unknown:
+        raise DataError(
+            f"{source}: no option {min(unknown)!r}; there are {', '.join(LogMel.__struct_fields__)}"
+        )
+    return _Watched(Path(name).expanduser(), sounds)
 
 
 def check_stream(source: str) -> None:
     """All that can be said of a stream before it runs. Raises DataError."""
     kind = _kind(source)
-    if isinstance(kind, Path) and not kind.is_dir():
-        raise DataError(f"{source}: there is no folder {kind.absolute()}; make it, it may be empty")
+    if isinstance(kind, _Watched) and not kind.folder.is_dir():
+        raise DataError(f"{source}: there is no folder {kind.folder.absolute()}; make it, it may be empty")
 
 
 class SampleStream:
@@ -108,8 +125,8 @@ class SampleStream:
         self._stopped = threading.Event()
         self._feeders: list[Feeder] = []
         match _kind(source):
-            case Path() as folder:
-                self._feeders.append(WatchedFolder(store, folder, settings.labels))
+            case _Watched(folder, sounds):
+                self._feeders.append(WatchedFolder(store, folder, settings.labels, sounds=sounds))
             case None:
                 raise DataError(f"{source}: is no stream; see docs/streams.md")
             case str():

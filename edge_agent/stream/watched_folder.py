@@ -1,4 +1,4 @@
-"""A folder whose files become samples: images by class folder, rows of tables, .npz shards.
+"""A folder whose files become samples: images and sounds by class folder, rows of tables, .npz shards.
 
 `FOLDER/3/a.png` is a sample of class 3; `FOLDER/cat/a.png` one of the class that FOLDER/classes.txt has on
 the line `cat`, counted from 0. What lies in FOLDER itself, or in FOLDER/unlabelled, has no label yet: moved
@@ -17,6 +17,8 @@ from pathlib import Path
 
 from msgspec import structs
 
+from fleetune.edge_agent.datasets.audio import SOUNDS
+from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.sample import MAX_NAME, BadSample, Sample, make_sample
 from fleetune.edge_agent.stream.sample_files import (
     IMAGES,
@@ -25,6 +27,7 @@ from fleetune.edge_agent.stream.sample_files import (
     CsvLines,
     NeedsPackage,
     Reading,
+    read_features,
     read_image,
     read_parquet,
     read_shard,
@@ -52,6 +55,7 @@ class WatchedFolder:
         store: of the device.
         folder: that is watched.
         labels: names of a table's columns that are the label.
+        sounds: how sounds become features.
         clock: seconds that never jump.
     """
 
@@ -61,10 +65,11 @@ class WatchedFolder:
         folder: Path,
         labels: tuple[str, ...] = ("label",),
         *,
+        sounds: LogMel = LogMel(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._folder, self._clock = store, folder, clock
-        self._reading = Reading(store.refuse, labels)
+        self._reading = Reading(store.refuse, labels, sounds=sounds)
         self._unsettled: dict[str, tuple[int, int, float]] = {}
         self._told: set[str] = set()
         self._new = 0
@@ -149,9 +154,9 @@ class WatchedFolder:
 
     def _samples(self, path: Path) -> Iterator[Sample]:
         label, suffix = self._label(path), path.suffix.lower()
-        if suffix in IMAGES:
-            name = path.relative_to(self._folder).as_posix()
-            yield make_sample(read_image(path), label, _as_name(name))
+        if suffix in IMAGES | SOUNDS:
+            x = read_image(path) if suffix in IMAGES else read_features(path, self._reading.sounds)
+            yield make_sample(x, label, _as_name(path.relative_to(self._folder).as_posix()))
         elif suffix == ".npz":
             yield from read_shard(path, self._reading, label)
         else:

@@ -7,6 +7,7 @@ import socket
 import stat
 import threading
 import time
+import wave
 from contextlib import suppress
 
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleetune.edge_agent import cli
+from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel
 from fleetune.edge_agent.stream import local_socket, sample_files, user_iterator, watched_folder
 from fleetune.edge_agent.stream.intake import Intake
 from fleetune.edge_agent.stream.intake_messages import MAX_MESSAGE_BYTES
@@ -106,6 +108,23 @@ def test_images_of_class_folders_and_labels_by_moving_a_file(store, folder):
     os.utime(folder / "cow" / "d.png", ns=(1, 1))  # or written anew
     looking.look(3)
     assert (2, "cow/d.png") in kept(store)
+
+
+def test_sounds_of_class_folders_are_kept_as_features(store, folder):
+    sound = (20_000 * np.sin(np.arange(1200) / 4)).astype("<i2")
+    for name, rate in (("1/a.wav", 8000), ("b.wav", 8000), ("1/c.wav", 16000)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        with wave.open(str(folder / name), "wb") as file:
+            file.setparams((1, 2, rate, 0, "NONE", ""))
+            file.writeframes(sound.tobytes() * (2 if name == "b.wav" else 1))
+    (folder / "1" / "d.flac").write_bytes(b"no sound at all")
+    settings = LogMel(rate=8000, seconds=0.2, mels=8)
+    looking = Looking(store, folder, sounds=settings)
+    looking.look(4)
+    assert sorted(kept(store)) == [(-1, "b.wav"), (1, "1/a.wav")]
+    features = [log_mel(np.tile(sound, times) / np.float32(2**15), settings) for times in (1, 2)]
+    assert sorted(x.tobytes() for x in inputs_of(store)) == sorted(one.tobytes() for one in features)
+    assert refused(store)["file"] >= 1  # of another rate; and damaged, where soundfile is installed
 
 
 def test_a_file_that_grows_is_left_until_it_is_whole(store, folder):
