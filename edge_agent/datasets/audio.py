@@ -78,7 +78,8 @@ def read_sound(path: Path, rate: int) -> Sound:
         raise DataError(f"{path}: {found_rate} Hz, not {rate}; convert it, or say ?rate={found_rate}")
     if not channels.size:
         raise DataError(f"{path}: there is no sound in it")
-    return channels.mean(1, dtype=np.float32)
+    mean: Sound = channels.mean(1, dtype=np.float32)
+    return mean
 
 
 def _wave(path: Path) -> tuple[NDArray[np.float32], int] | None:
@@ -97,7 +98,7 @@ def _amplitudes(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Little-endian whole numbers, shape (n, bytes), as amplitudes; those of one byte are above 0."""
     width = numbers.shape[1]
     if width == 1:
-        return (numbers[:, 0].astype(np.float32) - 128) / 128
+        return (numbers[:, 0].astype(np.float32) - np.float32(128)) / np.float32(128)
     wide = np.zeros((len(numbers), 4), np.uint8)
     wide[:, 4 - width :] = numbers  # in the upper bytes: the sign is in place
     return (wide.view("<i4")[:, 0] / 2.0**31).astype(np.float32)

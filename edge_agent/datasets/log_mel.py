@@ -8,7 +8,7 @@ and `norm=None`, to rounding.
 
 import math
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -121,5 +121,5 @@ def bands(settings: LogMel) -> NDArray[np.float64]:
 @cache
 def _window(frame: int) -> NDArray[np.float64]:
     """Hann's, periodic."""
-    angles: NDArray[Any] = 2 * np.pi * np.arange(frame) / frame
-    return 0.5 - 0.5 * np.cos(angles)
+    found: NDArray[np.float64] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)
+    return found

@@ -70,7 +70,7 @@ class DataSection(Settings, frozen=True):
 
     Attributes:
         source: `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE`,
-            `csv:FILE?label=COLUMN` (docs/data.md) or `package.module:function`.
+            `csv:FILE?label=COLUMN`, `audio:FOLDER?rate=HZ` (docs/data.md) or `package.module:function`.
         partition: for simulations; a real device brings its own data.
         mean, std: float input = (x / 255 if x is uint8 else x) minus mean, over std; each one number, or a
             list with a number for each channel, e.g. mean = [0.4914, 0.4822, 0.4465].

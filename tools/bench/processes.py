@@ -20,7 +20,7 @@ def started(module: list[str], log: Path) -> "Iterator[subprocess.Popen[bytes]]"
         yield process
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def wait_for(log: Path, words: str) -> None:
