@@ -116,7 +116,7 @@ def _check_there(files: "ServedFiles", number: int) -> None:
 
 
 def _serve(store: "AgentStore", files: "ServedFiles", number: int, device: str) -> "Standing":
-    from fleetune.edge_agent.personal.gated_adoption import serve_version
+    from fleetune.edge_agent.personal.kept_versions import serve_version
     from fleetune.edge_agent.personal.publishing import Publisher
     from fleetune.protocols.errors import StoreError
 

@@ -69,6 +69,8 @@ class LiveView:
         head = [_title(shot), _round(shot), *bar, _times(shot), _score(shot), _traffic(shot)]
         if shot.adoption is not None:
             head.append(_line((f"adopted   {', '.join(adoption_words(shot.adoption, shot.score))}", "")))
+        if shot.versions:
+            head.append(_line((f"versions  {shot.versions}", "")))
         if shot.inside:
             head.append(_line((f"inside    {shot.inside}", "")))
         if shot.refused:

@@ -171,6 +171,7 @@ def _headline(page: Page) -> Element:
         if SERVED.of_run(summary) is not None
         else None,
         _adoption(summary),
+        _rollout(summary),
         _card(BYTES_UP, summary, f"{_run_text(SHARE_UP, summary)} of whole models"),
         _card(BYTES_DOWN, summary, f"{_run_text(SHARE_DOWN, summary)} of whole models"),
         card(
@@ -240,6 +241,17 @@ def _adoption(summary: Summary) -> Element | None:
         return None
     served, *gain = adoption_words(found, summary.judged_by)
     return card("Adopted", served, *gain, f"{found.below} below alone by more than the noise of their tests")
+
+
+def _rollout(summary: Summary) -> Element | None:
+    """The versions of the shared model, where they go to canaries first."""
+    found = summary.rollout
+    if found is UNSET:
+        return None
+    trial = f"{found.trial} on trial with {found.canaries} canaries, {found.told} tell" if found.trial else ""
+    counts = f"{found.went_out} went out to all, {found.stopped} stopped"
+    out = f"{found.approved} is out" if found.approved else "none is out"
+    return card("Version", out, *filter(None, [trial, counts]), *found.why[-1:])
 
 
 def _methods(page: Page) -> Element:

@@ -15,6 +15,7 @@ from fleetune.coordinator.reports.summary import DeviceAdoption
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.participants import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.protocols.methods import internals_of
@@ -65,6 +66,7 @@ class Watch:
         now: float,
         activities: Mapping[DeviceId, Activity] | None = None,
         problem: str | None = None,
+        rollout: Rollout | None = None,
     ) -> Snapshot:
         """The run as it stands.
 
@@ -74,6 +76,7 @@ class Watch:
             now: on the driver's clock, seconds.
             activities: of devices that are busy; what is not there is read off the state.
             problem: e.g. that the broker cannot be reached.
+            rollout: of the shared model's versions; None: the run has no roll-out groups.
         """
         open_round = view_round(state, self._settings.round)
         traffic = ledger.traffic.values()
@@ -107,6 +110,7 @@ class Watch:
             score=task_of(self._settings.task).score,
             holds=held_by(state, self._schedule, now),
             problem=problem or "",
+            versions="" if rollout is None else rollout.words,
             adoption=adoption_over([self._adoption[device] for device in sorted(self._adoption)]),
         )
 

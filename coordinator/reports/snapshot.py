@@ -93,6 +93,7 @@ class Snapshot:
         problem: e.g. that the broker cannot be reached; "" for none.
         score: by which models are judged.
         adoption: what devices serve, as they told last; None: nobody did.
+        versions: of the shared model that goes to canaries first, how they stand, in one line; "" for none.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Snapshot:
     problem: str = ""
     score: Score = ACCURACY
     adoption: AdoptionSummary | None = None
+    versions: str = ""
 
 
 def point_of(record: RoundRecord) -> RoundPoint:

@@ -18,6 +18,7 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.release_store import read_rollout
 from fleetune.protocols.settings.run_settings import RunSettings
 
 LOOK_EVERY_S = 1.0
@@ -67,13 +68,13 @@ def status_of(folder: Path, now: float) -> Status:
     running = is_claimed(folder)
     with stored_run(folder) as run:
         state, ledger = read_engine(run.store) or EngineState(), read_ledger(run.store)
-        records = run.store.records()
+        records, rollout = run.store.records(), read_rollout(run.store)
     watch = Watch(run.settings, run.enrolment.spec.num_parameters)
     for record in records:
         watch.note(record)
     stopped = not running and state.stage != "finished"
     at = max(now, state.seen_at) if running else state.seen_at  # the time of day may have been set back
-    shot = watch.snapshot(state, ledger, at, problem=_STOPPED if stopped else None)
+    shot = watch.snapshot(state, ledger, at, problem=_STOPPED if stopped else None, rollout=rollout)
     return Status(run.settings, state, records, shot, running)
 
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told
+from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told, rollout_of
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
 from fleetune.coordinator.reports.internals.course import courses
 from fleetune.coordinator.reports.internals.entries import metric_of
@@ -30,6 +30,7 @@ from fleetune.coordinator.reports.summary import (
     Summary,
 )
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
+from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -56,6 +57,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         reports=reports,
         simulated=simulated,
         internals=declared_by(run.method),
+        rollout=controller.rollout,
     )
 
 
@@ -69,6 +71,7 @@ def summarise(
     reports: Mapping[DeviceId, DeviceReport] | None = None,
     simulated: bool,
     internals: Sequence[Internal] = (),
+    rollout: Rollout | None = None,
 ) -> Summary:
     """What a run came to.
 
@@ -81,6 +84,7 @@ def summarise(
         reports: the devices' latest.
         simulated: times are of a virtual clock.
         internals: what its method tells of its inner workings.
+        rollout: of its shared model's versions; None: it has no roll-out groups.
     """
     training = [record for record in records if not record.final_evaluation]
     final_evaluation = next((record for record in records if record.final_evaluation), None)
@@ -115,6 +119,7 @@ def summarise(
         score=UNSET if by_accuracy else score,
         scored=UNSET if by_accuracy else judged,
         scores=_mean_scores(rows.values()),
+        rollout=UNSET if rollout is None else rollout_of(rollout),
     )
 
 

@@ -185,6 +185,26 @@ class AdoptionSummary(Struct, frozen=True, omit_defaults=True):
     high: float | None = None
 
 
+class RolloutSummary(Struct, frozen=True, omit_defaults=True):
+    """The versions of the shared model in a run with adoption.canary.
+
+    Attributes:
+        approved: the number of the version that is out for all, the round after which it stood; 0: none is.
+        trial: of the one that is on trial; 0: none.
+        canaries, told: devices that try it, and those of them that tell how it does.
+        went_out, stopped: versions that went out to all, and that were stopped, over the whole run.
+        why: of the latest that were stopped, a line each.
+    """
+
+    approved: int
+    trial: int
+    canaries: int
+    told: int
+    went_out: int
+    stopped: int
+    why: tuple[str, ...] = ()
+
+
 class DeviceSummary(Struct, frozen=True):
     """What a run came to for one device.
 
@@ -238,6 +258,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         turned_away: by device, how many of its replies were refused, by kind.
         by_device: see `DeviceSummary`.
         adoption: see there; in runs with [adoption].
+        rollout: see there; in runs with adoption.canary.
         metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
         internals: by name, what the method tells of its inner workings; not there where it tells nothing.
         thinned: rounds whose records an open run has let go of: they are in all sums, and in no median, list
@@ -270,6 +291,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     score: Score | UnsetType = UNSET
     scored: Accuracies | UnsetType = UNSET
     scores: dict[str, float | None] | UnsetType = UNSET
+    rollout: RolloutSummary | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:

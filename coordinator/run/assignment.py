@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.run.reply_checks import not_finite
@@ -16,6 +17,7 @@ from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
+from fleetune.protocols.wire.release import Release
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,14 @@ class Tasks:
         spec: its model.
         outlive: semi-asynchronously tasks outlive the state they were planned on, so they are kept as sent.
         planned: of the open round, by participant.
+        release: which version of the shared model a device may serve; None: the run has no roll-out.
     """
 
     store: RunStore
     spec: ModelSpec
     outlive: bool
     planned: Mapping[DeviceId, Any] = field(default_factory=dict)
+    release: Callable[[DeviceId], Release] | None = None
 
     def keeps(self, transfer_key: TransferKey) -> bool:
         """Whether a task is kept until it is answered, or replaced by the next one."""
@@ -61,12 +65,12 @@ class Tasks:
         """What makes the encoded task; it raises PacketNotFinite (see `assigned`). Inside `store.step()`."""
         if not self.keeps(transfer_key):
             tasks = self.planned
-            return lambda: assigned(tasks, device, transfer_key, self.spec)
+            return lambda: self._assigned(tasks, device, transfer_key)
         if (
             self.store.task(device, transfer_key.round, transfer_key.attempt) is None
         ):  # else it came back to the task it had
             with suppress(PacketNotFinite):  # it is made again, and found again, when it is to be sent
-                data = assigned(self.planned, device, transfer_key, self.spec)
+                data = self._assigned(self.planned, device, transfer_key)
                 self.store.add_task(device, transfer_key.round, transfer_key.attempt, data)
         return lambda: self.payload(device, transfer_key)
 
@@ -77,16 +81,24 @@ class Tasks:
             if self.keeps(transfer_key)
             else None
         )
-        return assigned(self.planned, device, transfer_key, self.spec) if kept is None else kept
+        return self._assigned(self.planned, device, transfer_key) if kept is None else kept
 
     def answered(self, device: DeviceId) -> None:
         """Its task has done its part."""
         if self.outlive:
             self.store.drop_task(device)
 
+    def _assigned(self, tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey) -> bytes:
+        release = UNSET if self.release is None else self.release(device)
+        return assigned(tasks, device, transfer_key, self.spec, release)
+
 
 def assigned(
-    tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey, spec: ModelSpec
+    tasks: Mapping[DeviceId, Any],
+    device: DeviceId,
+    transfer_key: TransferKey,
+    spec: ModelSpec,
+    release: Release | UnsetType = UNSET,
 ) -> bytes:
     """The encoded `Assignment` of a device; its task may only be made now.
 
@@ -97,7 +109,5 @@ def assigned(
         task = tasks[device]
     if (where := not_finite(task, "task")) is not None:
         raise PacketNotFinite(f"{where} for {device} is not finite: it is not sent")
-    return codec.encode(
-        Assignment(device, transfer_key.round, transfer_key.attempt, transfer_key.final_evaluation, task),
-        spec,
-    )
+    turn = transfer_key.round, transfer_key.attempt, transfer_key.final_evaluation
+    return codec.encode(Assignment(device, *turn, task, release), spec)

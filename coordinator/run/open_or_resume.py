@@ -112,6 +112,11 @@ def _prepare(settings: RunSettings, beginning: Beginning | None, runs: Path) -> 
     if method.needs_validation and not settings.data.validation_fraction:
         name = settings.method["name"]
         raise SettingError(f"data.validation_fraction: {name} needs validation samples here, e.g. 0.2")
+    if settings.adoption.canary and not method.serves_shared_model:
+        raise SettingError(
+            f"adoption.canary: {settings.method['name']} has no shared model that devices serve as it is;"
+            " leave it out, or choose a method such as fedavg"
+        )
     settings = replace(settings, method=enrolment.method, training=enrolment.training)
     made = None if bundle is None else bundle.with_backbone_of(enrolment.spec).encoded()
     return _New(settings, codec.encode(enrolment, enrolment.spec), made, beginning.backbone)

@@ -27,6 +27,7 @@ from fleetune.coordinator.rounds.actions import (
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
+from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.aggregation import Aggregating
 from fleetune.coordinator.run.assignment import OutgoingTask, Tasks
 from fleetune.coordinator.run.method_internals import MethodInternals
@@ -34,6 +35,7 @@ from fleetune.coordinator.run.replies import ArrivingReply
 from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims, check_scores
 from fleetune.coordinator.run.run_events import (
     Happening,
+    Notice,
     ReplyDropped,
     RoundAbandoned,
     RoundClosed,
@@ -43,6 +45,7 @@ from fleetune.coordinator.run.thinning import Thinning
 from fleetune.coordinator.run.traffic_accounts import Accounts
 from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger
 from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
+from fleetune.coordinator.store.release_store import ReleaseStore
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -95,6 +98,10 @@ class RoundExecution:
         self._closes = False
         self._learns = enrolment.learns
         self._internals = MethodInternals(method)
+        key = run_key(settings.run.seed).child("canary")
+        self._releases = ReleaseStore(store, settings.adoption, key) if settings.adoption.canary else None
+        if self._releases is not None:
+            self._tasks.release = self._releases.release
         self._thinning = Thinning(store, store.path.parent) if settings.run.is_open else None
         self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
         self._aggregating = Aggregating(
@@ -106,6 +113,11 @@ class RoundExecution:
         self._state = engine.state
         engine.judge = self._aggregating.judge
 
+    @property
+    def rollout(self) -> Rollout | None:
+        """How the versions of the shared model stand; None: the run has no roll-out groups."""
+        return None if self._releases is None else self._releases.rollout
+
     def recall(self, state: EngineState | None) -> None:
         """Take over what the store holds; `state`: of the engine, None: of a new run. Raises StoreError."""
         self.accounts = Accounts(read_ledger(self._store))
@@ -113,6 +125,8 @@ class RoundExecution:
             return
         self.method_state = read_state(self._store, self._method.state_type, self._method.spec)
         self._aggregating.planned = self._written = self.method_state
+        if self._releases is not None:
+            self._releases.recall()
         self._arrived = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
         opened = self._store.get("opened")
         assert opened is not None, "it is written in the same transaction as the engine's state"
@@ -160,7 +174,9 @@ class RoundExecution:
                 self.accounts.ledger.refuse(objection)
                 yield ReplyDropped(device, number, attempt, objection)
             case CloseRound() | CloseFinalEvaluation():
-                yield self._close(action, now)
+                closed = self._close(action, now)
+                yield closed
+                yield from self._release_after(closed.record, now)
             case TakeBack(number, attempt):
                 self._take_back(Turn(number, attempt))
             case AbandonRound():
@@ -283,6 +299,16 @@ class RoundExecution:
         self._forget_replies()
         return RoundClosed(record)
 
+    def _release_after(self, record: RoundRecord, now: float) -> list[Notice]:
+        """What became of the roll-out, for people."""
+        if self._releases is None or record.final_evaluation:
+            return []
+        members = self._state.members.items()
+        there = [device for device, member in members if member.refusal is None and member.report is not None]
+        shared = self._method.shared_model(self.method_state)[: self._method.spec.num_parameters]
+        line = self._releases.closed(record.number, now, record.devices, there, shared)
+        return [Notice(line)] if line else []
+
     def _abandon(self, action: AbandonRound) -> RoundAbandoned:
         absent = sorted(self._tasks.planned.keys() - self._arrived.keys())
         self.accounts.ledger.refuse(f"abandoned-{action.reason}")
@@ -298,6 +324,8 @@ class RoundExecution:
         )
         self.method_state, self._before = before, None
         self.accounts.take_back(closed)
+        if self._releases is not None:
+            self._releases.take_back(closed.number)
         self._store.drop_tasks()
         self._store.drop_record(closed.number)
 

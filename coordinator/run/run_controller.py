@@ -16,6 +16,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.coordinator.rounds.reply_objections import Objection, objection_to
+from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.rounds.semi_asynchronous import engine_type
 from fleetune.coordinator.run.replies import ArrivingReply, read_reply
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution
@@ -232,6 +233,11 @@ class RunController:
     def shared_model(self) -> FlatArray:
         """The coordinator's model as it stands, shape (spec.size,)."""
         return self._method.shared_model(self.method_state)
+
+    @property
+    def rollout(self) -> Rollout | None:
+        """How the versions of the shared model stand; None: the run has no roll-out groups."""
+        return self._execution.rollout
 
     @property
     def ledger(self) -> Ledger:

@@ -117,5 +117,5 @@ class RunLeft:
     """Nobody is at the run any more: it is finished, was stopped, or could not go on. The last event."""
 
 
-Happening = ReplyDropped | ReplyRefused | RoundClosed | RoundAbandoned | RunFinished
-RunEvent = RunBegan | Notice | Moment | Happening | RunLeft
+Happening = ReplyDropped | ReplyRefused | RoundClosed | RoundAbandoned | Notice | RunFinished
+RunEvent = RunBegan | Moment | Happening | RunLeft

@@ -102,7 +102,10 @@ class LiveScreen:
 
     def _draw(self, moment: Moment) -> None:
         state, ledger = self._run.controller.engine_state, self._run.controller.ledger
-        shot = self._watch.snapshot(state, ledger, moment.now, moment.activities(), moment.problem)
+        rollout = self._run.controller.rollout
+        shot = self._watch.snapshot(
+            state, ledger, moment.now, moment.activities(), moment.problem, rollout=rollout
+        )
         self._live.update(LiveView(shot), refresh=True)
 
 

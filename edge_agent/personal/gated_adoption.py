@@ -21,7 +21,16 @@ import numpy as np
 from fleetune.edge_agent.personal.alone import Alone, Turn
 from fleetune.edge_agent.personal.decisions import Decision, write_decision
 from fleetune.edge_agent.personal.gate import Choice, Judged, Rule, choose
+from fleetune.edge_agent.personal.kept_versions import (
+    keep_as_it_is,
+    newest_of_another_run,
+    read_version,
+    serve_version,
+    withdraw_version,
+)
 from fleetune.edge_agent.personal.paired_test import Losses, newest_count_most
+from fleetune.edge_agent.personal.release_comparison import word_of
+from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import (
     Judge,
     Served,
@@ -31,13 +40,13 @@ from fleetune.edge_agent.personal.served_model import (
     with_threshold,
 )
 from fleetune.edge_agent.state.served_files import ServedFiles
-from fleetune.protocols.errors import PacketError, StoreError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.tasks.score_gain import Gain
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.release import ReleaseWord
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +162,22 @@ class GatedAdoption:
         self._use(choice, known, own)
         self._note(turn, finite, own, choice)
 
+    def withdraw(self, version: int) -> None:
+        """A version of the run's shared model is not to be served any more; what is pinned stays.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        origin = self._standing(Turn(version, 0)).origin
+        if self._files.pinned is not None:
+            return
+        withdraw_version(self._files, origin)
+
+    def found_of(self, releases: Releases) -> ReleaseWord:
+        """What the device says of the shared model's versions."""
+        before = newest_of_another_run(self._files, self._enrolment.run)
+        return word_of(releases, before, self._enrolment, self._judge, self._rule.weights)
+
     def told(self, alone: Alone | None) -> Mapping[str, Any]:
         """Whether the model in use is the fleet's, and how it and the one trained alone do on the test split.
 
@@ -207,17 +232,9 @@ class GatedAdoption:
         numbers = self._files.numbers
         if not numbers:
             return 1
-        newest = self._version(numbers[-1])
+        newest = read_version(self._files, numbers[-1])
         is_this = newest is not None and newest.standing.origin == used.standing.origin
         return numbers[-1] if is_this else numbers[-1] + 1
-
-    def _version(self, number: int) -> Served | None:
-        """None: it is gone, or damaged."""
-        try:
-            return read_served(self._files.version(number).read())
-        except (PacketError, StoreError) as problem:
-            log.warning("version %d is left out: %s", number, problem)
-            return None
 
     def _serve_pinned(self, number: int) -> None:
         if self._used is not None and self._used.standing.version == number:
@@ -311,6 +328,8 @@ class GatedAdoption:
             number = max(self._files.numbers, default=0) + 1  # served before there were versions
             found = Served(replace(found.standing, version=number), found.weights)
             self._serve(found)
+        elif not found.standing.version and self._section.canary:
+            keep_as_it_is(self._files)
         changed = found.standing.samples != self._samples
         self._used = self._judged_served(found)
         if not changed or self._files.pinned is not None:
@@ -333,7 +352,7 @@ class GatedAdoption:
         assert self._used is not None
         best: tuple[Judged, FlatArray] | None = None
         for number in self._files.numbers:
-            found = self._version(number)
+            found = read_version(self._files, number)
             if found is None or number == self._used.standing.version:
                 continue
             judged = self._judged_served(found)
@@ -360,20 +379,3 @@ class GatedAdoption:
             lead_error=lead_error,
         )
         write_decision(self._files, decision)
-
-
-def serve_version(files: ServedFiles, number: int) -> Standing | None:
-    """Put a version in the place of what is served, as it is; None: it is not there, or damaged.
-
-    Raises:
-        StoreError: it cannot be written; what was served before still is.
-    """
-    try:
-        data = files.version(number).read()
-        found = read_served(data)
-    except PacketError:
-        return None
-    if data is None or found is None:
-        return None
-    files.served.write(data)
-    return found.standing

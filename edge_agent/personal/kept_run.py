@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import UNSET, UnsetType
 
 from fleetune.edge_agent.personal.alone import Alone
+from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Standing
 from fleetune.edge_agent.training.optimisers.kept_states import States
 from fleetune.protocols.model.spec import FlatArray
@@ -20,8 +21,8 @@ D = TypeVar("D")
 @dataclass(frozen=True)
 class Kept(Generic[D]):
     """What a session remembers: the method's device state, its last reply (round 0: none yet), what is
-    known of the run's best model, what the optimiser remembers, where the run has that kept, and the model
-    that the device trains alone, where the run asks for one.
+    known of the run's best model, what the optimiser remembers, where the run has that kept, the model that
+    the device trains alone, where the run asks for one, and the shared model's versions that it was given.
     """
 
     run: str
@@ -32,6 +33,7 @@ class Kept(Generic[D]):
     best: Standing | None = None
     optimiser: States | UnsetType = UNSET
     alone: Alone | UnsetType = UNSET
+    releases: Releases | UnsetType = UNSET
 
 
 def recall(

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from fleetune.edge_agent.personal.alone import Alone, Turn
+from fleetune.edge_agent.personal.releases import Releases
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.tasks import score_named
@@ -31,6 +32,7 @@ from fleetune.protocols.tasks.scores import ACCURACY
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.protocols.wire.release import ReleaseWord
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,14 @@ class Serving(Protocol):
 
     def settle(self, turn: Turn, alone: Alone | None) -> None:
         """All candidates of this round were offered."""
+        ...
+
+    def withdraw(self, version: int) -> None:
+        """A version of the run's shared model is not to be served any more."""
+        ...
+
+    def found_of(self, releases: Releases) -> ReleaseWord:
+        """What the device says of the shared model's versions."""
         ...
 
     def told(self, alone: Alone | None) -> Mapping[str, Any]:
@@ -322,6 +332,12 @@ class Adoption:
 
     def settle(self, turn: Turn, alone: Alone | None) -> None:
         """Each candidate was decided on when it was offered."""
+
+    def withdraw(self, version: int) -> None:
+        """There are versions only where models are gated."""
+
+    def found_of(self, releases: Releases) -> ReleaseWord:
+        return ReleaseWord(releases.numbers)
 
     def told(self, alone: Alone | None) -> Mapping[str, Any]:  # noqa: ARG002 - there is none
         best = self.best

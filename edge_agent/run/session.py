@@ -5,7 +5,7 @@ one write: the same assignment, asked again after any crash, gets the same reply
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.personal.alone import Alone, Turn, trained_alone
 from fleetune.edge_agent.personal.kept_run import Kept, first_alone, recall
+from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Serving
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
 from fleetune.protocols.bounds import LARGEST_LOSS
@@ -27,6 +28,7 @@ from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, Train
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
+from fleetune.protocols.wire.release import ReleaseWord
 
 D = TypeVar("D")
 
@@ -135,16 +137,17 @@ class Session:
 
     def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         optimiser_states = self._optimiser_states(self._kept.optimiser)
-        state, update, measures, alone = self._do(assignment, budget, optimiser_states)
+        done = self._do(assignment, budget, optimiser_states)
+        state, measures = done.state, done.measures
         if self._adoption is not None:
-            measures = replace(measures, **{**self._adoption.told(alone), "kept": UNSET})
+            measures = replace(measures, **{**self._adoption.told(done.alone), "kept": UNSET})
         reply = Reply(
             device=self._device,
             round=assignment.round,
             attempt=assignment.attempt,
             leaving=self._method.finished(state),
             measures=measures,
-            update=update,
+            update=done.update,
         )
         encoded = codec.encode(reply, self.spec)
         self._keep(
@@ -156,17 +159,19 @@ class Session:
                 encoded if self._keep_replies else b"",
                 None if self._adoption is None else self._adoption.best,
                 UNSET if optimiser_states is None else optimiser_states.after,
-                UNSET if alone is None else alone,
+                UNSET if done.alone is None else done.alone,
+                done.releases,
             )
         )
         return encoded
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
-        _, _, measures, alone = self._do(assignment, budget, self._optimiser_states(self._kept.optimiser))
+        done = self._do(assignment, budget, self._optimiser_states(self._kept.optimiser))
+        measures = done.measures
         personal, scores = self._judged(self.personal_model)
         measures = replace(measures, personal=personal, scores=scores)
         if self._adoption is not None:
-            measures = replace(measures, **self._adoption.told(alone))
+            measures = replace(measures, **self._adoption.told(done.alone))
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
         encoded = codec.encode(reply, self.spec)
         self._evaluated = assignment.round, assignment.attempt, encoded
@@ -180,7 +185,7 @@ class Session:
 
     def _do(
         self, assignment: Assignment[Any], budget: Budget, optimiser_states: KeptStates | None
-    ) -> tuple[Any, Any, Measures, Alone | None]:
+    ) -> "_Done":
         turn = _turn(assignment)
         trainer = self._trainer.in_round(assignment.round, optimiser_states)
         observed = _Observed(trainer, self._offer_start(assignment))
@@ -194,8 +199,13 @@ class Session:
         personal = self._method.personal_model(state)
         after, scores = self._judged(personal)
         alone = self._alone_after(turn, key)
+        releases = self._releases_after(assignment, personal)
+        word: ReleaseWord | UnsetType = UNSET
         if self._adoption is not None:
-            self._adoption.offer(personal, turn, after, training_loss=observed.train_loss)
+            if releases is UNSET:
+                self._adoption.offer(personal, turn, after, training_loss=observed.train_loss)
+            else:
+                word = self._offer_release(self._adoption, releases)
             self._adoption.settle(turn, alone)
         measures = Measures(
             num_samples=self._trainer.num_samples,
@@ -204,8 +214,31 @@ class Session:
             before=observed.before,
             after=after,
             scores=scores,
+            release=word,
         )
-        return state, update, measures, alone
+        return _Done(state, update, measures, alone, releases)
+
+    def _releases_after(self, assignment: Assignment[Any], personal: FlatArray) -> Releases | UnsetType:
+        """The shared model's versions that the device holds from now on; UNSET: the run has no roll-out."""
+        if assignment.release is UNSET:
+            return UNSET
+        return self._releases_before.taken_in(assignment.release, personal, self.spec)
+
+    @property
+    def _releases_before(self) -> Releases:
+        kept = self._kept.releases
+        return Releases() if kept is UNSET else kept
+
+    def _offer_release(self, adoption: Serving, releases: Releases) -> ReleaseWord:
+        """The newest version takes the place of the personal model; a withdrawn one goes."""
+        withdrawn = releases.withdrawn(self._releases_before)
+        if withdrawn:
+            adoption.withdraw(withdrawn)
+        newest = releases.newest
+        if newest is not None:
+            score = self._trainer.score(newest.weights)
+            adoption.offer(newest.weights, Turn(newest.number, 0), score)
+        return adoption.found_of(releases)
 
     def _alone_after(self, turn: Turn, key: Key) -> Alone | None:
         """The model trained alone after this round; None: the run asks for none."""
@@ -228,7 +261,7 @@ class Session:
     def _offer_start(self, assignment: Assignment[Any]) -> Callable[[FlatArray, float | None], None]:
         """In a final evaluation, what local training starts from is a candidate too."""
         adoption = self._adoption
-        if adoption is None or not assignment.final_evaluation:
+        if adoption is None or not assignment.final_evaluation or assignment.release is not UNSET:
             return lambda *_: None
         return lambda weights, accuracy: adoption.offer(weights, _turn(assignment), accuracy, trained=False)
 
@@ -256,6 +289,17 @@ class Session:
 
 def _turn(assignment: Assignment[Any]) -> Turn:
     return Turn(assignment.round, assignment.attempt, assignment.final_evaluation)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a round's work came to: see `Kept` and `Reply`."""
+
+    state: Any
+    update: Any
+    measures: Measures
+    alone: Alone | None
+    releases: Releases | UnsetType
 
 
 class _Observed:

@@ -1,7 +1,7 @@
 """FedProx (Li et al., MLSys 2020): FedAvg whose local loss is held near the shared model."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -20,6 +20,8 @@ class FedProx(ModelAveraging):
     Attributes:
         proximal: mu, how near local training is held to the shared model; 0: FedAvg.
     """
+
+    serves_shared_model: ClassVar[bool] = True
 
     proximal: Annotated[float, Meta(ge=0)] = 0.01
 

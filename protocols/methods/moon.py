@@ -36,6 +36,8 @@ class MOON(ModelAveraging):
         temperature: T, which divides the cosines.
     """
 
+    serves_shared_model: ClassVar[bool] = True
+
     strength: Annotated[float, Meta(ge=0)] = 1.0
     temperature: Annotated[float, Meta(gt=0)] = 0.5
 

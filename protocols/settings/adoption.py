@@ -9,12 +9,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from fleetune.protocols.bounds import MAX_NUMBER
-from fleetune.protocols.settings.section import Settings
+from fleetune.protocols.settings.schedule import seconds_of_span
+from fleetune.protocols.settings.section import Count, Fraction, Settings
 
 Confidence = Annotated[float, Meta(ge=0.5, lt=1)]
 
 
-class AdoptionSection(Settings, frozen=True):
+class AdoptionSection(Settings, frozen=True, omit_defaults=True):
     """[adoption]
 
     Attributes:
@@ -32,6 +33,13 @@ class AdoptionSection(Settings, frozen=True):
         held_out: of the training samples, held out on devices where `data.validation_fraction` is 0.
         half_life: of held-out samples in the order of the source: each so many before the newest halve what
             one counts; 0: all count alike.
+        canary: share of the devices, at least one, that serve a new version of the shared model first; the
+            others go on with the version before until theirs find it no worse. Devices then serve the shared
+            model itself, and not their own after local training. 0: no roll-out groups.
+        watch: how long a version stands with its canaries before it is judged: so many rounds, or a time
+            such as "24h".
+        regression: confidence with which more canaries than not must find a version worse, on their own
+            held-out samples, for its roll-out to be stopped.
     """
 
     enabled: bool = False
@@ -40,6 +48,15 @@ class AdoptionSection(Settings, frozen=True):
     alone_on_all: bool = True
     held_out: Annotated[float, Meta(gt=0, lt=1)] = 0.2
     half_life: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    canary: Fraction = 0.0
+    watch: Count | Annotated[str, Meta(max_length=16)] = 3
+    regression: Confidence = 0.9
+
+    def __post_init__(self) -> None:
+        if isinstance(self.watch, str):
+            seconds_of_span(self.watch, "watch")
+        if self.canary and not self.enabled:
+            raise ValueError("canary needs enabled = true: canaries judge by held-out samples")
 
     def validation_fraction(self, of_data: float) -> float:
         """What devices hold out as validation samples, where [data] says `of_data`."""

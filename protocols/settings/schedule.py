@@ -63,13 +63,7 @@ class ScheduleSection(Settings, frozen=True):
     @property
     def every_s(self) -> int | None:
         """`every` in seconds. Raises ValueError: it is no time span."""
-        if self.every is None:
-            return None
-        found = re.fullmatch(r"([0-9]{1,9})([smhdw])", self.every)
-        seconds = int(found[1]) * _UNITS[found[2]] if found else 0
-        if not 0 < seconds <= _LONGEST_S:
-            raise ValueError(f'every = "{self.every}": say a number and s, m, h, d or w, e.g. "24h"')
-        return seconds
+        return None if self.every is None else seconds_of_span(self.every, "every")
 
     @property
     def at_s(self) -> int | None:
@@ -89,6 +83,15 @@ class ScheduleSection(Settings, frozen=True):
             raise ValueError(f'window = "{self.window}": say two times of day, e.g. "01:00-05:00"')
         start, end = (seconds_of_day(one.strip(), "window") for one in (first, last))
         return start, (end - start) % DAY_S or DAY_S
+
+
+def seconds_of_span(text: str, key: str) -> int:
+    """Seconds of a time span such as "24h". Raises ValueError that names the key."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhdw])", text)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f'{key} = "{text}": say a number and s, m, h, d or w, e.g. "24h"')
+    return seconds
 
 
 def seconds_of_day(text: str, key: str) -> int:

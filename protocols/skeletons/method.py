@@ -59,6 +59,9 @@ class Method(Protocol[S, D, T, U]):
     tasks: ClassVar[frozenset[str] | None] = None
     """Kinds of [task] that its idea is for; None: all. A run of another kind is refused when it begins."""
 
+    serves_shared_model: ClassVar[bool] = False
+    """Whether the shared model is one that a device may serve as it is (`adoption.canary`)."""
+
     internals: ClassVar[tuple[Internal, ...]] = ()
     """What it tells of its inner workings, by `seen_in_update` and `seen_in_round`."""
 

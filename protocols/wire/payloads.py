@@ -35,6 +35,7 @@ from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
+from fleetune.protocols.wire.release import Release, ReleaseWord
 
 MAX_ENROLMENT_BYTES = 2**31
 MAX_ENROLMENT_ELEMENTS = 200_000
@@ -90,13 +91,18 @@ class Enrolment:
 
 @dataclass(frozen=True)
 class Assignment(Generic[T]):
-    """A task for one device in one attempt at a round."""
+    """A task for one device in one attempt at a round.
+
+    Attributes:
+        release: which version of the shared model the device may serve; in runs with adoption.canary.
+    """
 
     device: FleetName
     round: Number
     attempt: Number
     rehearsal: bool
     task: T
+    release: Release | UnsetType = UNSET
 
     @property
     def final_evaluation(self) -> bool:
@@ -123,6 +129,7 @@ class Measures:
         alone: accuracy of the model trained alone, as it is after this work.
         gain: how much more often the model that it serves is right than that one, on the same samples.
         gain_error: standard error of `gain`.
+        release: what it says of the shared model's versions, in runs with adoption.canary.
     """
 
     num_samples: NumSamples
@@ -137,6 +144,7 @@ class Measures:
     alone: ScoreValue | UnsetType | None = UNSET
     gain: Finite | UnsetType = UNSET
     gain_error: NonNegative | UnsetType = UNSET
+    release: ReleaseWord | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A run with [adoption] on a real fleet: to the last bit its simulation, also when an agent is killed."""
 
+import msgspec
 import pytest
 from tests.helpers.fleet_processes import Fleet, assert_equal, read_outcome, run_toml
 
@@ -14,6 +15,11 @@ ADOPTION = """
 [adoption]
 enabled = true
 confidence = 0.8
+"""
+CANARIES = """compare_alone = 0
+canary = 0.4
+watch = 1
+held_out = 0.4
 """
 
 
@@ -37,6 +43,31 @@ def test_what_devices_adopt_is_what_they_adopt_in_the_simulation(tmp_path, tmp_p
         assert model.weights.tobytes() == theirs.weights.tobytes()
         assert model.standing.origin[1:] == theirs.standing.origin[1:]  # but for the run's id
     assert summary["adoption"]["told"] == 3
+
+
+def test_a_roll_out_goes_on_when_its_coordinator_is_killed_and_is_that_of_the_simulation(
+    tmp_path, tmp_path_factory
+):
+    toml = run_toml(method="fedavg", rounds=4, quorum=3) + ADOPTION + CANARIES
+    folder = tmp_path_factory.mktemp("simulated") / "run"
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start()
+        fleet.coordinator.wait_for("round 2/4")
+        fleet.coordinator.kill()
+        fleet.start_coordinator()
+        fleet.coordinator.wait_for("goes out to all")
+        fleet.wait_finished()
+        found, models, summary = fleet.outcome(), fleet.served_models(), fleet.summary()
+        run, theirs = leave_simulated(fleet, folder)
+    devices = run.folder / "devices"
+    assert_equal(found, read_outcome(run.folder, lambda device, _: devices / f"{device}.state"))
+    for device, model in models.items():
+        assert (
+            model.weights.tobytes()
+            == read_served(starting_models.served(devices, device).read()).weights.tobytes()
+        )
+    assert summary["rollout"] == msgspec.to_builtins(theirs.rollout)
+    assert summary["rollout"]["went_out"] > 0
 
 
 def leave_simulated(fleet, folder):

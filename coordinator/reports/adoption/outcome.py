@@ -6,8 +6,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.reports.summary import AdoptionSummary, DeviceAdoption, DeviceSummary
+from fleetune.coordinator.reports.summary import (
+    AdoptionSummary,
+    DeviceAdoption,
+    DeviceSummary,
+    RolloutSummary,
+)
 from fleetune.coordinator.rounds.records import DeviceRound
+from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.protocols.student_t import student_t_quantile
 
 CONFIDENCE = 0.95  # that a mean lies above its lower end, and below its upper end
@@ -39,6 +45,19 @@ def adoption_over(told: Sequence[DeviceAdoption]) -> AdoptionSummary | None:
     low, gain, high = interval([one.gain for one in told if one.gain is not None])
     adopted, below = sum(one.adopted for one in told), sum(one.below for one in told)
     return AdoptionSummary(len(told), adopted, below, gain, low, high)
+
+
+def rollout_of(rollout: Rollout) -> RolloutSummary:
+    """How the shared model's versions stand."""
+    return RolloutSummary(
+        rollout.approved,
+        rollout.trial,
+        len(rollout.canaries),
+        len(rollout.told),
+        rollout.num_approved,
+        rollout.num_stopped,
+        tuple(one.words for one in rollout.stopped),
+    )
 
 
 def interval(values: list[float]) -> tuple[float | None, float | None, float | None]:

@@ -1,0 +1,83 @@
+"""The versions of the shared model that a device holds in runs with adoption.canary.
+
+The coordinator says which version is out for all and, to a canary, which is on trial
+(`coordinator.rounds.rollout`). A device serves the newest that it is given, if the gate lets it
+(`edge_agent.personal.gate`), with its own running statistics, which no round averages. Before the first
+version is out it goes on with what it served when the run began.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import UNSET
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.wire.release import Release, Version
+
+
+@dataclass(frozen=True)
+class HeldVersion:
+    """A version of the shared model on a device.
+
+    Attributes:
+        number: see `Version`.
+        weights: shape (spec.size,), the running statistics the device's own.
+    """
+
+    number: int
+    weights: FlatArray
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The versions that a device holds.
+
+    Attributes:
+        out: the number of the version that is out for all; 0: none is.
+        approved: that version; None: there is none yet.
+        trial: the one on trial; None: this device is no canary of one.
+    """
+
+    out: int = 0
+    approved: HeldVersion | None = None
+    trial: HeldVersion | None = None
+
+    @property
+    def newest(self) -> HeldVersion | None:
+        """The one that the device may serve; None: none yet."""
+        return self.trial or self.approved
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of those that it holds."""
+        return tuple(one.number for one in (self.approved, self.trial) if one is not None)
+
+    def taken_in(self, release: Release, personal: FlatArray, spec: ModelSpec) -> "Releases":
+        """The versions from now on.
+
+        Args:
+            release: what the coordinator says.
+            personal: the device's own model, shape (spec.size,).
+            spec: of the model.
+
+        Raises:
+            PacketCorrupt: the weights are not of this model.
+        """
+        trial = None if release.trial is UNSET else self._held(release.trial, personal, spec)
+        return Releases(release.approved.number, self._held(release.approved, personal, spec), trial)
+
+    def withdrawn(self, since: "Releases") -> int:
+        """The version that this device had on trial before, and may not serve any more; 0: none."""
+        before = since.trial.number if since.trial is not None else 0
+        return 0 if before in self.numbers else before
+
+    def _held(self, version: Version, personal: FlatArray, spec: ModelSpec) -> HeldVersion | None:
+        if version.weights is UNSET:
+            return next(
+                (one for one in (self.approved, self.trial) if one and one.number == version.number), None
+            )
+        if version.weights.shape != (spec.num_parameters,):
+            raise PacketCorrupt(f"version {version.number} of the shared model does not fit the model")
+        own = personal[spec.num_parameters :]
+        return HeldVersion(version.number, np.concatenate([version.weights, own]).astype(np.float32))

@@ -1,0 +1,118 @@
+"""What a device makes of the versions of the shared model: which it holds and gives up, what it tells."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from msgspec import UNSET
+
+from fleetune.edge_agent.personal.kept_versions import keep_as_it_is, withdraw_version
+from fleetune.edge_agent.personal.release_comparison import word_of
+from fleetune.edge_agent.personal.releases import HeldVersion, Releases
+from fleetune.edge_agent.personal.served_model import Served, Standing, read_served
+from fleetune.edge_agent.state.agent_store import FileMemory
+from fleetune.edge_agent.state.served_files import ServedFiles
+from fleetune.edge_agent.state.state_versions import SERVED
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.release import Release, ReleaseWord, Version
+
+SPEC = SimpleNamespace(num_parameters=2, hash="00" * 8)
+ENROLMENT = SimpleNamespace(weights=np.float32([9, 9, 0]), spec=SPEC, run="new", validation_fraction=0.2)
+OWN = np.float32([5, 5, 0.25])  # the last is a running statistic
+
+
+def weights(value):
+    return np.float32([value, value])
+
+
+def held(number, loss):
+    return HeldVersion(number, np.float32([loss, loss, 0]))
+
+
+class Judge:
+    """Every sample loses the first weight, and a little more that is the sample's own."""
+
+    def __init__(self, num_samples=20):
+        self.noise = np.linspace(0, 0.1, num_samples)
+
+    def losses(self, weights, part):
+        assert part == "validation"
+        return float(weights[0]) + self.noise * float(weights[0])
+
+
+def standing(run="old", number=3, model=SPEC.hash, **changes):
+    return Standing(run, number, False, model, (2,), 3, **({"held_out": 0.2} | changes))
+
+
+def test_a_version_comes_with_its_weights_once_and_keeps_the_devices_statistics():
+    first = Releases().taken_in(Release(Version(0), Version(4, weights(1))), OWN, SPEC)
+    assert (first.out, first.numbers, first.newest.number) == (0, (4,), 4)
+    assert first.newest.weights.tolist() == [1, 1, 0.25]
+    out = first.taken_in(Release(Version(4)), OWN, SPEC)
+    assert (out.out, out.numbers, out.newest.weights.tolist()) == (4, (4,), [1, 1, 0.25])
+    assert out.withdrawn(first) == 0
+    stopped = first.taken_in(Release(Version(0)), OWN, SPEC)
+    assert (stopped.newest, stopped.withdrawn(first)) == (None, 4)
+    lacks = Releases().taken_in(Release(Version(4)), OWN, SPEC)  # the coordinator thinks that it has them
+    assert (lacks.out, lacks.numbers) == (4, ())
+    with pytest.raises(PacketCorrupt, match="version 5 of the shared model does not fit"):
+        Releases().taken_in(Release(Version(5, np.float32([1]))), OWN, SPEC)
+
+
+def test_a_canary_tells_the_gain_over_the_version_before():
+    word = word_of(Releases(2, held(2, 2.0), held(4, 1.5)), None, ENROLMENT, Judge(), None)
+    assert (word.holds, word.found.new, word.found.old, word.found.by_samples) == ((2, 4), 4, 2, 20)
+    assert word.found.gain == pytest.approx(0.5 * 1.05)
+    worse = word_of(Releases(2, held(2, 1.0), held(4, 1.5)), None, ENROLMENT, Judge(), None).found
+    assert worse.gain < 0 < worse.error
+
+
+@pytest.mark.parametrize(
+    ("releases", "judge"),
+    [
+        (Releases(2, held(2, 2.0)), Judge()),  # no canary
+        (Releases(2, held(2, 2.0), held(4, 1.5)), Judge(0)),
+        (Releases(2, held(2, 2.0), held(4, 1.5)), Judge(7)),  # seven samples show nothing
+        (Releases(2, None, held(4, 1.5)), Judge()),
+        (Releases(2, held(2, 2.0), held(4, np.nan)), Judge()),
+    ],
+)
+def test_who_cannot_judge_says_nothing(releases, judge):
+    word = word_of(releases, None, ENROLMENT, judge, None)
+    assert word == ReleaseWord(releases.numbers, UNSET)
+
+
+def test_the_first_version_of_a_run_is_judged_against_what_the_device_served_before():
+    trial = Releases(0, None, held(1, 2.0))
+    of_this_model = Served(standing(), np.float32([1, 1, 0]))
+    of_another = Served(standing(model="11" * 8, validation_loss=1.0, loss_error=0.1), np.float32([0]))
+    for before in of_this_model, of_another:
+        found = word_of(trial, before, ENROLMENT, Judge(), None).found
+        assert (found.old, round(found.by_samples)) == (0, 20)
+        assert found.gain == pytest.approx(-1.05, abs=0.06)
+    assert found.error > 0.1  # two errors, since the samples are not compared one by one
+    trained_on_them = Served(standing(held_out=0.0), np.float32([1, 1, 0]))
+    for before in None, trained_on_them:  # then it is what the run began with, which loses 9
+        assert word_of(trial, before, ENROLMENT, Judge(), None).found.gain > 6
+
+
+def test_a_withdrawn_version_leaves_no_file_and_the_one_before_is_served(tmp_path):
+    files = ServedFiles.beside(FileMemory(tmp_path / "served", SERVED))
+    old, bad = (
+        codec.encode(Served(one, np.zeros(2, np.float32)), SPEC)
+        for one in (standing(), standing("new", 4, version=2))
+    )
+    files.served.write(old)
+    keep_as_it_is(files)
+    keep_as_it_is(files)
+    assert files.numbers == [1]
+    files.version(2).write(bad)
+    files.served.write(bad)
+    withdraw_version(files, standing("new", 3).origin)  # another one: nothing happens
+    assert read_served(files.served.read()).standing.run == "new"
+    withdraw_version(files, standing("new", 4).origin)
+    assert files.numbers == [1]
+    assert read_served(files.served.read()).standing.run == "old"
+    withdraw_version(files, standing().origin)
+    assert (files.numbers, files.served.read()) == ([], None)

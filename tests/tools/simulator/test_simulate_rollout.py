@@ -1,0 +1,155 @@
+"""Roll-out groups, simulated: canaries first, a good version goes to all, a poisoned one to nobody else."""
+
+import io
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec import UNSET
+from rich.console import Console
+from tests.tools.simulator.test_simulate import settings
+from tests.tools.simulator.test_simulate_adoption import NAMES, served
+
+from fleetune.coordinator.reports.status import show_status
+from fleetune.coordinator.rounds.rollout import Rollout
+from fleetune.coordinator.run.stored_run import stored_run
+from fleetune.coordinator.store.release_store import read_rollout
+from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods.fedavg import FedAvg
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Assignment
+from fleetune.tools.simulator import starting_models, worker
+from fleetune.tools.simulator.runner import simulate
+
+POISONED = 3
+
+
+def play(folder, rounds=9, method="fedavg", **adoption):
+    wanted = settings(
+        run={"name": "sim", "rounds": rounds, "final_evaluation": False},
+        method={"name": method},
+        data={"partition": {"kind": "iid", "samples": 100, "test_fraction": 0.2}},
+        adoption={"enabled": True, "compare_alone": 0, "canary": 0.5, "watch": 2, "held_out": 0.5} | adoption,
+    )
+    run, summary = simulate(wanted, folder, workers=0, fresh=True)
+    run.store.close()
+    return run, summary
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What each device was told of versions, and which it served after it: by round and device."""
+    found = {}
+    reply = worker.Stage.reply
+
+    def noted(self, name, index, ratio, payload):
+        answer = reply(self, name, index, ratio, payload)
+        kind = Assignment[self.method.task_type]
+        task = codec.decode(payload, kind, self.enrolment.spec)
+        model = starting_models.served(self.folder, name).read()
+        number = (
+            None if model is None else codec.decode(model, served_type(), self.enrolment.spec).standing.round
+        )
+        found[task.round, name] = task.release, number
+        return answer
+
+    monkeypatch.setattr(worker.Stage, "reply", noted)
+    return found
+
+
+def served_type():
+    from fleetune.edge_agent.personal.served_model import Served
+
+    return Served
+
+
+def rollout_of(run) -> Rollout:
+    with stored_run(run.folder) as stored:
+        return read_rollout(stored.store)
+
+
+def test_a_version_goes_to_canaries_then_to_all_and_its_weights_to_each_once(tmp_path, told):
+    run, _ = play(tmp_path / "sim")
+    rollout = rollout_of(run)
+    assert (rollout.approved, rollout.trial, rollout.num_stopped) == (7, 9, 0)
+    canaries = {
+        name for (number, name), (release, _) in told.items() if number == 2 and release.trial is not UNSET
+    }
+    assert len(canaries) == 3
+    for name in NAMES:
+        assert told[1, name] == (told[1, name][0], None)
+        assert (told[2, name][1] == 1) == (told[3, name][1] == 1) == (name in canaries)
+        assert told[4, name][1] in (1, 3)  # version 1 is out, 3 on trial with others
+        sent = [
+            version.number
+            for number in range(1, 10)
+            for version in (told[number, name][0].approved, told[number, name][0].trial)
+            if version is not UNSET and version.weights is not UNSET
+        ]
+        assert len(sent) == len(set(sent))
+        assert {1, 3, 5} <= set(sent)  # 7 is out after the last round
+
+
+def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monkeypatch):
+    aggregate, clean = FedAvg.aggregate, []
+
+    def poisoned(self, state, updates):
+        """One round's sum goes wrong; the next one goes on from what it should have been."""
+        clean.append(aggregate(self, state, updates))
+        if len(clean) == POISONED:
+            return replace(clean[-1], weights=-10 * clean[-1].weights)
+        return clean[-2] if len(clean) == POISONED + 1 else clean[-1]
+
+    monkeypatch.setattr(FedAvg, "aggregate", poisoned)
+    monkeypatch.setattr("fleetune.edge_agent.personal.gate._objection_to_change", lambda *_, **__: "")
+    run, summary = play(tmp_path / "sim")
+    rollout = rollout_of(run)
+    (stopped,) = rollout.stopped
+    assert (stopped.version, stopped.round) == (POISONED, 5)
+    assert 2 * stopped.worse > stopped.told > 0
+    bad = {(number, name) for (number, name), (_, version) in told.items() if version == POISONED}
+    canaries = {name for _, name in bad}
+    assert len(canaries) == 3  # whose gate lets everything in, here
+    assert {number for number, _ in bad} == {4, 5}
+    for name in canaries:
+        assert told[6, name][1] in (1, 5)
+    assert rollout.approved == 7  # what comes later is good again, and goes out
+    assert {one.standing.round for one in served(run).values()} <= {5, 7}
+    assert (summary.rollout.stopped, summary.rollout.why) == (1, (stopped.words,))
+    shown = io.StringIO()
+    show_status(run.folder, Console(file=shown, width=160))
+    assert (
+        f"versions  version 7 is out; 9 on trial since round 9, 0 of 3 canaries tell; {stopped.words}"
+        in shown.getvalue()
+    )
+
+
+def test_a_canary_tells_what_the_gate_would_find(tmp_path):
+    run, _ = play(tmp_path / "sim", rounds=4)
+    with stored_run(run.folder) as stored:
+        records = stored.store.records()
+    found = [reply.measures.release.found for one in records[1:3] for reply in one.devices.values()]
+    told = [one for one in found if one is not UNSET]
+    assert len(told) == 6
+    assert all((one.new, one.old, one.by_samples) == (1, 0, 40) for one in told)
+    assert np.mean([one.gain for one in told]) > 0
+
+
+def test_what_makes_no_sense_is_refused_in_one_line(tmp_path):
+    with pytest.raises(SettingError, match="canary: fedper has no shared model that devices serve"):
+        play(tmp_path / "sim", method="fedper")
+    with pytest.raises(SettingError, match="canary needs enabled = true"):
+        play(tmp_path / "sim", enabled=False)
+    with pytest.raises(SettingError, match='watch = "soon": say a number and s, m, h, d or w'):
+        play(tmp_path / "sim", watch="soon")
+
+
+def test_nothing_of_it_travels_where_it_is_off(tmp_path):
+    run, _ = play(tmp_path / "sim", rounds=2, canary=0.0)
+    assert b"canary" not in run.payload
+    assert b"release" not in msgspec.json.encode(run.settings.adoption)
+    assert rollout_of(run) is None
+    data = starting_models.state(run.folder / "devices", NAMES[0]).read()
+    assert codec.decode(data, Kept[FedAvg.device_state_type], run.enrolment.spec).releases is UNSET
