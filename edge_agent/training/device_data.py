@@ -261,13 +261,23 @@ def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -
 
 def _for_task(data: DeviceData, spec: ModelSpec, task: Task) -> DeviceData:
     found: dict[str, Any] = {}
+    kept: dict[Part, NDArray[np.bool_]] = {}
     for part in get_args(Part):
         x, y = data.part(part)
         labels = task.checked(y, spec.num_classes, f"{data.source}, {part} samples")
         taken = None if part == "test" else task.trained_on(labels)
+        kept[part] = np.ones(len(y), np.bool_) if taken is None else taken
         found[f"x_{part}"] = x if taken is None else x[taken]
         found[f"y_{part}"] = labels if taken is None else labels[taken]
+    if data.order is not None:
+        found["order"] = _order_of(np.concatenate([kept["train"], kept["validation"]]), data.order)
     return replace(data, **found)
+
+
+def _order_of(kept: NDArray[np.bool_], order: Rows) -> Rows:
+    """`DeviceData.order` once only the `kept` of the training and validation samples are there."""
+    places: Rows = np.cumsum(kept) - 1
+    return places[order[kept[order]]]
 
 
 def _check_finite(source: str, x: Inputs, where: str) -> None:

@@ -30,6 +30,8 @@ from fleetune.edge_agent.training.device_data import (
 from fleetune.protocols.errors import DataError, SettingError, StoreError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.tasks import task_of
 
 KEY = Key.of("test", "data")
 
@@ -580,3 +582,13 @@ def test_fashion_mnist(data_folder):
     assert np.bincount(data.y[data.test]).tolist() == [1000] * 10
     assert data.x[~data.test].mean() / 255 == pytest.approx(0.2860, abs=1e-4)  # the published mean
     check_fits(split(data, 0.3, 0.1), spec((1, 28, 28)))
+
+
+def test_what_a_task_does_not_train_on_leaves_the_order_of_the_source_whole():
+    """An autoencoder drops anomalies; the model trained alone has the held-out samples, too."""
+    x, y = np.arange(20, dtype=np.float32)[:, None], np.arange(20) % 3 // 2
+    found = split(Dataset(x, y, test=np.arange(20) >= 15, validation=np.arange(20) % 4 == 1), 0.2, 0.2)
+    data = check_fits(found, spec((1,), 1), task_of(TaskSection(kind="reconstruction")))
+    wanted = np.flatnonzero(y[:15] == 0)
+    assert data.x_validation.size
+    assert data.without_validation().x_train[:, 0].tolist() == wanted.tolist()
