@@ -14,6 +14,7 @@ from fleetune.coordinator.reports.page import Page, write_page
 from fleetune.coordinator.reports.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
+from fleetune.coordinator.store.run_folder import DAYS
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
@@ -104,11 +105,11 @@ def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dic
 
 
 def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes]:
-    """summary.json and rounds.jsonl."""
-    return {
-        SUMMARY: encoded(summary),
-        ROUNDS: lines_of(records),
-    }
+    """summary.json and rounds.jsonl; where devices' data grew in a simulation, days.jsonl."""
+    found = {SUMMARY: encoded(summary), ROUNDS: lines_of(records)}
+    if summary.days is not msgspec.UNSET:
+        found[DAYS] = b"".join(msgspec.json.encode(day) + b"\n" for day in summary.days)
+    return found
 
 
 def _run_file(folder: Path, settings: RunSettings) -> str:

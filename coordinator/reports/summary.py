@@ -241,6 +241,28 @@ class DeviceSummary(Struct, frozen=True):
     scores: dict[str, float] | UnsetType = UNSET
 
 
+class DaySummary(Struct, frozen=True, omit_defaults=True):
+    """A day of a simulation whose devices' data grow.
+
+    Attributes:
+        day: from 1.
+        score: of what devices served, on the samples that came that day, judged before they were kept; mean
+            over the devices that served a model of the run; None: there were none.
+        rounds, joules, up, down: closed, taken by rounds, and sent, until the day's end.
+        drifting: devices that told of drift then.
+        devices: each one's own score.
+    """
+
+    day: int
+    score: float | None
+    rounds: int = 0
+    joules: float = 0.0
+    up: int = 0
+    down: int = 0
+    drifting: int = 0
+    devices: dict[str, float] = field(default_factory=dict)
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """The content of summary.json. What does not apply or is not known is None.
 
@@ -266,6 +288,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         score: by which the run's models are judged; not there where it is accuracy.
         scored: what `accuracy` is where it is accuracy.
         scores: all scores of the run's task, of the personal models, means over devices.
+        days: of a simulation whose devices' data grow (`data.arrivals`).
     """
 
     method: str
@@ -292,6 +315,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     scored: Accuracies | UnsetType = UNSET
     scores: dict[str, float | None] | UnsetType = UNSET
     rollout: RolloutSummary | UnsetType = UNSET
+    days: list[DaySummary] | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:

@@ -269,7 +269,8 @@ class RoundEngine:
     def _holds(self, now: float) -> bool:
         """Whether the coming round is not due yet."""
         state = self.state
-        look = self._schedule.look(state.plan, now, state.ahead_s, len(state.groups.telling))
+        telling = len(state.groups.telling)
+        look = self._schedule.look(state.plan, now, state.ahead_s, telling, state.rounds_done)
         missed = look.plan.missed - state.plan.missed
         if missed:
             state.count("missed-slots", missed)

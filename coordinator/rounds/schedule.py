@@ -67,7 +67,7 @@ class Schedule:
         enough = wanted is not None and isinstance(new, int) and new >= wanted
         return enough or (self.settings.drift and isinstance(drift, float) and drift >= TOLD)
 
-    def look(self, plan: Plan, now: float, ahead_s: float, telling: int) -> Look:
+    def look(self, plan: Plan, now: float, ahead_s: float, telling: int, rounds_done: int = 0) -> Look:
         """Between two rounds, or before an attempt at one: may it open?
 
         Args:
@@ -75,9 +75,12 @@ class Schedule:
             now: on the run's clock, seconds.
             ahead_s: by how much the time of day is ahead of it, see `EngineState`.
             telling: devices that say that training would pay.
+            rounds_done: that have closed.
         """
         if self.settings.is_free:
             return Look(replace(plan, due=True))
+        if rounds_done < self.settings.first_rounds:
+            return Look(plan if plan.due else replace(plan, due=True, since=now))
         wanted = not self.settings.asks_devices or telling >= self.settings.devices
         if self._slot_s is not None:
             return self._in_days(plan, now, ahead_s, wanted=wanted)

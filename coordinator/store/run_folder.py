@@ -14,6 +14,7 @@ from fleetune.protocols.files import remove_empty, remove_tree
 STATE = "state.sqlite"
 INCOMING, BROKER, DEVICES, MODELS, INSIDE = "incoming", "broker", "devices", "models", "inside"
 PAST = "rounds-past.jsonl"  # records that the store of an open run has let go of
+DAYS = "days.jsonl"  # of simulated devices whose data grow
 SHARED = f"{MODELS}/shared.safetensors"
 BACKBONE = "backbone.safetensors"  # what is frozen in the run's model
 PICTURES = (
@@ -27,7 +28,7 @@ PICTURES = (
 )
 OURS = (
     *(INCOMING, BROKER, DEVICES, INSIDE, SHARED, BACKBONE),
-    *("summary.json", "rounds.jsonl", "report.html"),
+    *("summary.json", "rounds.jsonl", "report.html", DAYS),
     *(PAST, f"{PAST}.1", ORDERS),
     *(f"{name}.png" for name in PICTURES),
     *(f"{STATE}-shm", f"{STATE}-wal", f"{STATE}-journal", STATE, LOCK),

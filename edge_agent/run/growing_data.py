@@ -88,11 +88,11 @@ class GrowingData:
             DataError, SettingError: they do not fit the run.
             StoreError: they cannot be read.
         """
-        self.stream.store.expect(self._wanted)
-        parts, _ = self.stream.newest(self._wanted)
+        self.stream.store.expect(self.wanted)
+        parts, _ = self.stream.newest(self.wanted)
         if not self._trains(parts):
             raise TooFewSamples(f"{self.stream.source}: no samples yet that this task trains on")
-        return self._made(parts)
+        return self.fitted(parts)
 
     def of_round(self, key: TransferKey) -> DeviceData:
         """The samples of a round: the same for the same task, also after a crash.
@@ -101,10 +101,10 @@ class GrowingData:
             TrainingStopped: there is nothing to train on.
             StoreError: they cannot be read.
         """
-        parts = self.stream.of_round(self._wanted, _turn(key))
+        parts = self.stream.of_round(self.wanted, _turn(key))
         if not self._trains(parts):
             raise TrainingStopped(f"{self.stream.source}: no samples just now that this task trains on")
-        return self._made(parts)
+        return self.fitted(parts)
 
     def trained(self, key: TransferKey) -> None:
         """The reply to a round's task is kept: its samples are new no longer. Raises StoreError."""
@@ -117,7 +117,7 @@ class GrowingData:
         """What there is just now; asked again it costs nothing where nothing came. Raises StoreError."""
         change = self.stream.store.change
         if self._known is None or self._known[0] != change:
-            self._known = change, self.stream.figures(self._wanted)
+            self._known = change, self.stream.figures(self.wanted)
         return self._known[1]
 
     def _held_out_losses(self) -> NDArray[np.float64]:
@@ -156,7 +156,7 @@ class GrowingData:
         parts, _ = snapshot.read(store, self._all_wanted, change, newer_than=tested, most=REFERENCE)
         figure = None
         if self._trains(parts):
-            data = with_known_ids(self._made(parts), self._watch[0].backend.vocabulary)
+            data = with_known_ids(self.fitted(parts), self._watch[0].backend.vocabulary)
             data = for_vocabulary(data, self._watch[0].backend.vocabulary)
             losses = replace(self._watch[0], data=data).losses(served, "train")
             figure = loss_drift(store.reference_losses, losses)
@@ -165,10 +165,11 @@ class GrowingData:
     @property
     def _all_wanted(self) -> Wanted:
         """Every sample, whatever it is for, as one to train on."""
-        return replace(self._wanted, test_fraction=0.0, validation_fraction=0.0)
+        return replace(self.wanted, test_fraction=0.0, validation_fraction=0.0)
 
     @property
-    def _wanted(self) -> Wanted:
+    def wanted(self) -> Wanted:
+        """What the run's model takes of the store."""
         return wanted(self.enrolment, self.test_fraction)
 
     def _trains(self, parts: dict[Part, Arrays]) -> bool:
@@ -177,7 +178,8 @@ class GrowingData:
         taken = task.trained_on(task.checked(labels, self.enrolment.spec.num_classes, self.stream.source))
         return bool(len(labels) if taken is None else taken.any())
 
-    def _made(self, parts: dict[Part, Arrays]) -> DeviceData:
+    def fitted(self, parts: dict[Part, Arrays]) -> DeviceData:
+        """Samples as the run's model takes them. Raises DataError: they do not fit."""
         arrays: dict[str, Any] = {}
         for part, (x, y) in parts.items():
             arrays |= {f"x_{part}": x, f"y_{part}": y}

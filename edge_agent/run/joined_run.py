@@ -17,8 +17,6 @@ from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 
-TELL_SAMPLES_S = 600.0  # a change that is no news is told after a while
-
 log = logging.getLogger(__name__)
 
 
@@ -62,7 +60,7 @@ class JoinedRun:
         self._tried_at = clock()
         self._work: RoundWork | None = None
         self._held = 0  # training samples of the last round
-        self._samples_told_at = clock()
+        membership.samples_told_s = clock()
 
     @property
     def grows(self) -> bool:
@@ -147,15 +145,13 @@ class JoinedRun:
         except StoreError as problem:
             log.warning("%s", problem)
             return False
-        num_samples = max(found.num_samples, self._held if replied else 0)
-        self.membership.note_samples(num_samples, found.new_samples, found.drift)
-        told, now = self.membership.told, self._clock()
-        differs = told is not None and self.membership.differs
-        short = replied and told is not None and told.num_samples < self._held
-        if self.membership.is_news or short or (differs and now - self._samples_told_at >= TELL_SAMPLES_S):
-            self._samples_told_at = now
-            return True
-        return False
+        return self.membership.note_samples(
+            found.num_samples,
+            found.new_samples,
+            found.drift,
+            now_s=self._clock(),
+            claimed=self._held if replied else 0,
+        )
 
     def loss_is_due(self) -> bool:
         """Whether the served model's loss should be tested on samples that have come, by `test_loss`."""

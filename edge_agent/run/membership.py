@@ -14,6 +14,8 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
+TELL_SAMPLES_S = 600.0  # a change that is no news is told after a while
+
 
 @dataclass(frozen=True)
 class RoundWork:
@@ -50,10 +52,12 @@ class Membership:
     Attributes:
         ratio_controller: what it can afford, chosen once.
         told: the report that the coordinator has; None: none yet.
+        samples_told_s: when it was last told of samples, on a clock that never jumps.
     """
 
     ratio_controller: RatioController
     told: DeviceReport | None = None
+    samples_told_s: float = 0.0
 
     @property
     def report(self) -> DeviceReport:
@@ -82,9 +86,26 @@ class Membership:
         self.told = self.report
         return self.report
 
-    def note_samples(self, num_samples: int, new_samples: int, drift: float | None) -> None:
-        """The device's data have grown: how many samples it has now, see `DeviceReport`."""
-        self.ratio_controller = self.ratio_controller.holding(num_samples, new_samples, drift)
+    def note_samples(
+        self, num_samples: int, new_samples: int, drift: float | None, *, now_s: float, claimed: int = 0
+    ) -> bool:
+        """The device's data have grown; whether the coordinator should hear of it.
+
+        Args:
+            num_samples: to train on now.
+            new_samples: of these, since the last training.
+            drift: see `edge_agent.stream.drift`; None: it cannot tell.
+            now_s: on a clock that never jumps.
+            claimed: samples that a reply on its way says it was trained on: no fewer may be reported.
+        """
+        held = max(num_samples, claimed)
+        self.ratio_controller = self.ratio_controller.holding(held, new_samples, drift)
+        short = self.told is not None and self.told.num_samples < claimed
+        late = self.told is not None and self.differs and now_s - self.samples_told_s >= TELL_SAMPLES_S
+        if self.is_news or short or late:
+            self.samples_told_s = now_s
+            return True
+        return False
 
     def begin(self, key: TransferKey, num_bytes: int, download_s: float | None) -> RoundWork:
         """A task is here. `download_s`: None if it was here before."""

@@ -66,19 +66,27 @@ class SampleStore:
         self._expected: Wanted | None = None
 
     @classmethod
-    def open(cls, path: Path, bounds: Bounds | None = None, *, wall: Callable[[], float] = time.time) -> Self:
+    def open(
+        cls,
+        path: Path,
+        bounds: Bounds | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
+        durable: bool = True,
+    ) -> Self:
         """Open the file, or make it.
 
         Args:
             path: the file.
             bounds: the owner's, from now on; None: as they were given last.
             wall: the device's clock.
+            durable: what was returned of survives a power cut; simulations do without.
 
         Raises:
             StoreVersion: a newer program wrote it.
             StoreError: it cannot be opened, or is damaged.
         """
-        store = cls(open_store(path), path, wall=wall)
+        store = cls(open_store(path, durable=durable), path, wall=wall)
         try:
             store._begin(bounds)
         except BaseException:

@@ -79,8 +79,12 @@ STEPS = (_first_tables,)
 VERSION = len(STEPS)
 
 
-def open_store(path: Path) -> sqlite3.Connection:
+def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
     """Open the file to read and write, or make it.
+
+    Args:
+        path: the file.
+        durable: what was written survives a power cut; simulations do without.
 
     Raises:
         StoreVersion: a newer program wrote it; it is left as it is.
@@ -92,11 +96,12 @@ def open_store(path: Path) -> sqlite3.Connection:
         connection = connect(path)
         _check_version(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         connection.execute("PRAGMA secure_delete = FAST")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         _bring_up(connection, path)
-        disk.DISK.sync_folder(path.parent)
+        if durable:
+            disk.DISK.sync_folder(path.parent)
     except (sqlite3.Error, OSError, StoreError) as problem:
         if connection is not None:
             connection.close()

@@ -209,8 +209,8 @@ class LocalTrainer:
         """All scores of the task that a part can tell, by name."""
         if not self.data.size(part):
             return {}
-        reference = self._judged(weights, "train") if self.task.by_reference else None
-        return self.task.figures(self._judged(weights, part), self.data.part(part)[1], reference)
+        reference = self.judged(weights, "train") if self.task.by_reference else None
+        return self.task.figures(self.judged(weights, part), self.data.part(part)[1], reference)
 
     def threshold(self, weights: FlatArray) -> float | None:
         """Above which an error is an anomaly, by the errors of the training samples; None: the task has no
@@ -218,15 +218,15 @@ class LocalTrainer:
         """
         if not isinstance(self.task, Reconstruction) or not self.num_samples:
             return None
-        return self.task.threshold(self._judged(weights, "train"))
+        return self.task.threshold(self.judged(weights, "train"))
 
     def _figure(self, weights: FlatArray, part: Part, name: str) -> float | None:
         if not self.data.size(part):
             return None
-        reference = self._judged(weights, "train") if name in self.task.by_reference else None
-        return self.task.figure(name, self._judged(weights, part), self.data.part(part)[1], reference)
+        reference = self.judged(weights, "train") if name in self.task.by_reference else None
+        return self.task.figure(name, self.judged(weights, part), self.data.part(part)[1], reference)
 
-    def _judged(self, weights: FlatArray, part: Part) -> NDArray[Any]:
+    def judged(self, weights: FlatArray, part: Part) -> NDArray[Any]:
         """What the task keeps of a part's outputs, see `Task.judged`; the part is not empty."""
         self.backend.load(weights)
         return np.concatenate(
@@ -237,7 +237,7 @@ class LocalTrainer:
         """How much better a model scores than another, on the same samples; None: the part cannot tell."""
         if not self.data.size(part):
             return None
-        ours, theirs = (self._judged(one, part) for one in (weights, others))
+        ours, theirs = (self.judged(one, part) for one in (weights, others))
         return score_gain(self.task, ours, theirs, self.data.part(part)[1])
 
     def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from fleetune.protocols.bounds import MAX_NUMBER, MOST_CLASSES, Label, NonNegative, Positive
 from fleetune.protocols.model.input_scaling import Mean, Std
 from fleetune.protocols.settings.section import Count, Fraction, Settings
-from fleetune.protocols.settings.simulation import Partition
+from fleetune.protocols.settings.simulation import Arrivals, Partition
 
 T = TypeVar("T")
 AUGMENTATIONS = ("flip", "crop")  # those of ours, see `edge_agent.training.augmentation`
@@ -72,6 +72,7 @@ class DataSection(Settings, frozen=True):
         source: `digits`, `idx:FOLDER`, `cifar:FOLDER`, `har:FOLDER`, `npz:FILE`,
             `csv:FILE?label=COLUMN`, `audio:FOLDER?rate=HZ` (docs/data.md) or `package.module:function`.
         partition: for simulations; a real device brings its own data.
+        arrivals: for simulations: a section [data.arrivals], where devices' data grow.
         mean, std: float input = (x / 255 if x is uint8 else x) minus mean, over std; each one number, or a
             list with a number for each channel, e.g. mean = [0.4914, 0.4822, 0.4465].
         validation_fraction: of the training samples, held out for methods that need a validation loss.
@@ -84,6 +85,7 @@ class DataSection(Settings, frozen=True):
     std: Std = 1.0
     validation_fraction: Fraction = 0.0
     class_names: tuple[str, ...] = ()
+    arrivals: Arrivals | None = None
 
 
 def _told(default: T) -> T:

@@ -47,4 +47,6 @@ def simulated_keys(settings: RunSettings) -> list[str]:
     fleet, plain = settings.fleet, FleetSection()
     keys = [key for key in fleet.__struct_fields__ if key != "ratios"]
     said = [f"fleet.{key}" for key in keys if getattr(fleet, key) != getattr(plain, key)]
-    return said + ["data.partition"] * (settings.data.partition != Partition())
+    data = settings.data
+    said += ["data.partition"] * (data.partition != Partition())
+    return said + ["data.arrivals"] * (data.arrivals is not None)

@@ -4,7 +4,11 @@ What follows from them at a given time is decided by `coordinator.rounds.schedul
 """
 
 import re
+from typing import Annotated
 
+from msgspec import Meta
+
+from fleetune.protocols.bounds import MAX_NUMBER
 from fleetune.protocols.settings.section import Count, Settings
 
 DAY_S = 86_400
@@ -29,6 +33,8 @@ class ScheduleSection(Settings, frozen=True):
         new_samples: a round opens when `devices` devices have so many new samples since their last round.
         drift: a round opens when `devices` devices find that their data have changed.
         devices: how many must say so; with both keys either is enough.
+        first_rounds: so many rounds follow each other back to back when the run begins, before any of this
+            holds: a model that is worth keeping up, and what drift is measured against.
     """
 
     every: str | None = None
@@ -38,6 +44,7 @@ class ScheduleSection(Settings, frozen=True):
     new_samples: Count | None = None
     drift: bool = False
     devices: Count = 1
+    first_rounds: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
 
     def __post_init__(self) -> None:
         span, at_s, every_s = self.window_s, self.at_s, self.every_s  # each raises a ValueError with its key

@@ -44,6 +44,45 @@ class Partition(Settings, frozen=True):
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.3
 
 
+class Change(Settings, frozen=True):
+    """[data.arrivals.change] How the samples that come change one day: drift.
+
+    Attributes:
+        kind: `rotate-classes` (of each label the next class), `invert` (of bytes 255 - x, of numbers -x),
+            `shift` (by a standard deviation of all inputs), or `package.module:function` of yours, called
+            with the inputs and labels that come, the day and the device's number; returns inputs and
+            labels, perhaps fewer.
+        day: the first such day; the run begins with day 1.
+        share: of the devices, drawn by the run's seed.
+    """
+
+    kind: str
+    day: Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+class Arrivals(Settings, frozen=True):
+    """[data.arrivals] Simulated devices whose data grow: each keeps what comes as a real one does
+    (docs/streams.md), and what it serves is judged on each day's samples before they may be trained on.
+
+    A device's part of the data set (`data.partition`) comes in an order drawn by the run's seed; what was cut
+    from a series keeps its own order.
+
+    Attributes:
+        first: samples that a device has when the run begins.
+        per_day: that come to it in a day; None: what is left of its part, evenly over `fleet.days`.
+        times_a_day: how often some of them come.
+        keep: what it keeps, the keys of `edge-agent run --keep-...`, e.g. { keep_days = 7, keep = "newest" }.
+        change: see there; None: samples stay as they are.
+    """
+
+    first: Count = 100
+    per_day: Positive | None = None
+    times_a_day: Annotated[int, Meta(ge=1, le=1440)] = 24
+    keep: dict[str, Any] = field(default_factory=dict)
+    change: Change | None = None
+
+
 class WirelessSection(Settings, frozen=True):
     """[fleet.wireless] One radio cell around the coordinator; the defaults are the KAPC paper's Table 4.
 

@@ -29,6 +29,7 @@ from fleetune.coordinator.run.stored_run import (
 )
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -37,6 +38,9 @@ from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import digest_of
 from fleetune.tools.simulator import worker
+from fleetune.tools.simulator.arrivals import Deliveries
+from fleetune.tools.simulator.days import Days, Growing
+from fleetune.tools.simulator.growing_devices import growing_devices
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.simulated_fleet import (
     Shares,
@@ -103,6 +107,7 @@ def simulate(
     beginning = begin(settings, runs)
     enrolment = beginning.enrolment
     check_method(settings, method_of(enrolment))
+    growing = _growing(settings, shares)
     players = _players(settings, enrolment, shares)
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     zone = settings.schedule.zone or UTC  # whatever this machine's is
@@ -122,13 +127,14 @@ def simulate(
         names = [player.name for player in players]
         if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
             watching.tell(Notice(begins))
-        _play(run, players, workers, watching, sent_bytes=_sent_at_first(run, beginning, runs))
+        _play(run, players, workers, watching, growing, sent_bytes=_sent_at_first(run, beginning, runs))
     except BaseException:
         run.store.close()
         raise
     finally:
         watching.tell(RunLeft())
-    return run, summary_of(run, simulated=True)
+    summary = summary_of(run, simulated=True)
+    return run, summary if growing is None else replace(summary, days=growing.days.ended)
 
 
 def leave(run: Run, summary: Summary) -> list[Path]:
@@ -160,7 +166,29 @@ def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:
     return len(run.payload) + len(beginning.backbone)
 
 
-def _play(run: Run, players: list[Player], workers: int, observers: Observers, *, sent_bytes: int) -> None:
+def _growing(settings: RunSettings, shares: Shares) -> Growing | None:
+    """What comes to the devices; None: their data do not grow.
+
+    Raises:
+        SettingError: [data.arrivals] is wrong.
+    """
+    if settings.data.arrivals is None:
+        return None
+    convert(settings.data.arrivals.keep, Bounds, "data.arrivals.keep")
+    deliveries = Deliveries(settings, shares)
+    deliveries.check()
+    return Growing(deliveries, Days(task_of(settings.task)))
+
+
+def _play(
+    run: Run,
+    players: list[Player],
+    workers: int,
+    observers: Observers,
+    growing: Growing | None,
+    *,
+    sent_bytes: int,
+) -> None:
     with _executor(run, workers) as executor:
         Simulation(
             run.controller,
@@ -171,15 +199,18 @@ def _play(run: Run, players: list[Player], workers: int, observers: Observers, *
             max_in_flight=max(2, 2 * workers),
             availability=run.settings.fleet.availability,
             world=world_of(run.settings),
+            growing=growing,
             observers=observers,
         ).run()
 
 
 def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> list[Player]:
     method, policy = method_of(enrolment), convert(settings.fleet.policy, Policy, "fleet.policy")
+    growing = growing_devices(settings, enrolment, shares, Path(), None)
     players = []
     for device in simulated_devices(settings):
-        data = shares.of(device.index, enrolment.spec)
+        index = device.index
+        data = shares.of(index, enrolment.spec) if growing is None else growing.first_data(index)
         ratio_controller = ratio_controller_of(device, enrolment, method, data, policy)
         players.append(Player.of(device, ratio_controller, policy, enrolment.flops_per_sample))
     return players

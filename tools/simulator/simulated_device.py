@@ -8,11 +8,13 @@ from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
 from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.run.membership import Membership, RoundWork
+from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.firmware_profiles import UNKNOWN
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.tools.simulator.battery import Battery
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
+from fleetune.tools.simulator.worker import Worked
 
 Turn = tuple[int, int]
 
@@ -39,6 +41,9 @@ class Player:
         job: the training at hand, in a worker.
         working: the task it is at.
         replies: those that may still be asked for again.
+        figures: of its data, where they grow, as they are now.
+        turns: of samples that have come.
+        sends_until: its latest reply is on its way until then, on the virtual clock.
     """
 
     device: SimulatedDevice
@@ -47,9 +52,12 @@ class Player:
     flops_per_sample: float
     battery: Battery | None = None
     there: bool = True
-    job: Future[bytes] | None = None
+    job: Future[Worked] | None = None
     working: Turn | None = None
     replies: dict[Turn, MadeReply] = field(default_factory=dict)
+    figures: Figures | None = None
+    turns: int = 0
+    sends_until: float = 0.0
 
     @classmethod
     def of(
@@ -86,6 +94,17 @@ class Player:
         """Why it takes no part just now; None: it does."""
         return objection(self.policy, self.conditions, self.device.board) or self.membership.refusal
 
+    def is_idle(self, now: float) -> bool:
+        """Neither working on a task nor sending its reply."""
+        return self.working is None and now >= self.sends_until
+
+    def note_samples(self, now: float, *, claimed: int = 0) -> bool:
+        """Look at data that grow; whether the coordinator should hear of them, see `Membership`."""
+        found = self.figures
+        return found is not None and self.membership.note_samples(
+            found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
+        )
+
     @property
     def train_s(self) -> float:
         """How long its work truly takes at its present ratio, evaluations included."""
@@ -109,6 +128,11 @@ class Player:
         if self.battery is not None:
             idle_j = self.battery.idle_w * taken.known_s
             self.battery.drain(now, max(0.0, (taken.joules or 0) - idle_j))
+
+    @property
+    def drift(self) -> float | None:
+        """What it tells of drift."""
+        return None if self.figures is None else self.figures.drift
 
     @property
     def is_flat(self) -> bool:

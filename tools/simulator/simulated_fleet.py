@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from fleetune import firmware_profiles
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.owner_policy import Policy
@@ -22,7 +24,7 @@ from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.links.fleet_links import links_of
 from fleetune.tools.links.link import Constant, Link
 from fleetune.tools.simulator.marked_samples import splits_of
-from fleetune.tools.simulator.partition import Split
+from fleetune.tools.simulator.partition import Rows, Split
 
 # What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
 # (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and
@@ -84,10 +86,13 @@ def check_ends(settings: RunSettings) -> None:
     """Raises SettingError: a virtual clock would go on for ever, or wait for what never comes."""
     if settings.run.is_open and settings.fleet.days is None:
         raise SettingError('run.rounds = "open": a simulation ends; say fleet.days, e.g. 30, or a number')
-    if settings.schedule.asks_devices:
+    if settings.data.arrivals is not None:
+        if settings.fleet.days is None:
+            raise SettingError("data.arrivals: for how many days do samples come? say fleet.days, e.g. 30")
+    elif settings.schedule.asks_devices:
         raise SettingError(
-            "schedule.new_samples and drift: the data of simulated devices do not grow; say a time, e.g."
-            ' every = "24h"'
+            "schedule.new_samples and drift: the data of simulated devices do not grow without"
+            ' [data.arrivals]; add it, or say a time, e.g. every = "24h"'
         )
 
 
@@ -114,6 +119,10 @@ class Shares:
     def _rows(self) -> list[Split]:
         settings, key = self._settings, run_key(self._settings.run.seed).child("partition")
         return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key)
+
+    def rows(self, index: int) -> Rows:
+        """Which samples of the data set are those of device `index`, ascending."""
+        return np.sort(np.concatenate(self._rows[index]))
 
     def of(self, index: int, spec: ModelSpec) -> DeviceData:
         """The samples of device `index`, in the model's shape."""

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,7 @@ from fleetune.coordinator.rounds.events import (
     RoundsEnded,
     Tick,
 )
+from fleetune.coordinator.rounds.schedule import TOLD
 from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
@@ -36,6 +38,7 @@ from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.simulator import worker
+from fleetune.tools.simulator.days import Growing
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
 
 MOST_ATTEMPTS = 300  # at one round
@@ -75,6 +78,7 @@ class Simulation:
         max_in_flight: payloads handed to the executor at a time.
         availability: chance that a device is there, drawn anew for every stretch of `deadline_s`.
         world: when it begins and ends.
+        growing: what comes to the devices, and how they do, where their data grow.
         observers: told of what happens.
     """
 
@@ -89,6 +93,7 @@ class Simulation:
         max_in_flight: int,
         availability: float = 1.0,
         world: World = World(),
+        growing: Growing | None = None,
         observers: Observers,
     ) -> None:
         self._controller = controller
@@ -100,8 +105,10 @@ class Simulation:
         self._max_in_flight = max_in_flight
         self._availability = availability
         self._world = world
+        self._growing = growing
+        self._turns_left = 0 if growing is None else growing.deliveries.turns
         self._observers = observers
-        self._in_flight: list[Future[bytes]] = []
+        self._in_flight: list[Future[worker.Worked]] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._next_tick: float | None = None
@@ -116,15 +123,54 @@ class Simulation:
             SettingError: it cannot be, because devices that are needed decline or stay away, or a round
                 never has enough updates: a virtual clock would go on for ever.
         """
+        self._await_samples()
         self._tell(ClockSet(self._world.ahead_s))
         if self._world.ends_s is not None:
             self._at(self._world.ends_s, lambda: self._tell(RoundsEnded("the simulated days are over")))
         self._enrol()
-        while self._agenda and not self._finished:
+        while self._agenda and not (self._finished and not self._turns_left):
             self.now, _, happen = heapq.heappop(self._agenda)
             happen()
         if not self._finished:
             raise SettingError("too few devices take part to reach round.quorum; lower it, or add devices")
+
+    def _await_samples(self) -> None:
+        """Devices have their first samples, and all others are on the agenda."""
+        if self._growing is None:
+            return
+        begun = [
+            (player, self._executor.submit(worker.begin, player.name, player.device.index, self._wall_s))
+            for player in self._fleet.values()
+        ]
+        for player, job in begun:
+            player.figures = job.result()
+            player.note_samples(self.now)
+        every_s = DAY_S / self._growing.deliveries.arrivals.times_a_day
+        for turn in range(self._growing.deliveries.turns):
+            self._at((turn + 1) * every_s, partial(self._samples_come, self._growing, turn))
+
+    def _samples_come(self, growing: Growing, turn: int) -> None:
+        jobs = []
+        for player in self._fleet.values():
+            if player.job is not None:
+                player.job.exception()  # one writer at a time for its samples
+            where = player.name, player.device.index, turn, self._wall_s
+            jobs.append((player, self._executor.submit(worker.come, *where)))
+        for player, job in jobs:
+            came = job.result()
+            player.figures, player.turns = came.figures, turn + 1
+            growing.days.note(player.name, came)
+            if player.there and player.is_idle(self.now) and player.note_samples(self.now):
+                self._report(player)
+        self._turns_left -= 1
+        if (turn + 1) % growing.deliveries.arrivals.times_a_day == 0:
+            drifting = sum((player.drift or 0.0) >= TOLD for player in self._fleet.values())
+            growing.days.end(self._controller.ledger.traffic.values(), drifting)
+
+    @property
+    def _wall_s(self) -> float:
+        """The time of day, seconds since 1970."""
+        return self._world.ahead_s + self.now
 
     def _enrol(self) -> None:
         """Everybody enrols before the clock starts; who is away then comes later."""
@@ -179,6 +225,8 @@ class Simulation:
         heapq.heappush(self._agenda, (time_s, next(self._order), happen))
 
     def _tell(self, event: Any) -> None:
+        if self._finished:  # samples go on coming to devices whose run has no rounds left
+            return
         self._follow(self._controller.handle(event, self.now))
 
     def _follow(self, outcomes: list[Outcome]) -> None:
@@ -210,6 +258,8 @@ class Simulation:
         if isinstance(event, RoundClosed):
             self._idle_stretches = 0
             self._forget_replies()
+            if self._growing is not None and not event.record.final_evaluation:
+                self._growing.days.rounds = event.record.number
         elif isinstance(event, RunFinished):
             self._finished = True
 
@@ -239,19 +289,36 @@ class Simulation:
             return  # it came back in the midst of this very task
         player.working = turn
         work = player.membership.begin(key, num_bytes, arrives_at - self.now)
-        reply, train_s = self._submit(player, payload, work.ratio), player.train_s
-        self._at(arrives_at + train_s, lambda: self._trained(player, work, reply.result(), train_s))
-
-    def _submit(self, player: Player, payload: bytes, ratio: float) -> Future[bytes]:
+        train_s, turns = player.train_s, player.turns
         device = player.device
+        job = self._submit(
+            player, worker.Job(device.name, device.index, work.ratio, key, payload, self._wall_s)
+        )
+        self._at(arrives_at + train_s, lambda: self._worked(player, work, job.result(), train_s, turns))
+
+    def _submit(self, player: Player, job: worker.Job) -> Future[worker.Worked]:
         if player.job is not None:
             player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
         while len(self._in_flight) >= self._max_in_flight:
             self._in_flight.pop(0).exception()
-        reply = self._executor.submit(worker.reply, device.name, device.index, ratio, payload)
-        player.job = reply
-        self._in_flight = [*(one for one in self._in_flight if not one.done()), reply]
-        return reply
+        worked = self._executor.submit(worker.reply, job)
+        player.job = worked
+        self._in_flight = [*(one for one in self._in_flight if not one.done()), worked]
+        return worked
+
+    def _worked(
+        self, player: Player, work: RoundWork, worked: worker.Worked, train_s: float, turns: int
+    ) -> None:
+        """A device is done with a task; `turns`: of samples that had come when it began."""
+        if worked.figures is not None and player.turns == turns:
+            player.figures = worked.figures
+        if worked.reply is None:
+            player.working = None
+            self._tell(Declined(player.name, work.key.round, work.key.attempt, worked.declined))
+            return
+        if player.there and player.note_samples(self.now, claimed=worked.held):
+            self._tell(DeviceReady(player.membership.tell()))  # before the reply, which claims them
+        self._trained(player, work, worked.reply, train_s)
 
     def _trained(self, player: Player, work: RoundWork, reply: bytes, train_s: float) -> None:
         turn = work.key.turn
@@ -262,13 +329,17 @@ class Simulation:
     def _upload(self, player: Player, made: MadeReply) -> None:
         arrives_at = player.device.link.finish_s(self.now, len(made.reply), "up")
         work = player.sent(made.work, arrives_at - self.now)
+        player.sends_until = arrives_at
         self._at(arrives_at, lambda: self._arrive(player, made.reply, work))
 
     def _arrive(self, player: Player, reply: bytes, work: RoundWork) -> None:
-        if not player.there:
+        if self._finished or not player.there:
             return  # it offers again when it is back, because it is sent its task again
         player.spend(work.taken, self.now)
+        if self._growing is not None and not work.key.final_evaluation:
+            self._growing.days.joules += work.taken.joules or 0.0
         player.membership.learn(work, player.conditions)
+        player.note_samples(self.now)
         turn = Turn.of(work.key)
         self._follow(
             self._controller.receive(player.name, turn, reply, work.taken, self.now, predicted=work.expected)

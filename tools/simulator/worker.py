@@ -9,22 +9,64 @@ from typing import Any
 from fleetune.coordinator.run.stored_run import stored_backbone
 from fleetune.edge_agent.personal.serving import serving_of
 from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.edge_agent.training.backend import Backend, Upper
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.feature_data import FeatureData, features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
+from fleetune.protocols.errors import TrainingStopped
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
+from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
+from fleetune.tools.simulator.growing_devices import Came, GrowingDevices, growing_devices
 from fleetune.tools.simulator.simulated_fleet import Shares
 
 _MOST_FEATURE_BYTES = 2**28  # in each worker
 WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One device's work on one assignment.
+
+    Attributes:
+        name: of the device.
+        index: its number.
+        ratio: that it runs at.
+        key: of the assignment.
+        payload: the assignment, encoded.
+        wall_s: the time of day when it was sent, seconds since 1970.
+    """
+
+    name: str
+    index: int
+    ratio: float
+    key: TransferKey
+    payload: bytes
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What came of it.
+
+    Attributes:
+        reply: encoded; None: the device declined.
+        figures: what it tells of its data, where they grow.
+        held: training samples of the round, there.
+        declined: why, in one line.
+    """
+
+    reply: bytes | None
+    figures: Figures | None = None
+    held: int = 0
+    declined: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,14 +81,34 @@ class Stage:
     folder: Path
     upper: Upper | None = None
     features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
+    growing: GrowingDevices | None = None
 
-    def reply(self, name: str, index: int, ratio: float, payload: bytes) -> bytes:
-        """Play device `name` through one assignment; its encoded reply."""
-        data = for_vocabulary(self.shares.of(index, self.enrolment.spec), self.backend.vocabulary)
+    def reply(self, job: Job) -> Worked:
+        """Play a device through one assignment."""
+        if self.growing is not None:
+            return self._reply_growing(job, self.growing)
+        data = for_vocabulary(self.shares.of(job.index, self.enrolment.spec), self.backend.vocabulary)
+        session = self._session(job.name, self._with_features(job.name, data))
+        return Worked(session.reply(job.payload, Budget(job.ratio)))
+
+    def _reply_growing(self, job: Job, devices: GrowingDevices) -> Worked:
+        """With the samples of the round."""
+        with devices.opened(job.name, job.wall_s) as growing:
+            try:
+                data = devices.as_trained(growing.of_round(job.key))
+            except TrainingStopped as problem:
+                return Worked(None, growing.figures(), declined=str(problem))
+            growing.note_round(LocalTrainer(self.backend, data, self.enrolment.training))
+            session = self._session(job.name, data if self.upper is None else features_of(self.upper, data))
+            reply = session.reply(job.payload, Budget(job.ratio))
+            growing.trained(job.key)
+            return Worked(reply, growing.figures(), session.num_samples)
+
+    def _session(self, name: str, data: DeviceData) -> Session:
         backend = self.backend if self.upper is None else self.upper.backend
-        trainer = LocalTrainer(backend, self._with_features(name, data), self.enrolment.training)
+        trainer = LocalTrainer(backend, data, self.enrolment.training)
         adoption = serving_of(starting_models.served_files(self.folder, name), self.enrolment, trainer)
-        session = Session(
+        return Session(
             self.enrolment,
             name,
             self.method,
@@ -56,7 +118,6 @@ class Stage:
             own=partial(starting_models.own_model, self.folder, name),
             keep_replies=False,
         )
-        return session.reply(payload, Budget(ratio))
 
     def _with_features(self, name: str, data: DeviceData) -> DeviceData:
         """As a device keeps them that has room for them; here those of the latest devices."""
@@ -85,10 +146,32 @@ def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
     frozen = stored_backbone(folder.parent, decoded.spec)
     backend = make_backend("torch", decoded.spec, None, 1, task=decoded.learns, frozen=frozen)
     upper = upper_of(backend, decoded.training)
-    _stage = Stage(settings, decoded, method, backend, Shares(settings), folder, upper)
+    shares = Shares(settings)
+    growing = growing_devices(settings, decoded, shares, folder, backend)
+    _stage = Stage(settings, decoded, method, backend, shares, folder, upper, growing=growing)
 
 
-def reply(name: str, index: int, ratio: float, payload: bytes) -> bytes:
+def reply(job: Job) -> Worked:
     """`Stage.reply` of this process."""
+    return _here().reply(job)
+
+
+def begin(name: str, index: int, wall_s: float) -> Figures:
+    """`GrowingDevices.begin`."""
+    return _growing().begin(name, index, wall_s)
+
+
+def come(name: str, index: int, turn: int, wall_s: float) -> Came:
+    """`GrowingDevices.come`."""
+    return _growing().come(name, index, turn, wall_s)
+
+
+def _here() -> Stage:
     assert _stage is not None, "start() runs first in every worker"
-    return _stage.reply(name, index, ratio, payload)
+    return _stage
+
+
+def _growing() -> GrowingDevices:
+    growing = _here().growing
+    assert growing is not None, "asked of runs with [data.arrivals]"
+    return growing
