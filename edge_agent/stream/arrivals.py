@@ -6,10 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.edge_agent.stream import values
-from fleetune.edge_agent.stream.drift import DIRECTIONS, REFERENCE, WINDOW, input_drift, project
+from fleetune.edge_agent.stream.drift import (
+    DIRECTIONS,
+    PATIENCE,
+    REFERENCE,
+    WINDOW,
+    input_drift,
+    loss_drift,
+    project,
+)
 from fleetune.edge_agent.stream.values import Drift
 
 _KNOWN, _NEXT = "reference", "reference of the round"
+_LOSSES, _WAITED = "losses", "trainings that left losses higher"
 
 
 def note(connection: sqlite3.Connection, form: int, x: NDArray[np.generic]) -> None:
@@ -49,6 +58,22 @@ def adopt_reference(connection: sqlite3.Connection, change: int) -> None:
     if found is not None:
         values.put_bytes(connection, _KNOWN, found)
         values.put(connection, Drift(_latest(connection), loss_tested=change))
+
+
+def reference_losses(connection: sqlite3.Connection) -> NDArray[np.float32]:
+    """Losses of before, on held-out samples, shape (n,)."""
+    return np.frombuffer(values.get_bytes(connection, _LOSSES) or b"", "<f4")
+
+
+def adopt_losses(connection: sqlite3.Connection, losses: NDArray[np.float32]) -> None:
+    """A round is done, and the served model has these on held-out samples, shape (n,)."""
+    waited = values.get_number(connection, _WAITED)
+    worse = len(losses) and (loss_drift(reference_losses(connection), losses) or 0.0) >= 1
+    if worse and waited < PATIENCE:
+        values.put_number(connection, _WAITED, waited + 1)
+        return
+    values.put_number(connection, _WAITED, 0)
+    values.put_bytes(connection, _LOSSES, losses.tobytes())
 
 
 def _latest(connection: sqlite3.Connection) -> int:

@@ -9,7 +9,8 @@ So 1 is an alarm. Where values repeat the test errs on the quiet side; where suc
 other (overlapping windows of one signal) it raises more false alarms than stated.
 
 The same test in one direction compares the loss of the served model on new samples with its loss on held-out
-samples of before: only a higher loss counts.
+samples of before: only a higher loss counts. A training after which it is still higher does not make it the
+measure of the next test, until PATIENCE of them have.
 """
 
 import math
@@ -25,6 +26,7 @@ REFERENCE = 512
 FEWEST = 64  # of the reference: fewer can tell nothing
 DIRECTIONS = 8
 FALSE_ALARMS = 0.001
+PATIENCE = 10  # trainings after which higher losses are what the samples are like now
 _MOST_FEATURES = 4096
 
 Projections = NDArray[np.float32]

@@ -31,7 +31,6 @@ Outcome = Literal["stored", "known", "labelled", "refused"]
 label is new, or it cannot be kept."""
 
 _UNCHECKED_BYTES = 100_000
-_LOSSES = "losses"
 _NONE = np.zeros(0, np.float32)
 Feeding = TypeVar("Feeding", bound=msgspec.Struct)
 
@@ -172,7 +171,9 @@ class SampleStore:
 
         Args:
             turn: of the round.
-            losses: of the served model on held-out samples, shape (n,), for `drift.loss_drift`.
+            losses: of the served model on held-out samples, shape (n,), for `drift.loss_drift`. Where they
+                are an alarm against those of before, those of before stay for `drift.PATIENCE` trainings:
+                one that did not get the model back to where it was is no reason to be content.
 
         Raises:
             StoreError: it cannot be written.
@@ -182,7 +183,7 @@ class SampleStore:
             if pin is not None and pin.turn == turn:
                 values.put_number(self._connection, "trained", pin.change)
                 arrivals.adopt_reference(self._connection, pin.change)
-                values.put_bytes(self._connection, _LOSSES, losses.astype("<f4").tobytes())
+                arrivals.adopt_losses(self._connection, losses.astype("<f4"))
 
     @property
     def drift(self) -> Drift:
@@ -192,9 +193,9 @@ class SampleStore:
 
     @property
     def reference_losses(self) -> NDArray[np.float32]:
-        """Those that `trained` was given last, shape (n,)."""
+        """Those that the next ones are held against, shape (n,)."""
         with self._looking():
-            return np.frombuffer(values.get_bytes(self._connection, _LOSSES) or b"", "<f4")
+            return arrivals.reference_losses(self._connection)
 
     def put_loss_drift(self, figure: float | None, tested: int) -> None:
         """Keep what the test of the loss came to, on samples up to the change `tested`. Raises StoreError."""

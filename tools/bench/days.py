@@ -44,7 +44,7 @@ def scheduled(settings: RunSettings, devices: int) -> dict[str, RunSettings]:
     return {
         NIGHTLY: settings,
         DRIFT: replace(settings, schedule=on_drift),
-        NEVER: replace(settings, run=replace(settings.run, rounds=first)),
+        NEVER: replace(settings, run=replace(settings.run, rounds=first, final_evaluation=False)),
     }
 
 

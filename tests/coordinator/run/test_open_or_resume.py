@@ -133,7 +133,7 @@ def test_what_only_the_coordinator_looks_at_may_change_in_a_run_and_nothing_else
         "deadline_slack": 2.0,
     }
     schedule = {"every": "24h", "at": "02:00", "window": "01:00-05:00", "zone": "UTC", "new_samples": 3}
-    schedule |= {"devices": 2, "drift": True}
+    schedule |= {"devices": 2, "drift": True, "first_rounds": 1}
     others = {f"schedule.{key}" for key in schedule} | {"run.rounds", "run.fleet"}
     assert {f"round.{key}" for key in free} | others == set(CHANGEABLE)
     for key, value in schedule.items():

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from fleetune.edge_agent.stream import drift
-from fleetune.edge_agent.stream.drift import FALSE_ALARMS, REFERENCE, WINDOW, input_drift, loss_drift, project
+from fleetune.edge_agent.stream.drift import (
+    FALSE_ALARMS,
+    PATIENCE,
+    REFERENCE,
+    WINDOW,
+    input_drift,
+    loss_drift,
+    project,
+)
 from fleetune.edge_agent.stream.sample import make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.values import Turn
@@ -100,4 +108,23 @@ def test_a_store_tells_of_drift_once_it_was_trained_on_and_again_only_when_it_co
     assert come(WINDOW, 0) >= 1
     (arrivals,) = store._connection.execute("SELECT count(*) FROM arrival").fetchone()
     assert arrivals <= REFERENCE + WINDOW
+    store.close()
+
+
+def test_a_training_that_does_not_bring_the_loss_back_is_no_new_measure_for_a_while(tmp_path):
+    rng, store = np.random.default_rng(0), SampleStore.open(tmp_path / "s.sqlite")
+
+    def train(number, scale):
+        store.pin(Turn("r", number, 1))
+        store.trained(Turn("r", number, 1), rng.exponential(scale, 200))
+        return float(store.reference_losses.mean())
+
+    good = train(1, 1.0)
+    assert train(2, 1.05) != good, "as before, or lower: the newest count"
+    good = train(3, 0.9)
+    for number in range(4, 4 + PATIENCE):
+        assert train(number, 3.0) == good
+    assert train(4 + PATIENCE, 3.0) > 2.5, "so that is what the samples are like now"
+    assert train(5 + PATIENCE, 1.0) < 1.5
+    assert train(6 + PATIENCE, 3.0) < 1.5, "patience is for each time anew"
     store.close()
