@@ -98,7 +98,7 @@ def _who(path: str, key: str) -> str:
 
 def _only_simulated(path: str, key: str) -> bool:
     """Whether `serve` would name the key as one for simulations."""
-    if path in ("data.partition", "fleet.wireless"):
+    if path.startswith("data.arrivals") or path in ("data.partition", "fleet.wireless"):
         return True
     if path != "fleet":
         return path == "paper"
