@@ -41,8 +41,8 @@ class RunOptions:
         typer.Option(
             help="npz:FILE with arrays x and y (and perhaps test, or x_train, y_train, x_test, y_test),"
             " digits, {idx,cifar,har,audio}:FOLDER, csv:FILE or package.module:function; see docs/data.md."
-            " Data that grow: watch:FOLDER, a generator function, or intake: for what comes by --intake;"
-            " see docs/streams.md"
+            " Data that grow: watch:FOLDER, a generator function, mqtt://HOST:PORT/TOPIC of your sensors'"
+            " own broker, or intake: for what comes by --intake; see docs/streams.md"
         ),
     ]
     device: DeviceName = HOST

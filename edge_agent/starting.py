@@ -92,7 +92,7 @@ def _make_stream(options: RunOptions, state: Path) -> Callable[[], SampleStream]
         if alone:
             option = alone[0].replace("_", "-")
             raise SettingError(
-                f"--{option} goes with data that grow: --data watch:FOLDER, intake: or a generator"
+                f"--{option} goes with data that grow: --data watch:FOLDER, mqtt://, intake: or a generator"
             )
         return None
     check_stream(options.data)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fleetune.edge_agent.doctor.finding import Finding
 from fleetune.edge_agent.stream.sample_store import SampleStore
-from fleetune.edge_agent.stream.sample_stream import check_stream
+from fleetune.edge_agent.stream.sample_stream import check_stream, without_password
 from fleetune.edge_agent.stream.status import status
 
 
@@ -21,6 +21,7 @@ def data(source: str, path: Path | None, test_fraction: float) -> Iterator[Findi
         DataError: its folder is missing; StoreError: the store is damaged, or of a newer program.
     """
     check_stream(source)
+    source = without_password(source)
     if path is None or not path.exists():
         yield Finding("ok", "data", f"{source}: samples are kept as they come; none yet")
         return

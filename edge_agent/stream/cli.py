@@ -62,7 +62,7 @@ def _refused(store: "SampleStore") -> dict[str, int]:
 
 
 def _from_lines(store: "SampleStore") -> Iterator[str]:
-    from fleetune.edge_agent.stream.intake_messages import MAX_MESSAGE_BYTES, read_message
+    from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES, read_message
 
     while line := sys.stdin.buffer.readline(MAX_MESSAGE_BYTES):
         if not line.strip():

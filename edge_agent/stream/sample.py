@@ -16,9 +16,9 @@ UNLABELLED, NUMBERS = -1, -2  # in the place of a class: no label yet, and a lab
 
 Kind = Literal[
     "not-numbers", "not-finite", "empty", "too-large", "shape", "label", "class", "name", "file", "message",
-    "iterator", "disk", "clock",
+    "iterator", "broker", "disk", "clock",
 ]  # fmt: skip
-"""What is counted: of bad samples, of bad files and messages, and of a full disk and a clock that jumps."""
+"""What is counted: of bad samples, files and messages, and of a broker, a disk and a clock that fail us."""
 
 
 class BadSample(ValueError):  # noqa: N818 - reads as the verdict on a sample

@@ -9,7 +9,8 @@ from typing import Protocol
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel_options
 from fleetune.edge_agent.datasets.sources import KINDS
 from fleetune.edge_agent.stream import snapshot
-from fleetune.edge_agent.stream.local_socket import LocalSocket
+from fleetune.edge_agent.stream.messages.local_socket import LocalSocket
+from fleetune.edge_agent.stream.messages.mqtt_intake import MqttIntake, SensorTopic, sensor_topic
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.snapshot import Arrays, Counted
@@ -80,12 +81,14 @@ class _Watched:
     sounds: LogMel
 
 
-def _kind(source: str) -> str | _Watched | Generator | None:
+def _kind(source: str) -> str | _Watched | SensorTopic | Generator | None:
     kind, _, rest = source.partition(":")
     if source == INTAKE:
         return INTAKE
     if kind == WATCH:
         return _watched(source, rest)
+    if (topic := sensor_topic(source)) is not None:
+        return topic
     return None if kind in {*KINDS, "digits", ""} or not rest else find_generator(source)
 
 
@@ -97,6 +100,12 @@ def _watched(source: str, rest: str) -> _Watched:
             f"{source}: no option {min(unknown)!r}; there are {', '.join(LogMel.__struct_fields__)}"
         )
     return _Watched(Path(name).expanduser(), sounds)
+
+
+def without_password(source: str) -> str:
+    """A stream's source, fit to be shown. Raises DataError."""
+    kind = _kind(source)
+    return str(kind) if isinstance(kind, SensorTopic) else source
 
 
 def check_stream(source: str) -> None:
@@ -121,12 +130,14 @@ class SampleStream:
 
     def __init__(self, store: SampleStore, source: str, settings: StreamSettings) -> None:
         check_stream(source)
-        self.store, self.source = store, source
+        self.store, self.source = store, without_password(source)
         self._stopped = threading.Event()
         self._feeders: list[Feeder] = []
         match _kind(source):
             case _Watched(folder, sounds):
                 self._feeders.append(WatchedFolder(store, folder, settings.labels, sounds=sounds))
+            case SensorTopic() as topic:
+                self._feeders.append(MqttIntake(store, topic))
             case None:
                 raise DataError(f"{source}: is no stream; see docs/streams.md")
             case str():

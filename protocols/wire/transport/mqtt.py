@@ -179,7 +179,7 @@ class MqttTransport:
         _properties: Properties | None,
     ) -> None:
         if reason.is_failure:
-            self._refusal = f"{self._broker} refuses us: {_advice(str(reason), self._broker)}"
+            self._refusal = refused(str(reason), self._broker)
             return
         if self._subscriptions:
             client.subscribe(self._subscriptions)
@@ -188,8 +188,7 @@ class MqttTransport:
         self.events.put(Connected())
 
     def _on_connect_fail(self, _client: Client, _data: Any) -> None:
-        # Paho calls this while it handles the exception, and passes it on in no other way.
-        self.events.put(Disconnected(_explain(sys.exception(), self._broker)))
+        self.events.put(Disconnected(explain(self._broker)))
 
     def _on_disconnect(
         self,
@@ -218,6 +217,11 @@ def _without_password(text: str) -> str:
     return text.rpartition("@")[2]
 
 
+def refused(reason: str, broker: Broker) -> str:
+    """That a broker lets us not in, and what to do, in one line."""
+    return f"{broker} refuses us: {_advice(reason, broker)}"
+
+
 def _advice(reason: str, broker: Broker) -> str:
     if reason in ("Bad user name or password", "Not authorized"):
         who = f"user {broker.username!r}" if broker.username else "a client without user name"
@@ -225,7 +229,11 @@ def _advice(reason: str, broker: Broker) -> str:
     return reason.lower()
 
 
-def _explain(problem: BaseException | None, broker: Broker) -> str:
+def explain(broker: Broker) -> str:
+    """Why a broker is not reached, in one line. To be asked in paho's `on_connect_fail`: that is called while
+    the exception is handled, and is told of it in no other way.
+    """
+    problem = sys.exception()
     match problem:
         case socket.gaierror():
             return f"host {broker.host!r} is unknown; check the name and the network"

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel
-from fleetune.edge_agent.stream import local_socket, sample_files, user_iterator, watched_folder
+from fleetune.edge_agent.stream import sample_files, user_iterator, watched_folder
 from fleetune.edge_agent.stream.intake import Intake
-from fleetune.edge_agent.stream.intake_messages import MAX_MESSAGE_BYTES
-from fleetune.edge_agent.stream.local_socket import LocalSocket
+from fleetune.edge_agent.stream.messages import local_socket
+from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES
+from fleetune.edge_agent.stream.messages.local_socket import LocalSocket
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.sample_stream import StreamSettings, is_stream, open_stream

@@ -21,7 +21,12 @@ from pathlib import Path
 
 import msgspec
 
-from fleetune.edge_agent.stream.intake_messages import Received, answer_to, first_message, read_message
+from fleetune.edge_agent.stream.messages.intake_messages import (
+    Received,
+    answer_to,
+    first_message,
+    read_message,
+)
 from fleetune.edge_agent.stream.sample import BadSample
 from fleetune.edge_agent.stream.sample_store import Outcome, SampleStore
 from fleetune.protocols.errors import SettingError, StoreError
