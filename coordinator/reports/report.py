@@ -104,6 +104,14 @@ def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dic
     return plots, {f"{name}.png": picture(figure, LIGHT, "png") for name, figure in light.items()}
 
 
+def write_figures(folder: Path, summary: Summary, records: Sequence[RoundRecord]) -> list[Path]:
+    """Write `figures` alone into a simulated run's folder; the files. Raises StoreError: one cannot be."""
+    written = {folder / name: data for name, data in figures(summary, records).items()}
+    for path, data in written.items():
+        write_atomically(path, data, durable=False)
+    return list(written)
+
+
 def figures(summary: Summary, records: Sequence[RoundRecord]) -> dict[str, bytes]:
     """summary.json and rounds.jsonl; where devices' data grew in a simulation, days.jsonl."""
     found = {SUMMARY: encoded(summary), ROUNDS: lines_of(records)}

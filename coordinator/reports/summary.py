@@ -348,13 +348,13 @@ def encoded(summary: Summary) -> bytes:
     return json.format(json.encode(summary), indent=2) + b"\n"
 
 
-def read_summary(folder: Path) -> Summary:
+def read_summary(folder: Path | str) -> Summary:
     """What the run in `folder` came to.
 
     Raises:
         StoreError: there is no summary.json in it, or it is damaged.
     """
-    path = folder / SUMMARY
+    path = Path(folder) / SUMMARY
     try:
         return json.decode(path.read_bytes(), type=Summary)
     except OSError as problem:

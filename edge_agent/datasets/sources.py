@@ -1,8 +1,11 @@
 """From what a user writes as `data.source` to its samples."""
 
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
 
 from fleetune.edge_agent.datasets.audio import load_audio
 from fleetune.edge_agent.datasets.cifar import load_cifar
@@ -28,7 +31,8 @@ def load(source: str, folder: Path | None = None) -> Dataset:
     `csv:FILE?OPTIONS` (see `edge_agent.datasets.table`), `audio:FOLDER?OPTIONS` (see
     `edge_agent.datasets.audio`) or `package.module:function`.
 
-    A function is called without arguments and returns (x, y) or a dict of the arrays of `npz.from_arrays`.
+    A function returns (x, y) or a dict of the arrays of `npz.from_arrays`. It is called with what stands
+    behind a question mark, values as in TOML, bare words are text: `mydata:load?noise=0.1&day=monday`.
 
     Args:
         source: as in run.toml.
@@ -50,7 +54,8 @@ def load(source: str, folder: Path | None = None) -> Dataset:
         return _WITH_OPTIONS[kind](source, _locate(source, Path(name).expanduser(), folder), options)
     if kind in _FORMATS:
         return _FORMATS[kind](source, _locate(source, Path(rest).expanduser(), folder))
-    return _call(source, kind, rest)
+    name, _, options = rest.partition("?")
+    return _call(source, kind, name, _arguments(source, options))
 
 
 def _locate(source: str, path: Path, folder: Path | None) -> Path:
@@ -76,19 +81,49 @@ def _digits() -> Dataset:
     return dataset("digits", (bunch.images / 16)[:, None], bunch.target)
 
 
-def _call(source: str, module: str, function: str) -> Dataset:
+def _arguments(source: str, options: str) -> dict[str, Any]:
+    """Raises DataError: they are not `name=value` with `&` between."""
+    try:
+        pairs = parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options))
+    except ValueError:
+        raise DataError(f"data.source `{source}`: write arguments as in ?noise=0.1&day=monday") from None
+    return {name: _value(text) for name, text in pairs}
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _call(source: str, module: str, function: str, arguments: Mapping[str, Any]) -> Dataset:
     try:
         make = getattr(user_module(module), function)
     except Exception as problem:  # a user's file may raise anything
         raise DataError(f"data.source `{source}`: {as_line(problem)}; expected {_EXPECTED}") from problem
     try:
-        made = make()
+        made = make(**arguments)
     except Exception as problem:  # likewise
         raise DataError(f"data.source `{source}` failed: {as_line(problem)}") from problem
+    return from_python(f"data.source `{source}` returned", source, made)
+
+
+def from_python(said: str, source: str, made: object) -> Dataset:
+    """What a user's code has for samples, as a data set.
+
+    Args:
+        said: what a message about it begins with.
+        source: what it is called in messages about its content.
+        made: a `Dataset`, (x, y), or the arrays of `npz.from_arrays` by name.
+
+    Raises:
+        DataError: it is none of these, or its arrays do not fit together.
+    """
+    if isinstance(made, Dataset):
+        return made
     if isinstance(made, Mapping):
         return from_arrays(source, made)
     if isinstance(made, tuple) and len(made) == 2:
         return dataset(source, *made)
-    raise DataError(
-        f"data.source `{source}` returned {type(made).__name__}; expected (x, y) or a dict of arrays"
-    )
+    raise DataError(f"{said} {type(made).__name__}; expected (x, y) or a dict of arrays")

@@ -1,16 +1,18 @@
 """Reading run.toml, and any other TOML into typed sections: one line that names the key for every mistake.
 
-`read_run(path)` gives a `RunSettings` or a `SettingError`.
+`read_run(path)` gives a `RunSettings` or a `SettingError`; `settings_of` does so with whatever a caller from
+Python has.
 """
 
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from fleetune.protocols.errors import SettingError
@@ -18,32 +20,34 @@ from fleetune.protocols.one_line import flat
 from fleetune.protocols.settings.run_settings import RunSettings
 
 Section = TypeVar("Section", bound=Struct)
+Changes = Sequence[str] | Mapping[str, Any]
+"""`section.key=value` each, the value as in TOML, bare words are text; or values by `section.key`."""
 
 _STORED = {("run", "final_evaluation"): "rehearsal"}
 """Keys that were called something else once: both names are read, and runs are stored with the older one."""
 
 
 def read_run(
-    path: Path,
-    changes: Sequence[str] = (),
+    path: Path | str,
+    changes: Changes = (),
     adapt: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> RunSettings:
     """Read a run.toml.
 
     Args:
         path: the file.
-        changes: `section.key=value` each, on top of the file; the value as in TOML, bare words are text.
+        changes: on top of the file, see `Changes`.
         adapt: makes of the file's content what the changes go on top of; it may raise SettingError.
 
     Raises:
         SettingError: the file is missing, is no TOML, or a key is unknown, given twice, of the wrong type or
             range.
     """
+    path = Path(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         content = adapt(content) if adapt else content
-        for change in changes:
-            _change(content, change)
+        _change_all(content, changes)
     except FileNotFoundError:
         raise SettingError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
@@ -52,6 +56,26 @@ def read_run(
         return parse_run(content)
     except SettingError as problem:
         raise SettingError(f"{path}: {problem}") from None
+
+
+def settings_of(given: RunSettings | Mapping[str, Any] | Path | str, changes: Changes = ()) -> RunSettings:
+    """The settings that a caller from Python means.
+
+    Args:
+        given: the path of a run.toml, what would stand in one, or settings that were read already.
+        changes: on top of them, see `Changes`. Numbers and arrays of NumPy, paths and tuples stand for what
+            TOML has in their place.
+
+    Raises:
+        SettingError: as `read_run`.
+    """
+    if isinstance(given, Path | str):
+        return read_run(given, changes)
+    if isinstance(given, RunSettings) and not changes:
+        return given
+    content = _plain(msgspec.to_builtins(given) if isinstance(given, RunSettings) else given)
+    _change_all(content, changes)
+    return parse_run(content)
 
 
 def parse_run(content: dict[str, Any]) -> RunSettings:
@@ -86,23 +110,51 @@ def _as_stored(content: dict[str, Any], renamed: Sequence[tuple[str, str]]) -> d
     return content
 
 
-def _change(content: dict[str, Any], change: str) -> None:
-    """Raises SettingError when `change` is not section.key=value."""
-    path, separator, text = change.partition("=")
+def _change_all(content: dict[str, Any], changes: Changes) -> None:
+    """Raises SettingError when one of them is not as `Changes` says."""
+    if isinstance(changes, Mapping):
+        for path, value in changes.items():
+            _put(content, path, _plain(value), f"set {path!r}: use section.key, e.g. 'training.epochs'")
+        return
+    for change in changes:
+        path, separator, text = change.partition("=")
+        said = f"--set {change}: use section.key=value, e.g. training.epochs=2"
+        if not separator:
+            raise SettingError(said)
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        _put(content, path, value, said)
+
+
+def _put(content: dict[str, Any], path: str, value: Any, said: str) -> None:
+    """Raises SettingError: `path` is no section.key; `said` is what a user is told then."""
     *sections, key = path.strip().split(".")
-    if not separator or not sections:
-        raise SettingError(f"--set {change}: use section.key=value, e.g. training.epochs=2")
+    if not sections:
+        raise SettingError(said)
     for section in sections:
         content = content.setdefault(section, {})
         if not isinstance(content, dict):
-            raise SettingError(f"--set {change}: {section} is no section")
+            raise SettingError(f"{said.partition(':')[0]}: {section} is no section")
     for (section, new), older in _STORED.items():
         if sections == [section] and key in (new, older):  # it takes the place of the other name
             content.pop(older if key == new else new, None)
-    try:
-        content[key] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        content[key] = text.strip()
+    content[key] = value
+
+
+def _plain(value: Any) -> Any:
+    """As TOML has it, all of it new."""
+    match value:
+        case np.generic() | np.ndarray():
+            return value.tolist()
+        case PurePath():
+            return str(value)
+        case Mapping():
+            return {str(key): _plain(one) for key, one in value.items()}
+        case list() | tuple() | range():
+            return [_plain(one) for one in value]
+    return value
 
 
 def convert(content: dict[str, Any], section: type[Section], prefix: str = "") -> Section:

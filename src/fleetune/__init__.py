@@ -15,9 +15,10 @@ An agent in a program of yours (docs/library.md):
     Agent takes samples and gives a Prediction by the device's own model; its AgentState tells what stands.
 
 Runs from Python:
-    read_run gives the RunSettings of a run.toml, simulate plays them on a virtual clock, to a Summary, which
-    read_summary reads from any run's folder; load_data gives the Dataset of a `data.source`, load_board the
-    Board of a firmware profile, board_names their names.
+    simulate plays a run.toml on a virtual clock, to a Result with data frames, which read_result reads from
+    any run's folder; compare plays several methods over seeds, to a ComparisonResult; read_run gives the
+    RunSettings of a run.toml, read_summary the Summary of a run; load_data gives the Dataset of a
+    `data.source`, load_board the Board of a firmware profile, board_names their names.
 
 What goes wrong is a FleetuneError with one line for people; its kinds are in `errors`.
 
@@ -81,7 +82,11 @@ if TYPE_CHECKING:
     from fleetune.protocols.update.selection import Neurons as Neurons
     from fleetune.protocols.update.selection import Selection as Selection
     from fleetune.protocols.version import VERSION as __version__  # noqa: N811
-    from fleetune.tools.simulator.simulate import simulate as simulate
+    from fleetune.tools.research.compare import ComparisonResult as ComparisonResult
+    from fleetune.tools.research.compare import compare as compare
+    from fleetune.tools.research.result import Result as Result
+    from fleetune.tools.research.result import read_result as read_result
+    from fleetune.tools.research.simulate import simulate as simulate
 
 __all__ = [
     "Agent",
@@ -90,6 +95,7 @@ __all__ = [
     "Budget",
     "Choice",
     "ChosenNeurons",
+    "ComparisonResult",
     "Contrast",
     "Cost",
     "CoveredMean",
@@ -116,6 +122,7 @@ __all__ = [
     "PersonalTargets",
     "Prediction",
     "Pull",
+    "Result",
     "Round",
     "RunSettings",
     "Selection",
@@ -129,11 +136,13 @@ __all__ = [
     "__version__",
     "board_names",
     "bounds",
+    "compare",
     "errors",
     "estimate_bytes",
     "lazily",
     "load_board",
     "load_data",
+    "read_result",
     "read_run",
     "read_summary",
     "simulate",
@@ -167,7 +176,9 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
         "ChosenNeurons DrawnEntries Entries Everything Layers Neurons Selection"
     ),
     "fleetune.protocols.version": "__version__=VERSION",
-    "fleetune.tools.simulator.simulate": "simulate",
+    "fleetune.tools.research.compare": "ComparisonResult compare",
+    "fleetune.tools.research.result": "Result read_result",
+    "fleetune.tools.research.simulate": "simulate",
 }
 _PLACES = {
     word.partition("=")[0]: (module, word.rpartition("=")[2])

@@ -11,7 +11,18 @@ from tests.helpers.places import ROOT
 import fleetune
 
 SOURCE = ROOT / "src" / "fleetune" / "__init__.py"
-HEAVY = ("numpy", "torch", "msgspec", "onnxruntime", "zstandard", "typer", "rich", "paho", "matplotlib")
+HEAVY = (
+    "numpy",
+    "torch",
+    "msgspec",
+    "onnxruntime",
+    "zstandard",
+    "typer",
+    "rich",
+    "paho",
+    "matplotlib",
+    "pandas",
+)
 NOT_ON_A_DEVICE = ("torch", "scipy", "matplotlib", "sklearn", "amqtt", "safetensors")
 
 
@@ -59,12 +70,12 @@ def test_what_a_method_needs_takes_nothing_that_an_agent_lacks():
 
 def test_a_run_is_simulated_from_python(tmp_path):
     settings = fleetune.read_run(ROOT / "tools" / "demo.toml", ["run.rounds=1"])
-    summary = fleetune.simulate(settings, tmp_path)
+    result = fleetune.simulate(settings, tmp_path)
     folder = tmp_path / settings.run.name
-    assert summary.accuracy.personal_mean > 0.1
-    assert fleetune.read_summary(folder) == summary
+    assert result.summary.accuracy.personal_mean > 0.1
+    assert fleetune.read_summary(folder) == result.summary == fleetune.read_result(folder).summary
     with pytest.raises(fleetune.errors.StoreError, match="no-run holds no summary of a run"):
         fleetune.read_summary(tmp_path / "no-run")
     assert (folder / "report.html").is_file()
-    with pytest.raises(fleetune.FleetuneError, match="holds a finished run"):
-        fleetune.simulate(settings, tmp_path)
+    with pytest.raises(fleetune.FleetuneError, match=r"holds a run with other settings: run.seed was 0"):
+        fleetune.simulate(settings, tmp_path, set={"run.seed": 1})

@@ -245,6 +245,7 @@ def test_a_users_type_checker_knows_what_is_public(either, tmp_path):
         "rich",
         "typer",
         "safetensors",
+        "pandas",
     )
     skipped = "".join(
         f"[mypy-{name}.*]\nfollow_imports = skip\nignore_missing_imports = true\n" for name in heavy
@@ -254,7 +255,7 @@ def test_a_users_type_checker_knows_what_is_public(either, tmp_path):
         sys.executable, "-m", "mypy", "--python-executable", either / "python", "mine.py", cwd=tmp_path
     )
     assert [line.split(": ", 1)[1] for line in checked[1].splitlines() if line.startswith("mine.py")] == [
-        'note: Revealed type is "fleetune.coordinator.reports.summary.Summary"',
+        'note: Revealed type is "fleetune.tools.research.result.Result"',
         'note: Revealed type is "fleetune.protocols.randomness.Key"',
         (
             'error: Incompatible types in assignment (expression has type "Board", variable has type "int")'

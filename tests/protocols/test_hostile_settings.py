@@ -15,6 +15,7 @@ from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.run_toml import convert, parse_run
 from fleetune.protocols.settings.simulation import FleetSection, Partition, WirelessSection
+from fleetune.tools.simulator.given import Given
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.simulated_fleet import Shares, check_counts, simulated_devices
 
@@ -74,7 +75,7 @@ def refusal(content, digits):
         convert(settings.fleet.policy, Policy, "fleet.policy")
         assert finite(msgspec.to_builtins(without_policy(settings)))
         simulated_devices(settings)
-        Shares(settings, digits)._rows  # noqa: B018 - deals them
+        Shares(settings, Given(digits))._rows  # noqa: B018 - deals them
     except FleetuneError as problem:
         return str(problem)
     return ""
@@ -96,7 +97,9 @@ def test_any_concentration_deals(kind, digits):
     for alpha in (5e-324, 1e-12, 1e-3, 1e3, 1e15):
         content = with_value("data.partition", {"kind": kind, "alpha": alpha, "samples": 20})
         settings = parse_run(content)
-        assert all(len(train) + len(test) >= 2 for train, test in Shares(settings, digits)._rows), alpha
+        assert all(len(train) + len(test) >= 2 for train, test in Shares(settings, Given(digits))._rows), (
+            alpha
+        )
 
 
 def simulated(content):
@@ -129,10 +132,10 @@ def test_what_cannot_be_is_named(key, value, message):
 def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind, digits):
     content = with_value("data.partition", {"kind": kind, "samples": 5000})
     with pytest.raises(SettingError, match=r"data.partition.samples = 5000 .*has 1797 to deal"):
-        Shares(parse_run(content), digits)._rows  # noqa: B018
+        Shares(parse_run(content), Given(digits))._rows  # noqa: B018
     few = replace(digits, x=digits.x[:50], y=digits.y[:50])
     with pytest.raises(SettingError, match="has 50 to deal"):
-        Shares(parse_run(with_value("data.partition", {"kind": kind, "samples": 51})), few)._rows  # noqa: B018
+        Shares(parse_run(with_value("data.partition", {"kind": kind, "samples": 51})), Given(few))._rows  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from fleetune.protocols.errors import FleetuneError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.played import Played
+from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.worker import WORKER_DIED
 
 SETTINGS = "run.json"
@@ -37,12 +38,17 @@ SETTINGS = "run.json"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the comparison: a contender with a seed, where it is kept, and where other runs are."""
+    """One run of the comparison: a contender with a seed, where it is kept, and where other runs are.
+
+    Attributes:
+        given: what the caller gives it instead of what [data] names; `settings` say so already.
+    """
 
     label: str
     settings: RunSettings
     folder: Path
     runs: Path
+    given: Given = NOTHING_GIVEN
 
     @property
     def title(self) -> str:
@@ -51,11 +57,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A run of the comparison closed a round; the score is that of the round's participants."""
+    """A run of the comparison closed a round, perhaps the final evaluation; the score is that of the round's
+    participants.
+    """
 
     cell: Cell
     number: int
     score: float | None
+    final_evaluation: bool = False
 
 
 class _StoppedError(BaseException):
@@ -97,6 +106,7 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
         fresh=True,
         observers=[ClosedRounds(on_closed)],
         runs=cell.runs,
+        given=cell.given,
     )
     records = run.controller.records()
     run.store.close()
@@ -172,7 +182,7 @@ def _play_here(
 
 
 def _round_done(cell: Cell, record: RoundRecord) -> RoundDone:
-    return RoundDone(cell, record.number, AFTER.of_round(record))
+    return RoundDone(cell, record.number, AFTER.of_round(record), record.final_evaluation)
 
 
 def _pass_on(news: "Queue[RoundDone]", on_round: Callable[[RoundDone], None]) -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -37,9 +37,16 @@ from fleetune.tools.compare.tables import (
     runs_csv,
     tables,
 )
+from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.show import progress_bar
 
 YARDSTICKS = ("local-only", "fedavg")
+Give = Callable[[RunSettings], Given]  # of the run's settings, its seed among them
+Hear = Callable[[RoundDone], None]
+
+
+def _nothing(_: RunSettings) -> Given:
+    return NOTHING_GIVEN
 
 
 def compare(
@@ -47,11 +54,13 @@ def compare(
     methods: Sequence[str],
     folder: Path,
     *,
-    seeds: int,
+    seeds: int | Sequence[int],
     target: float | None,
     workers: int,
     fresh: bool,
     console: Console,
+    give: Give = _nothing,
+    hear: Hear | None = None,
 ) -> Comparison:
     """Play what is not finished yet, then leave tables, plots and the page in `folder` and show them.
 
@@ -61,29 +70,32 @@ def compare(
         settings: of the run file; `run.seed` is the first seed.
         methods: names of methods, or of [compare.LABEL] tables.
         folder: of the comparison; each run in it is kept in LABEL/seed-N.
-        seeds: how many.
+        seeds: how many, or which.
         target: score (accuracy in (0, 1)) whose cost is asked for; None: see `comparison.target_of`.
         workers: processes in all; 0: none but this one.
         fresh: play finished runs again, too.
         console: to show it on.
+        give: what the caller gives a run instead of what [data] names.
+        hear: told of every closed round.
 
     Raises:
         SettingError: a label, a method's setting or an option is wrong; nothing was played.
         FleetuneError: runs could not be played; all others are in the report.
         KeyboardInterrupt: interrupted; what is finished is in the report.
     """
-    _check_options(seeds, target, task_of(settings.task).score)
+    seeds = seeds_of(settings, seeds)
+    _check_target(target, task_of(settings.task).score)
     contenders = contenders_of(settings, methods)
-    cells = cells_of(settings, contenders, seeds, folder)
+    cells = cells_of(settings, contenders, seeds, folder, give)
     missing = [cell for cell in cells if fresh or not finished(cell)]
     if missing:
         labels = {cell.label for cell in missing}
-        _check_methods(settings, [one for one in contenders if one.label in labels], folder.parent)
+        _check_methods(missing[0], [one for one in contenders if one.label in labels])
     for cell in missing:
         forget(cell)
     if len(missing) < len(cells):
         console.print(f"{len(cells) - len(missing)} of {len(cells)} runs are finished already, in {folder}")
-    watch = _Watch(console, cells, missing)
+    watch = _Watch(console, cells, missing, hear)
     stopped = _play(missing, workers, watch)
     runs = tuple(run for cell in cells if (run := finished(cell)))
     comparison = _compared(settings, contenders, seeds, runs, target)
@@ -145,25 +157,29 @@ def _expanded(asked: Sequence[str], known: Sequence[str]) -> list[str]:
     return labels
 
 
-def cells_of(settings: RunSettings, contenders: Sequence[Contender], seeds: int, folder: Path) -> list[Cell]:
+def cells_of(
+    settings: RunSettings,
+    contenders: Sequence[Contender],
+    seeds: int | Sequence[int],
+    folder: Path,
+    give: Give = _nothing,
+) -> list[Cell]:
     """A run for each contender and seed, all contenders with the first seed first."""
-    return [
-        Cell(
-            one.label,
-            replace(
-                settings,
+    cells = []
+    for seed in seeds_of(settings, seeds):
+        seeded = replace(settings, run=replace(settings.run, seed=seed), compare={})
+        given = give(seeded)
+        seeded = given.named_in(seeded)
+        for one in contenders:
+            played = replace(
+                seeded,
                 method=with_defaults_of_run(one.method, settings.run.last_round),
                 training=with_schedule_of_run(settings.training, settings.run.last_round),
-                run=replace(settings.run, seed=seed),
                 fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
-                compare={},
-            ),
-            folder / one.label.replace(":", "-") / f"seed-{seed}",
-            folder.parent,
-        )
-        for seed in range(settings.run.seed, settings.run.seed + seeds)
-        for one in contenders
-    ]
+            )
+            kept_in = folder / one.label.replace(":", "-") / f"seed-{seed}"
+            cells.append(Cell(one.label, played, kept_in, folder.parent, given))
+    return cells
 
 
 def _play(missing: Sequence[Cell], workers: int, watch: "_Watch") -> KeyboardInterrupt | FleetuneError | None:
@@ -182,9 +198,22 @@ def _play(missing: Sequence[Cell], workers: int, watch: "_Watch") -> KeyboardInt
     return None
 
 
-def _check_options(seeds: int, target: float | None, score: Score) -> None:
-    if seeds < 1:
-        raise SettingError(f"--seeds {seeds}: at least 1")
+def seeds_of(settings: RunSettings, seeds: int | Sequence[int]) -> Sequence[int]:
+    """So many from `run.seed` on, or these.
+
+    Raises:
+        SettingError: none, or one twice.
+    """
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise SettingError(f"--seeds {seeds}: at least 1")
+        return range(settings.run.seed, settings.run.seed + seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise SettingError(f"--seeds {list(seeds)}: name at least one, and none twice")
+    return seeds
+
+
+def _check_target(target: float | None, score: Score) -> None:
     if target is not None and score.share and not 0 < target < 1:
         raise SettingError(f"--target {target:g}: {score.title} is between 0 and 1, e.g. 0.9")
 
@@ -209,13 +238,14 @@ def _method_section(settings: RunSettings, label: str) -> dict[str, object]:
     return section
 
 
-def _check_methods(settings: RunSettings, contenders: Sequence[Contender], runs: Path) -> None:
+def _check_methods(cell: Cell, contenders: Sequence[Contender]) -> None:
     """Make each method once: a wrong setting of the last is found before the first has run for hours."""
     from fleetune.coordinator.run.enrolment import prepare
     from fleetune.tools.simulator.runner import with_model_shape
     from fleetune.tools.simulator.simulated_fleet import Shares
 
-    spec = prepare(with_model_shape(settings, Shares(settings)), runs).spec
+    settings = cell.settings
+    spec = prepare(with_model_shape(settings, Shares(settings, cell.given)), cell.runs).spec
     for one in contenders:
         try:
             from_section(one.method, spec, settings.task.kind)
@@ -226,15 +256,14 @@ def _check_methods(settings: RunSettings, contenders: Sequence[Contender], runs:
 def _compared(
     settings: RunSettings,
     contenders: Sequence[Contender],
-    seeds: int,
+    seeds: Sequence[int],
     runs: tuple[Played, ...],
     target: float | None,
 ) -> Comparison:
-    first = settings.run.seed
     return Comparison(
         settings.run.name,
         tuple(contenders),
-        tuple(range(first, first + seeds)),
+        tuple(seeds),
         runs,
         target_of(runs, target),
     )
@@ -271,8 +300,11 @@ def _report(
 class _Watch:
     """One bar over the rounds of all runs, and a line for each run that is over."""
 
-    def __init__(self, console: Console, cells: Sequence[Cell], missing: Sequence[Cell]) -> None:
+    def __init__(
+        self, console: Console, cells: Sequence[Cell], missing: Sequence[Cell], hear: Hear | None
+    ) -> None:
         self._console = console
+        self._hear = hear
         self._rounds = {cell.title: 0 for cell in missing}
         self._over = len(cells) - len(missing)
         self._num_runs = len(cells)
@@ -283,6 +315,8 @@ class _Watch:
         self._task: TaskID = self.bar.add_task(self._title(), total=total, score="", visible=bool(missing))
 
     def round_done(self, news: RoundDone) -> None:
+        if self._hear is not None:
+            self._hear(news)
         title, most = news.cell.title, news.cell.settings.run.last_round
         self._rounds[title] = max(self._rounds[title], min(news.number, most or news.number))
         told = unit_of(task_of(news.cell.settings.task).score).text(news.score)

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -151,7 +151,9 @@ def about_seeds(comparison: Comparison) -> str:
     seeds = comparison.seeds
     if len(seeds) == 1:
         return f"one run each, seed {seeds[0]}"
-    return f"mean ± standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"
+    in_line = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
+    which = f"{seeds[0]} to {seeds[-1]}" if in_line else ", ".join(map(str, seeds))
+    return f"mean ± standard deviation over {len(seeds)} seeds ({which})"
 
 
 def best(comparison: Comparison, metric: Metric) -> set[str]:
@@ -223,15 +225,22 @@ def rounds_csv(comparison: Comparison) -> bytes:
 
 def internals_csv(comparison: Comparison) -> bytes:
     """What the methods told of their inner workings: one row a figure, a round of a run, and a part."""
-    rows: list[dict[str, object]] = []
-    for run in comparison.runs:
-        for name, course in run.summary.inside.items():
-            for at, number in enumerate(course.rounds):
-                row = {"contender": run.label, "seed": run.seed, "number": number, "figure": name}
-                ends = {"mean": course.mean[at], "least": course.least[at], "greatest": course.greatest[at]}
-                rows.append({**row, **ends})
-                rows += [{**row, "part": part, "mean": one[at]} for part, one in course.parts.items()]
+    rows = (
+        {"contender": run.label, "seed": run.seed, **row}
+        for run in comparison.runs
+        for row in internal_rows(run.summary)
+    )
     return _csv(["contender", "seed", "number", "figure", "part", "mean", "least", "greatest"], rows)
+
+
+def internal_rows(summary: Summary) -> Iterator[dict[str, object]]:
+    """Of one run: one row a figure, a round, and, behind that, a part."""
+    for name, course in summary.inside.items():
+        for at, number in enumerate(course.rounds):
+            row = {"number": number, "figure": name}
+            ends = {"mean": course.mean[at], "least": course.least[at], "greatest": course.greatest[at]}
+            yield {**row, **ends}
+            yield from ({**row, "part": part, "mean": one[at]} for part, one in course.parts.items())
 
 
 def cells(comparison: Comparison, contender: Contender, columns: Sequence[Metric]) -> list[Cell]:

@@ -1,6 +1,6 @@
 """What users mark as test or validation in their own data keeps that role on whatever device it comes to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,29 +11,53 @@ from fleetune.edge_agent.training.device_data import Dataset
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.simulation import Partition
-from fleetune.tools.simulator.partition import Rows, Split, deal, parted, partition
+from fleetune.tools.simulator.given import Dealt
+from fleetune.tools.simulator.partition import Rows, Split, deal, parted
 
 Mask = NDArray[np.bool_]
 
 
-def splits_of(dataset: Dataset, settings: Partition, num_devices: int, key: Key) -> list[Split]:
+def splits_of(
+    dataset: Dataset,
+    settings: Partition,
+    num_devices: int,
+    key: Key,
+    given: Sequence[Dealt] | None = None,
+) -> list[Split]:
     """Each device's training rows, marked validation rows among them, and its test rows.
 
     A device that was dealt nothing to train on, or nothing to test on, gets a sample from whoever has the
-    most of them.
+    most of them, but where groups must stay whole or the caller dealt.
+
+    Args:
+        dataset: with its marks.
+        settings: [data] partition.
+        num_devices: at least 1.
+        key: the same key deals the same.
+        given: what the caller dealt to each device, instead of `deal`; rows that were given as training rows
+            and test rows are these whatever is marked.
 
     Raises:
         SettingError: as `partition`; or there are too few marked or unmarked samples, or groups that must
             stay whole lack them.
     """
+    if given is None:
+        dealt = deal(dataset.strata, dataset.group, settings, num_devices, key)
+    elif any(isinstance(one, tuple) for one in given):
+        return [
+            one if isinstance(one, tuple) else parted(one, dataset.strata, settings, device, key)
+            for device, one in enumerate(given)
+        ]
+    else:
+        dealt = [rows for rows in given if not isinstance(rows, tuple)]
     if dataset.block is not None and dataset.test is None:
-        return _by_blocks(dataset, settings, num_devices, key)
+        return _by_blocks(dataset, settings, dealt)
     if dataset.benchmark or (dataset.test is None and dataset.validation is None):
-        return partition(dataset.strata, dataset.group, settings, num_devices, key)
-    dealt = deal(dataset.strata, dataset.group, settings, num_devices, key)
+        return [parted(rows, dataset.strata, settings, device, key) for device, rows in enumerate(dealt)]
     nobody = np.zeros(len(dataset.y), np.bool_)
     test, validation = (nobody if mask is None else mask for mask in (dataset.test, dataset.validation))
-    share_out = partial(_shared_out, source=dataset.source, kind=settings.kind, key=key)
+    firm = settings.kind == "group" or given is not None
+    share_out = partial(_shared_out, source=dataset.source, kind=settings.kind, firm=firm, key=key)
     if dataset.test is not None:
         dealt = share_out(dealt, test, "as test", 1)
         dealt = share_out(dealt, ~test & ~validation, "for training", 1)
@@ -45,7 +69,7 @@ def splits_of(dataset: Dataset, settings: Partition, num_devices: int, key: Key)
     ]
 
 
-def _by_blocks(dataset: Dataset, settings: Partition, num_devices: int, key: Key) -> list[Split]:
+def _by_blocks(dataset: Dataset, settings: Partition, dealt: Sequence[Rows]) -> list[Split]:
     """Samples that overlap are trained on together or tested on together, as on a real device.
 
     Raises:
@@ -53,7 +77,7 @@ def _by_blocks(dataset: Dataset, settings: Partition, num_devices: int, key: Key
     """
     numbers, _ = draws(dataset.x, dataset.y, dataset.block)
     splits = []
-    for device, rows in enumerate(deal(dataset.strata, dataset.group, settings, num_devices, key)):
+    for device, rows in enumerate(dealt):
         test = below(numbers[rows], settings.test_fraction)
         if not test.any():
             raise SettingError(
@@ -71,12 +95,12 @@ def _drawn(rows: Rows, validation: Mask, part: Callable[[Rows], Split]) -> Split
 
 
 def _shared_out(
-    dealt: list[Rows], mask: Mask, what: str, wanted: int, *, source: str, kind: str, key: Key
+    dealt: list[Rows], mask: Mask, what: str, wanted: int, *, source: str, kind: str, firm: bool, key: Key
 ) -> list[Rows]:
     """Nobody has fewer than `wanted` rows of the mask."""
     dealt, rng = list(dealt), key.child("marks", what).generator()
     counts = np.array([mask[rows].sum() for rows in dealt])
-    fixed = kind == "group" or counts.sum() < wanted * len(dealt)
+    fixed = firm or counts.sum() < wanted * len(dealt)
     while counts.min() < wanted:
         poor, rich = int(counts.argmin()), int(counts.argmax())
         if fixed:

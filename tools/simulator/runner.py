@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from fleetune.coordinator.reports.report import write_report
+from fleetune.coordinator.reports.report import write_figures, write_report
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
@@ -40,6 +40,7 @@ from fleetune.protocols.wire.transfer import digest_of
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.arrivals import Deliveries
 from fleetune.tools.simulator.days import Days, Growing
+from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.growing_devices import growing_devices
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.simulated_fleet import (
@@ -49,7 +50,7 @@ from fleetune.tools.simulator.simulated_fleet import (
     ratio_controller_of,
     simulated_devices,
 )
-from fleetune.tools.simulator.simulation import Simulation, world_of
+from fleetune.tools.simulator.simulation import OnRound, Simulation, world_of
 from fleetune.tools.simulator.starting_models import carry_over
 
 
@@ -85,6 +86,8 @@ def simulate(
     fresh: bool,
     observers: Iterable[Observer] = (),
     runs: Path | None = None,
+    given: Given = NOTHING_GIVEN,
+    on_round: OnRound | None = None,
 ) -> tuple[Run, Summary]:
     """Simulate a run; the open run and its summary.
 
@@ -95,6 +98,8 @@ def simulate(
         fresh: replace what an earlier run left in the folder.
         observers: told of what happens, and, where the run goes on from another, what its devices begin with.
         runs: the folder of runs that this one may start from; None: the one that `folder` is in.
+        given: what the caller gives instead of what [data] names; `settings` say so already.
+        on_round: see `Simulation`.
 
     Raises:
         FleetuneError: settings, data or model are wrong; StoreError when the disk is full.
@@ -102,7 +107,7 @@ def simulate(
     runs = runs or folder.parent
     check_counts(settings)
     check_ends(settings)
-    shares = Shares(settings)
+    shares = Shares(settings, given)
     settings = with_model_shape(settings, shares)
     beginning = begin(settings, runs)
     enrolment = beginning.enrolment
@@ -127,7 +132,17 @@ def simulate(
         names = [player.name for player in players]
         if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
             watching.tell(Notice(begins))
-        _play(run, players, workers, watching, growing, sent_bytes=_sent_at_first(run, beginning, runs))
+        sent_bytes = _sent_at_first(run, beginning, runs)
+        _play(
+            run,
+            players,
+            workers,
+            watching,
+            growing,
+            sent_bytes=sent_bytes,
+            given=given,
+            on_round=on_round,
+        )
     except BaseException:
         run.store.close()
         raise
@@ -137,19 +152,28 @@ def simulate(
     return run, summary if growing is None else replace(summary, days=growing.days.ended)
 
 
-def leave(run: Run, summary: Summary) -> list[Path]:
-    """Write the report and the shared model of a simulated run into its folder, and close it; the files.
+def leave(run: Run, summary: Summary, *, finished: bool = True, report: bool = True) -> list[Path]:
+    """Write what a simulated run leaves in its folder, its shared model too, and close it; the files.
+
+    Args:
+        run: to close.
+        summary: of it.
+        finished: False: its caller ended it, and may want all of it later.
+        report: pictures and report.html too, not only figures.
 
     Raises:
         StoreError: a file cannot be written.
     """
-    boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
+    records = run.controller.records()
     with closing(run.store):
-        files = write_report(
-            run.folder, run.settings, summary, run.controller.records(), boards=boards, durable=False
-        )
+        if report:
+            boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
+            files = write_report(run.folder, run.settings, summary, records, boards=boards, durable=False)
+        else:
+            files = write_figures(run.folder, summary, records)
         files.append(save_shared_model(run))
-        mark_finished(run)
+        if finished:
+            mark_finished(run)
     return files
 
 
@@ -188,8 +212,10 @@ def _play(
     growing: Growing | None,
     *,
     sent_bytes: int,
+    given: Given,
+    on_round: OnRound | None,
 ) -> None:
-    with _executor(run, workers) as executor:
+    with _executor(run, workers, given) as executor:
         Simulation(
             run.controller,
             run.enrolment,
@@ -201,6 +227,8 @@ def _play(
             world=world_of(run.settings),
             growing=growing,
             observers=observers,
+            on_round=on_round,
+            overlapping=run.settings.round.mode != "synchronous",
         ).run()
 
 
@@ -225,8 +253,8 @@ def _start_with(settings: RunSettings, players: list[Player]) -> int:
 
 
 @contextmanager
-def _executor(run: Run, workers: int) -> Iterator[Executor]:
-    arguments = run.settings, run.payload, run.folder / DEVICES
+def _executor(run: Run, workers: int, given: Given) -> Iterator[Executor]:
+    arguments = run.settings, run.payload, run.folder / DEVICES, given
     if not workers:
         worker.start(*arguments)
         yield Inline()

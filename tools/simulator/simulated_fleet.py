@@ -12,7 +12,7 @@ from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.probes.board_profile import board_named, report_of
-from fleetune.edge_agent.training.device_data import Dataset, DeviceData, check_fits, load, scaled, take
+from fleetune.edge_agent.training.device_data import DeviceData, check_fits, scaled, take
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
@@ -23,6 +23,7 @@ from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.links.fleet_links import links_of
 from fleetune.tools.links.link import Constant, Link
+from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.marked_samples import splits_of
 from fleetune.tools.simulator.partition import Rows, Split
 
@@ -109,16 +110,17 @@ def _device(
 
 
 class Shares:
-    """Each device's part of the run's data set, dealt by [data] partition."""
+    """Each device's part of the run's data set, dealt by [data] partition, or as the caller gives it."""
 
-    def __init__(self, settings: RunSettings, dataset: Dataset | None = None) -> None:
-        self.dataset = dataset or load(settings.data.source, None)
-        self._settings = settings
+    def __init__(self, settings: RunSettings, given: Given = NOTHING_GIVEN) -> None:
+        self.dataset = given.samples(settings)
+        given.check(settings)
+        self._settings, self._dealt = settings, given.dealt
 
     @cached_property
     def _rows(self) -> list[Split]:
         settings, key = self._settings, run_key(self._settings.run.seed).child("partition")
-        return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key)
+        return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key, self._dealt)
 
     def rows(self, index: int) -> Rows:
         """Which samples of the data set are those of device `index`, ascending."""

@@ -21,9 +21,11 @@ from fleetune.coordinator.rounds.events import (
     Declined,
     DeviceGone,
     DeviceReady,
+    Paused,
     RoundsEnded,
     Tick,
 )
+from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.rounds.schedule import TOLD
 from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.observers import Observers
@@ -41,6 +43,8 @@ from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.days import Growing
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
 
+OnRound = Callable[[RoundRecord], bool]  # told of a training round that closed: whether it was the last
+STOPPED = "stopped by its caller"
 MOST_ATTEMPTS = 300  # at one round
 FIRST_DAY = 20_454  # since 1970: 1 January 2026
 MOST_STRETCHES = 10_000  # between two rounds
@@ -80,6 +84,10 @@ class Simulation:
         world: when it begins and ends.
         growing: what comes to the devices, and how they do, where their data grow.
         observers: told of what happens.
+        on_round: told of every training round before the next one opens; True: there shall be none. What it
+            raises ends the simulation.
+        overlapping: rounds are semi-asynchronous; `on_round` is told when the next one is open already, which
+            is finished in any case.
     """
 
     def __init__(
@@ -95,6 +103,8 @@ class Simulation:
         world: World = World(),
         growing: Growing | None = None,
         observers: Observers,
+        on_round: OnRound | None = None,
+        overlapping: bool = False,
     ) -> None:
         self._controller = controller
         controller.keeps_steps = False
@@ -108,6 +118,8 @@ class Simulation:
         self._growing = growing
         self._turns_left = 0 if growing is None else growing.deliveries.turns
         self._observers = observers
+        self._on_round = on_round
+        self._overlapping = overlapping
         self._in_flight: list[Future[worker.Worked]] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -242,6 +254,7 @@ class Simulation:
                     self._note_happening(outcome)
         for declined in unsent:
             self._tell(declined)
+        self._ask_caller(outcomes)
         turn = self._controller.turn
         if turn.attempt > MOST_ATTEMPTS:
             raise SettingError(
@@ -252,6 +265,18 @@ class Simulation:
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
             self._at(max(wake_at, self.now), lambda: self._tick(wake_at))
+
+    def _ask_caller(self, outcomes: list[Outcome]) -> None:
+        """Whether there shall be a next round. None opens before the caller has seen the one before it."""
+        if self._on_round is None or self._finished:
+            return
+        closed = (one.record for one in outcomes if isinstance(one, RoundClosed))
+        if any(self._on_round(record) for record in closed if not record.final_evaluation):
+            self._tell(RoundsEnded(STOPPED))
+        state = self._controller.engine_state
+        trains = state.stage == "training"
+        if not self._overlapping and not self._finished and trains != state.paused:
+            self._tell(Paused(trains))
 
     def _note_happening(self, event: Happening) -> None:
         self._observers.tell(event)

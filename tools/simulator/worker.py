@@ -24,6 +24,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
+from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.growing_devices import Came, GrowingDevices, growing_devices
 from fleetune.tools.simulator.simulated_fleet import Shares
 
@@ -138,7 +139,7 @@ def _num_bytes(data: FeatureData) -> int:
 _stage: Stage | None = None
 
 
-def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
+def start(settings: RunSettings, enrolment: bytes, folder: Path, given: Given = NOTHING_GIVEN) -> None:
     """Set this process up, once; `folder` is that of the devices' states, in the run's folder."""
     global _stage  # noqa: PLW0603 - a worker process has one stage, and the pool calls plain functions
     decoded = codec.decode(enrolment, Enrolment, None)
@@ -146,7 +147,7 @@ def start(settings: RunSettings, enrolment: bytes, folder: Path) -> None:
     frozen = stored_backbone(folder.parent, decoded.spec)
     backend = make_backend("torch", decoded.spec, None, 1, task=decoded.learns, frozen=frozen)
     upper = upper_of(backend, decoded.training)
-    shares = Shares(settings)
+    shares = Shares(settings, given)
     growing = growing_devices(settings, decoded, shares, folder, backend)
     _stage = Stage(settings, decoded, method, backend, shares, folder, upper, growing=growing)
 

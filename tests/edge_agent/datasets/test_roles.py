@@ -16,6 +16,7 @@ from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.tools.simulator.given import Given
 from fleetune.tools.simulator.simulated_fleet import Shares
 
 
@@ -117,7 +118,7 @@ def shares(data, devices=6, kind="dirichlet", validation_fraction=0.0):
             "fleet": {"devices": devices},
         }
     )
-    dealt = Shares(settings, data)
+    dealt = Shares(settings, Given(data))
     return [dealt.of(index, ModelSpec("model", (), (), (3,), 4)) for index in range(devices)]
 
 

@@ -1,0 +1,155 @@
+"""A run's rounds and devices as rows of plain numbers: columns are metrics, under the names that these have.
+
+Where a metric is of how well a model does, its column is called by the score of the run's task: in place of
+`accuracy` in its name, else in front of it (`mae_after`, `mae_personal_mean`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from fleetune.coordinator.reports.metric import Metric
+from fleetune.coordinator.reports.metrics import (
+    AFTER,
+    BEFORE,
+    BYTES_DOWN,
+    BYTES_UP,
+    DOWNLOAD,
+    DURATION,
+    ENERGY,
+    EXPECTED,
+    METRICS,
+    PERSONAL,
+    SAMPLES,
+    TRAINING,
+    UPDATES,
+    UPLOAD,
+)
+from fleetune.coordinator.reports.outcome import with_personal
+from fleetune.coordinator.reports.summary import DeviceSummary, Summary
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.tasks.scores import ACCURACY, Score
+from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.tables import internal_rows
+from fleetune.tools.simulator.simulated_fleet import simulated_devices
+
+Row = dict[str, Any]
+OF_ROUNDS = tuple(metric for metric in METRICS if metric.reply or metric.round)
+OF_DEVICES = tuple(metric for metric in METRICS if metric.device)
+ALWAYS = frozenset(
+    metric.name
+    for metric in (
+        *(BEFORE, AFTER, PERSONAL, BYTES_DOWN, BYTES_UP, DURATION),
+        *(DOWNLOAD, TRAINING, UPLOAD, ENERGY, EXPECTED, SAMPLES, UPDATES),
+    )
+)  # columns that are there though nobody tells them
+
+
+def column_of(metric: Metric, score: Score) -> str:
+    """What the metric's column is called where models are judged by `score`."""
+    if not metric.judges:
+        return metric.name
+    if ACCURACY.name in metric.name:
+        return metric.name.replace(ACCURACY.name, score.name)
+    return f"{score.name}_{metric.name}"
+
+
+def round_row(record: RoundRecord, score: Score) -> Row:
+    """A closed round, over the replies that counted; None where nobody told it.
+
+    `participants` were asked, `replies` counted; `opened_s` and `closed_s` are seconds since the run began.
+    """
+    return {
+        "round": record.number,
+        "opened_s": record.opened_s,
+        "closed_s": record.closed_s,
+        "participants": len(record.participants),
+        "replies": len(record.devices),
+        **{column_of(metric, score): metric.of_round(record) for metric in OF_ROUNDS},
+    }
+
+
+def round_rows(run: Played) -> list[Row]:
+    """All training rounds, ascending, with columns that somebody told.
+
+    Beside what a round's participants came to stands how the fleet stood when it closed: `..._of_fleet`,
+    every device that has taken part with its latest reply, and `devices_so_far`, how many these are.
+    """
+    score = run.summary.judged_by
+    before, after = (f"{column_of(metric, score)}_of_fleet" for metric in (BEFORE, AFTER))
+    rows = [
+        {
+            **round_row(record, score),
+            before: point.before,
+            after: point.after,
+            "devices_so_far": point.known,
+        }
+        for record, point in zip(run.records, run.points, strict=True)
+    ]
+    return _told(rows, OF_ROUNDS, score, but={PERSONAL.name})
+
+
+def device_rows(run: Played, settings: RunSettings | None) -> list[Row]:
+    """All devices, with columns that somebody told; `settings`: of a simulation, for boards and links.
+
+    All scores of the task stand there, `NAME_personal`, and the means of the method's figures, `method.NAME`.
+    """
+    score = run.summary.judged_by
+    whole = with_personal(run.summary, run.records)
+    fleet = _fleet(settings) if settings and run.summary.simulated else {}
+    rows = [
+        {
+            "device": name,
+            **fleet.get(name, {}),
+            "ratio": row.ratio,
+            "reason": row.reason,
+            **{column_of(metric, score): metric.of_device(row) for metric in OF_DEVICES},
+            **_scores(row),
+            **({} if row.metrics is UNSET else row.metrics),
+        }
+        for name, row in whole.by_device.items()
+    ]
+    return _told(rows, OF_DEVICES, score)
+
+
+def internals_rows(summary: Summary) -> list[Row]:
+    """What the method told of its inner workings: one row a figure, a round, and a part of it."""
+    order = ("figure", "part", "mean", "least", "greatest")
+    return [
+        {"round": row["number"], **{name: row.get(name) for name in order}} for row in internal_rows(summary)
+    ]
+
+
+def _scores(row: DeviceSummary) -> Mapping[str, float]:
+    return {} if row.scores is UNSET else {f"{name}_personal": value for name, value in row.scores.items()}
+
+
+def _fleet(settings: RunSettings) -> dict[str, Row]:
+    """Boards and links of a simulated fleet; empty: a file that it was made of is not here any more."""
+    try:
+        devices = simulated_devices(settings)
+    except FleetuneError:
+        return {}
+    return {
+        one.name: {
+            "board": one.board.name,
+            "uplink_bps": one.link.rate_bps(0, "up") or one.board.uplink_bps,
+            "downlink_bps": one.link.rate_bps(0, "down") or one.board.downlink_bps,
+        }
+        for one in devices
+    }
+
+
+def _told(rows: Sequence[Row], metrics: Iterable[Metric], score: Score, but: Iterable[str] = ()) -> list[Row]:
+    """Without the columns of metrics that nobody told, but for those that are always there."""
+    always = ALWAYS.difference(but)
+    silent = {
+        column
+        for metric in metrics
+        if metric.name not in always and all(row[column_of(metric, score)] is None for row in rows)
+        for column in (column_of(metric, score),)
+    }
+    return [{column: value for column, value in row.items() if column not in silent} for row in rows]

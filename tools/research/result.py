@@ -1,0 +1,122 @@
+"""What a run came to, simulated or of a real fleet, as data frames; and reading it from the run's folder."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metric import unit_of
+from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.reports.outcome import with_personal
+from fleetune.coordinator.reports.summarise import summary_of
+from fleetune.coordinator.reports.summary import SUMMARY, Summary, read_summary
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.round_journal import ROUNDS
+from fleetune.coordinator.run.stored_run import FINISHED, look_at, stored_run
+from fleetune.coordinator.store.device_rows import read_engine
+from fleetune.coordinator.store.run_folder import DEVICES, STATE
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.compare.cells import SETTINGS
+from fleetune.tools.compare.played import Played
+from fleetune.tools.research.columns import device_rows, internals_rows, round_rows
+from fleetune.tools.research.frames import frame_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """What a run came to.
+
+    Its data frames need pandas. Columns are metrics, under the names that summary.json and CSV files have
+    for them, units in their names; those of scores are called by the score of the run's task,
+    `accuracy_after` or `mae_after`. A share is a fraction of 1.
+
+    Attributes:
+        folder: of the run.
+        settings: of the run.
+        summary: the content of its summary.json; of a run that goes on, as it stands.
+        records: of its closed rounds, ascending, the final evaluation among them.
+        finished: all its rounds are done.
+    """
+
+    folder: Path
+    settings: RunSettings
+    summary: Summary
+    records: tuple[RoundRecord, ...]
+    finished: bool = True
+
+    @cached_property
+    def rounds(self) -> "pd.DataFrame":
+        """A row a training round, by its number; see `tools.research.columns.round_rows`."""
+        return frame_of(round_rows(self._played), "round")
+
+    @cached_property
+    def devices(self) -> "pd.DataFrame":
+        """A row a device, by its name; see `tools.research.columns.device_rows`."""
+        return frame_of(device_rows(self._played, self.settings), "device")
+
+    @cached_property
+    def internals(self) -> "pd.DataFrame":
+        """What the method told of its inner workings: a row a figure, a round, and a part of the figure."""
+        return frame_of(internals_rows(self.summary))
+
+    @property
+    def _played(self) -> Played:
+        training = [record for record in self.records if not record.final_evaluation]
+        return Played(self.summary.method, self.summary.seed, self.summary, training)
+
+    def __repr__(self) -> str:
+        summary = with_personal(self.summary, self.records)
+        score = summary.judged_by
+        told = f"{score.title} {unit_of(score).text(PERSONAL_MEAN.of_run(summary))}"
+        sent = f"{readable.size(summary.bytes.up)} up"
+        state = "" if self.finished else ", not finished"
+        return f"<{summary.method}, {summary.rounds} rounds{state}, personal {told}, {sent}: {self.folder}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What the summary has: `simulate` gave that alone once."""
+            if name.startswith("_") or name not in Summary.__struct_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.summary, name)
+
+
+def read_result(folder: Path | str) -> Result:
+    """What the run in a folder came to: simulated or of a real fleet, finished or not, also one that goes on.
+
+    Raises:
+        SettingError: the folder holds no run.
+        StoreError: what it holds is damaged; StoreVersion: it is from another version.
+    """
+    folder = Path(folder)
+    if not (folder / STATE).exists():
+        return _of_comparison(folder)
+    with stored_run(folder) as kept:
+        state = read_engine(kept.store) or EngineState()
+        if state.stage == "finished" and (folder / SUMMARY).exists():
+            finished = kept.store.get(FINISHED) is not None
+            return Result(folder, kept.settings, read_summary(folder), tuple(kept.store.records()), finished)
+    with look_at(folder) as run:
+        summary = summary_of(run, simulated=(folder / DEVICES).exists())
+        return Result(folder, run.settings, summary, tuple(run.controller.records()), finished=False)
+
+
+def _of_comparison(folder: Path) -> Result:
+    """A run that a comparison played: it keeps figures and settings only."""
+    try:
+        settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=RunSettings)
+        lines = (folder / ROUNDS).read_bytes().splitlines()
+        records = tuple(msgspec.json.decode(line, type=RoundRecord) for line in lines)
+    except OSError:
+        raise SettingError(f"{folder} holds no run: name the folder of one, e.g. runs/demo") from None
+    except msgspec.MsgspecError as problem:
+        raise StoreError(f"{folder} is damaged: {problem}") from None
+    return Result(folder, settings, read_summary(folder), records)

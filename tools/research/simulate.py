@@ -1,0 +1,141 @@
+"""`fleetune.simulate`: a whole simulated run from Python, as `edge-sim run` plays it, without a screen."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.changed_settings import difference_words, differences, going_on
+from fleetune.coordinator.run.stored_run import FINISHED, stored_run
+from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.run_folder import STATE
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.run_toml import settings_of
+from fleetune.protocols.settings.schedule import UTC
+from fleetune.protocols.tasks import task_of
+from fleetune.tools.research.columns import round_row
+from fleetune.tools.research.result import Result, read_result
+from fleetune.tools.simulator import runner
+from fleetune.tools.simulator.given import Data, Deal, given, given_data
+
+log = logging.getLogger(__name__)
+
+OnRound = Callable[[dict[str, Any]], object]
+
+
+def simulate(
+    settings: RunSettings | Mapping[str, Any] | Path | str,
+    runs: Path | str = "runs",
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - as `edge-sim run --set`
+    data: Data | None = None,
+    partition: Deal | None = None,
+    on_round: OnRound | None = None,
+    workers: int = 0,
+    fresh: bool = False,
+    report: bool = True,
+) -> Result:
+    """Simulate a run and leave its report, weights and pictures in `runs`/<name>; what it came to.
+
+    A run that is finished there is read, not played again; one that was stopped is played again from its
+    first round, to the same figures.
+
+    Args:
+        settings: the path of a run.toml, what would stand in one as a dict, or what `fleetune.read_run` gave.
+        runs: the folder of runs.
+        set: values by `section.key`, on top of the settings: {"run.rounds": 20, "method.name": "fedspu"}.
+        data: instead of `data.source`: a source as it would stand there, (x, y), arrays by name, a
+            `fleetune.Dataset`, or a function that gives such arrays.
+        partition: instead of `data.partition`: of each device the numbers of its samples, or (training
+            samples, test samples); or a function that gives this list of (labels, number of devices,
+            a NumPy generator that the run's seed decides).
+        on_round: told of every training round when it closed, as a row of `Result.rounds`; when it answers
+            True, no further round begins. What it raises ends the simulation.
+        workers: processes that train devices, one torch thread each; 0: none but this one. With some, a
+            script calls this under `if __name__ == "__main__":`.
+        fresh: replace what an earlier run of this name left.
+        report: leave pictures and report.html, too; they take longer than a small run.
+
+    Raises:
+        FleetuneError: settings, data or model are wrong; there is another run of this name, or somebody
+            simulates it now.
+        StoreError: the disk is full.
+    """
+    dataset = given_data(data)
+    changes = {**(set or {}), **({"data.source": dataset} if isinstance(dataset, str) else {})}
+    asked = settings_of(settings, changes)
+    brought = given(asked, None if isinstance(dataset, str) else dataset, partition)
+    asked = brought.named_in(asked)
+    folder = Path(runs) / asked.run.name
+    if is_claimed(folder):
+        raise StoreError(f"{folder}: this run is simulated now; wait for it, or take another run.name")
+    there = (folder / STATE).exists()
+    if there and not fresh and _is_finished(asked, folder):
+        return read_result(folder)
+    stopped = _Stop(asked, on_round)
+    run, summary = runner.simulate(
+        asked,
+        folder,
+        workers=workers,
+        fresh=there,
+        given=brought,
+        on_round=None if on_round is None else stopped.hears,
+    )
+    records = tuple(run.controller.records())
+    runner.leave(run, summary, finished=not stopped.early, report=report)
+    return Result(folder, run.settings, summary, records, finished=not stopped.early)
+
+
+class _Stop:
+    """Whether the caller, told of a round, ended the run."""
+
+    def __init__(self, settings: RunSettings, on_round: OnRound | None) -> None:
+        self._score = task_of(settings.task).score
+        self._on_round = on_round
+        self.early = False
+
+    def hears(self, record: RoundRecord) -> bool:
+        """Take a closed round in; whether it was the last."""
+        assert self._on_round is not None
+        answer = self._on_round(round_row(record, self._score))
+        self.early = isinstance(answer, bool | np.bool_) and bool(answer)
+        return self.early
+
+
+def _is_finished(asked: RunSettings, folder: Path) -> bool:
+    """Whether the run that is there is the one asked for, to its end.
+
+    Raises:
+        SettingError: it is another one.
+    """
+    with stored_run(folder) as kept:
+        wanted = _as_begun(asked, kept.settings)
+        found = differences(kept.settings, going_on(kept.settings, wanted), kept.enrolment.spec)
+        finished = kept.store.get(FINISHED) is not None
+    if found:
+        raise SettingError(
+            f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name,"
+            f' e.g. set={{"run.name": "{folder.name}-2"}} (fresh=True deletes the run)'
+        )
+    if not finished:
+        log.warning("%s was stopped: it begins anew, and comes to the same figures", folder)
+    return finished
+
+
+def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
+    """With what a simulation fills in when it begins, as it was filled in there."""
+    model, round_ = asked.model, asked.round
+    model = replace(
+        model,
+        input_shape=model.input_shape or before.model.input_shape,
+        num_classes=before.model.num_classes if model.num_classes is None else model.num_classes,
+    )
+    if asked.fleet.availability == 1:
+        round_ = replace(round_, start_with=before.round.start_with)
+    schedule = replace(asked.schedule, zone=asked.schedule.zone or UTC)
+    return replace(asked, model=model, round=round_, schedule=schedule)
