@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from tests.tools.simulator.test_simulate import settings
 
+from fleetune.coordinator.run.enrolment import begin
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.simulator import runner
 from fleetune.tools.simulator.arrivals import Deliveries
+from fleetune.tools.simulator.growing_devices import growing_devices
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.simulated_fleet import Shares
 
@@ -182,3 +184,15 @@ def test_days_are_left_beside_the_rounds(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "a" / "days.jsonl").read_text().splitlines()]
     assert [line["day"] for line in lines] == [1, 2, 3, 4, 5]
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["days"] == lines
+
+
+def test_a_devices_clock_that_jumps_takes_no_sample(tmp_path):
+    """It wakes up in 1970, finds the time, and is then ten years ahead."""
+    keep = {"keep": {"keep_days": 3}}
+    wanted = runner.with_model_shape(growing(arrivals=keep), shares := Shares(growing()))
+    devices = growing_devices(wanted, begin(wanted, tmp_path).enrolment, shares, tmp_path, None)
+    today = 1_767_225_600.0
+    devices.begin("board", 0, today)
+    for turn, wall_s in enumerate([today + 21_600, 0.0, today + 43_200, today + 10 * 365 * 86_400]):
+        devices.come("board", 0, turn, wall_s)
+    assert looked_at(tmp_path / "board.samples.sqlite") == (240 + 4 * 30, {"clock": 3})
