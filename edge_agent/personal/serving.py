@@ -29,21 +29,22 @@ def serving_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) 
 
 
 def adoption_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) -> Serving:
-    """The same on a real device, which says what it lacks.
+    """The same on a real device, which says what it lacks until it serves a model of the run.
 
     Raises:
         StoreError: what is kept is damaged, or cannot be read or written.
     """
-    if not trainer.data.size("validation"):
-        log.info(
-            "run %s holds out no validation samples: the newest model that was trained is served;"
-            " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",
-            enrolment.run,
-        )
     try:
-        return serving_of(files, enrolment, trainer)
+        serving = serving_of(files, enrolment, trainer)
     except PacketError as problem:
         raise StoreError(
             f"{files.served.path}, the model that this device serves, is damaged ({problem}); restore or"
             " remove it"
         ) from None
+    if not trainer.data.size("validation") and serving.best is None:
+        log.info(
+            "run %s holds out no validation samples: the newest model that was trained is served;"
+            " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",
+            enrolment.run,
+        )
+    return serving
