@@ -10,10 +10,10 @@ import numpy as np
 HOUSES, WEEKS, WINDOW, HORIZON, WEEK = 20, 4, 48, 6, 168
 
 
-def readings() -> np.ndarray:
+def readings(weeks: int = WEEKS) -> np.ndarray:
     """Readings of each hour in kWh, shape (HOUSES, hours)."""
     draw = np.random.default_rng(4)
-    hours = np.arange(WEEKS * WEEK)
+    hours = np.arange(weeks * WEEK)
     cold = 0.15 * np.cumsum(draw.normal(size=hours.size)) / 10
     found = []
     for _ in range(HOUSES):
