@@ -84,7 +84,9 @@ class Agent:
         given = checked(broker, fleet, device, Path(store), data, options)
         self._fleet, self._device, self._pid = fleet, device, os.getpid()
         self._store = AgentStore(Path(given["state"]) / fleet / device)
-        self._wanted = Wanted(lambda *_: True, test_fraction=options.get("test_fraction", TEST_FRACTION))
+        any_form = Wanted(lambda *_: True, test_fraction=options.get("test_fraction", TEST_FRACTION))
+        latest = self._store.runs()[:1]
+        self._wanted = self._wanted_by(latest[0], any_form) if latest else any_form  # by which it is counted
         self._activity = Activity()
         self._last_error: tuple[str, datetime] | None = None
         self._changed = threading.Condition()
@@ -331,17 +333,17 @@ class Agent:
 
     def _note(self, activity: Activity) -> None:
         if activity.run is not None and activity.run != self._activity.run:
-            self._expect(activity.run)
+            self._wanted = self._wanted_by(activity.run, self._wanted)
+            self._samples.expect(self._wanted)  # what its model can do nothing with is refused here too
         with self._changed:
             self._activity = activity
             self._changed.notify_all()
 
-    def _expect(self, run: str) -> None:
-        """From now on, what the run's model can do nothing with is refused here too."""
+    def _wanted_by(self, run: str, before: Wanted) -> Wanted:
+        """What a run's model takes; what was wanted `before` where that cannot be read."""
         try:
             data = self._store.enrolment(run).read()
-            if data is not None:
-                self._wanted = wanted(read_enrolment(data), self._wanted.test_fraction)
-                self._samples.expect(self._wanted)
+            return before if data is None else wanted(read_enrolment(data), before.test_fraction)
         except FleetuneError as problem:
             log.debug("%s", problem)
+            return before

@@ -68,6 +68,12 @@ def test_what_a_method_needs_takes_nothing_that_an_agent_lacks():
     assert imported_by(f"from fleetune import {names}", NOT_ON_A_DEVICE) == []
 
 
+def test_an_agent_in_somebodys_program_takes_little():
+    heavy = ("torch", "onnxruntime", "typer", "rich", "matplotlib", "scipy", "sklearn", "safetensors")
+    assert imported_by("from fleetune import Agent", heavy) == []
+    assert imported_by("from fleetune.edge_agent import Agent", heavy) == []
+
+
 def test_a_run_is_simulated_from_python(tmp_path):
     settings = fleetune.read_run(ROOT / "tools" / "demo.toml", ["run.rounds=1"])
     result = fleetune.simulate(settings, tmp_path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.edge_agent.personal.test_publishing import STANDING, joined, serve
 from tests.edge_agent.personal.test_task_answers import trained
+from tests.helpers.linear_bundle import SPEC
 from typer.testing import CliRunner
 
 from fleetune.edge_agent import Agent
@@ -274,6 +275,26 @@ def test_what_the_runs_model_cannot_take_is_refused_once_it_is_joined(agent, sto
     assert agent.state.samples.refused == {"shape": 1, "class": 1}
     assert agent.state.round == 3
     assert agent.state.run == "r-1"
+
+
+def test_begun_again_it_counts_by_what_it_knows_of_its_run_and_refuses_nothing_yet(tmp_path):
+    for known in (False, True):
+        with Agent(BROKER, fleet="f", device="d", store=tmp_path, test_fraction=0.5) as agent:
+            agent.add([float(known), 2.0])
+            agent.add([1.0, 2.0, 3.0, float(known)])
+            assert agent.flush(60)
+            counts = agent.state.samples
+            assert (counts.train + counts.test, counts.unlabelled) == ((4, 0) if known else (0, 2))
+            join_a_reconstruction(agent._store)
+
+
+def join_a_reconstruction(store):
+    spec, section = SPEC, TaskSection(kind="reconstruction")
+    method, zeros = {"name": "fedavg"}, np.zeros(spec.size, np.float32)
+    enrolment = Enrolment(
+        "r-2", 0, spec, method, TrainingSection(), 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, zeros, task=section
+    )
+    store.enrolment("r-2").write(codec.encode(enrolment, spec))
 
 
 def test_the_state_follows_the_process_and_its_log(agent, caplog):
