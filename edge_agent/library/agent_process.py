@@ -16,6 +16,7 @@ from typing import IO, Any
 import msgspec
 
 from fleetune.edge_agent.library.messages import STOP, Ended, Failed, Ready, Start, Word, encode, read_word
+from fleetune.edge_agent.service.notify import ENVIRONMENT
 from fleetune.protocols import errors
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.one_line import unexpected
@@ -137,7 +138,7 @@ class AgentProcess:
                 [sys.executable, *_COMMAND],
                 bufsize=0,
                 cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or self._folder for path in sys.path)},
+                env=self._environment(),
                 stdin=subprocess.PIPE,
                 pass_fds=(writing, self._lock.fileno()),
                 start_new_session=True,
@@ -147,6 +148,11 @@ class AgentProcess:
         with suppress(OSError):
             process.stdin.write(encode(Start(self._options, self._lock.fileno(), writing)))
         return process
+
+    def _environment(self) -> dict[str, str]:
+        """Ours, but that modules are found as here, and that the child speaks for no service of ours."""
+        found = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+        return {**found, "PYTHONPATH": os.pathsep.join(path or self._folder for path in sys.path)}
 
     def _tell(self, word: Word) -> None:
         if isinstance(word, Ready) and not self._begun.done():

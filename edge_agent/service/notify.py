@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Mapping
 
+ENVIRONMENT = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _SEND_S = 1.0
 _LONGEST = 1000  # characters of a status: it is one line of `systemctl status`
 
@@ -74,7 +75,7 @@ def service_manager() -> Notifier:
     What names it leaves the environment: programs that we run shall not speak for us.
     """
     found = Notifier(os.environ)
-    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+    for name in ENVIRONMENT:
         os.environ.pop(name, None)
     return found
 

@@ -62,6 +62,17 @@ def test_it_is_told_its_options_and_nobody_else_is(begin):
     assert said.line.count("secret") == 1
 
 
+def test_it_finds_modules_as_its_parent_and_does_not_speak_for_its_service(begin, monkeypatch, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sensor_of_mine.py").write_text("NAME = 'found'")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/a-service")
+    script = 'import sensor_of_mine\nline = sensor_of_mine.NAME + str(os.environ.get("NOTIFY_SOCKET"))\n'
+    process = begin(READY + script + 'say(type="said", level=20, logger="x", line=line)\ntime.sleep(600)')
+    until(lambda: len(process.heard) == 2)
+    assert process.heard[1].line == "foundNone"
+
+
 @pytest.mark.parametrize(
     ("script", "kind", "words"),
     [
