@@ -3,11 +3,13 @@
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from msgspec import UNSET
 
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import with_defaults_of_run
 from fleetune.protocols.model.backbone_file import Tensors, backbone_file
 from fleetune.protocols.model.input_scaling import check_channels
@@ -64,7 +66,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
     """
     check_channels(settings.data.mean, settings.data.std, model.spec.input_shape)
     start, adoption = start_of(settings, model, runs), settings.adoption
-    spec, backbone = _with_digest(model.spec, start.frozen)
+    spec, backbone = _with_digest(model.spec, start.frozen, settings.model.backbone)
     enrolment = Enrolment(
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
         seed=settings.run.seed,
@@ -85,9 +87,16 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
     return Beginning(enrolment, backbone)
 
 
-def _with_digest(spec: ModelSpec, frozen: Tensors) -> tuple[ModelSpec, bytes | None]:
+def _with_digest(
+    spec: ModelSpec, frozen: Tensors, numbers: Literal["float32", "int8"]
+) -> tuple[ModelSpec, bytes | None]:
     """The spec with its backbone's digest, and the backbone's file."""
     if not isinstance(spec.backbone, Backbone):
+        if numbers != "float32":
+            raise SettingError(
+                f"model.backbone: nothing is frozen that could be {numbers}; give model.trainable"
+            )
         return spec, None
-    file = backbone_file(spec.backbone, frozen)
-    return replace(spec, backbone=replace(spec.backbone, digest=digest_of(file))), file
+    backbone = replace(spec.backbone, weights=UNSET if numbers == "float32" else numbers)
+    file = backbone_file(backbone, frozen)
+    return replace(spec, backbone=replace(backbone, digest=digest_of(file))), file

@@ -52,6 +52,7 @@ from fleetune.protocols.errors import (
     StoreVersion,
 )
 from fleetune.protocols.methods import from_section
+from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import DeviceReport
@@ -366,7 +367,7 @@ def _backend(
 ) -> Backend:
     spec, store = enrolment.spec, device.store
     guard = StepGuard(stop, max(LONGEST_STEP_S, enrolment.deadline_s))
-    _check_holds(4 * sum(tensor.size for tensor in spec.frozen), conditions)
+    _check_holds(held_bytes(spec, as_kept=kind == "onnx"), conditions)
     frozen = frozen_tensors(store, enrolment)
     check_room(kind, conditions.memory_bytes, process_memory().resident or 0)
     bundle = store.bundle(enrolment.run)

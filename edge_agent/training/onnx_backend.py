@@ -16,8 +16,9 @@ from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle import bundle as graphs
 from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.bundle.graph_cut import Cut, cut
+from fleetune.protocols.bundle.onnx_file import INT8, SCALE
 from fleetune.protocols.errors import ModelError
-from fleetune.protocols.model.backbone_file import Tensors
+from fleetune.protocols.model.backbone_file import Int8Tensors, Tensors
 from fleetune.protocols.model.loss_terms import Answer, Distillation
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -54,13 +55,20 @@ class OnnxBackend:
         room: int | None = None,
     ) -> None:
         self._bundle, self._spec, self._task = bundle, bundle.spec, bundle.learns
-        self._new_sessions = partial(Sessions, threads=threads, guard=guard, room=room)
+        int8 = frozen.weights if isinstance(frozen, Int8Tensors) else {}
+        self._new_sessions = partial(
+            Sessions, threads=threads, guard=guard, room=room, dequantised=frozenset(int8)
+        )
         self._sessions = self._new_sessions(bundle)
         self._cut: Cut | None = None
         self._weights = np.zeros(self._spec.size, np.float32)
         self._gradient = np.zeros(self._spec.size, np.float32)
-        self._tensors = {tensor.name: view for tensor, view in self._spec.views(self._weights)}
-        self._tensors |= frozen
+        self._tensors: dict[str, Array] = {
+            tensor.name: view for tensor, view in self._spec.views(self._weights)
+        }
+        self._tensors |= {name: frozen[name] for name in frozen.keys() - int8.keys()}
+        for name, weight in int8.items():
+            self._tensors |= {f"{name}{INT8}": weight.numbers, f"{name}{SCALE}": weight.scale}
         self._gradients = {
             tensor.name: view for tensor, view in self._spec.views(self._gradient) if tensor.kind != "stat"
         }

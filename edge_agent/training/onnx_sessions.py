@@ -13,7 +13,7 @@ from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.graph_cost import cost_of
-from fleetune.protocols.bundle.onnx_file import write_onnx
+from fleetune.protocols.bundle.onnx_file import ports_of, write_onnx
 from fleetune.protocols.errors import ModelError
 
 OLDEST = (1, 16)
@@ -30,16 +30,23 @@ class Sessions:
         threads: processor threads of one run.
         guard: ends runs; None: nothing does.
         room: bytes that a run may take at most; None: whatever the model's description allows.
+        dequantised: inputs that are fed as int8 and scales, see `write_onnx`.
 
     Raises:
         ModelError: ONNX Runtime is not installed, or too old.
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int = 1, *, guard: StepGuard | None = None, room: int | None = None
+        self,
+        bundle: Bundle,
+        threads: int = 1,
+        *,
+        guard: StepGuard | None = None,
+        room: int | None = None,
+        dequantised: frozenset[str] = frozenset(),
     ) -> None:
         self._runtime = runtime()
-        self._bundle, self._threads = bundle, threads
+        self._bundle, self._threads, self._dequantised = bundle, threads, dequantised
         self._guard, self._room = guard or StepGuard(lambda: None), room
         self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
         self._open: OrderedDict[tuple[str, frozenset[str]], Any] = OrderedDict()
@@ -125,7 +132,7 @@ class Sessions:
         options.enable_mem_pattern = False  # one block for a whole step: more at its peak
         try:
             session = self._runtime.InferenceSession(
-                write_onnx(kept), options, providers=["CPUExecutionProvider"]
+                write_onnx(kept, dequantised=self._dequantised), options, providers=["CPUExecutionProvider"]
             )
         except Exception as problem:  # as above
             version = self._runtime.__version__
@@ -133,7 +140,8 @@ class Sessions:
                 f"onnxruntime {version} cannot load model {name}: {_line(problem)}; a newer one may:"
                 " pip install -U onnxruntime"
             ) from problem
-        return session, [port.name for port in kept.inputs], list(kept.output_names)
+        inputs = [one.name for port in kept.inputs for one in ports_of(port, self._dequantised)]
+        return session, inputs, list(kept.output_names)
 
 
 def _run(

@@ -54,7 +54,7 @@ class OrtTrainingBackend(OnnxBackend):
         room: int | None = None,
     ) -> None:
         self._api = training_api()
-        super().__init__(bundle, threads, frozen=frozen, guard=guard, room=room)
+        super().__init__(bundle, threads, frozen=dict(frozen), guard=guard, room=room)
         if ort_training.TRAINING_MODEL not in bundle.ort_training:
             raise ModelError(
                 f"the bundle of model {bundle.spec.name} has no part for onnxruntime-training: --trainer onnx"

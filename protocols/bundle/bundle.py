@@ -156,7 +156,8 @@ class Bundle:
         own, named = self.spec.backbone, spec.backbone
         if not isinstance(own, Backbone) or not isinstance(named, Backbone):
             return self
-        return replace(self, spec=replace(self.spec, backbone=replace(own, digest=named.digest)))
+        known = replace(own, digest=named.digest, weights=named.weights)
+        return replace(self, spec=replace(self.spec, backbone=known))
 
     def check_is_of(self, spec: ModelSpec) -> None:
         """Raises PacketForeign: it is of another model."""

@@ -4,7 +4,8 @@ The `onnx` package would do it too, with 20 MB on disk and as many in memory on 
 Field numbers: onnx/onnx.proto (opset 17 has IR version 8).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from fleetune.protocols.bundle.protobuf import binary, message, number, real, te
 
 IR_VERSION = 8
 ELEMENTS = {"f4": 1, "i8": 7, "?": 9}  # TensorProto.DataType
+INT8, SCALE = ":int8", ":scale"  # behind the name of an input that is fed as whole numbers and scales
+_INT8_ELEMENT = 3
 _FLOAT, _INT, _STRING, _FLOATS, _INTS = 1, 2, 3, 6, 7  # AttributeProto.AttributeType
 _DTYPES = {np.dtype(np.float32): 1, np.dtype(np.int64): 7, np.dtype(np.bool_): 9}
 
@@ -24,6 +27,7 @@ def write_onnx(
     *,
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     about: Mapping[str, str] | None = None,
+    dequantised: Collection[str] = (),
 ) -> bytes:
     """The bytes of an ONNX model.
 
@@ -31,19 +35,37 @@ def write_onnx(
         graph: what it computes.
         weights: inputs that become part of the model, by name.
         about: for the model's metadata.
+        dequantised: inputs that are fed as two arrays, <name>:int8 of their shape and <name>:scale, float32,
+            one for each place of their first axis; the input is their product.
     """
     weights = weights or {}
-    body = [message(1, _node(node)) for node in graph.nodes]
+    scaled = [port.name for port in graph.inputs if port.name in dequantised]
+    body = [message(1, _node(_dequantise(name))) for name in scaled]
+    body += [message(1, _node(node)) for node in graph.nodes]
     body.append(text(2, "fleetune"))
     body += [message(5, _tensor(constant.name, constant.value)) for constant in graph.constants]
     body += [message(5, _tensor(name, value)) for name, value in weights.items()]
-    body += [message(11, _port(port)) for port in graph.inputs if port.name not in weights]
+    inputs = [one for port in graph.inputs for one in ports_of(port, dequantised)]
+    body += [message(11, _port(port)) for port in inputs if port.name not in weights]
     body += [message(12, _port(port)) for port in graph.outputs]
     model = [number(1, IR_VERSION), text(2, "fleetune")]
     model.append(message(8, [text(1, ""), number(2, OPSET)]))
     model.append(message(7, body))
     model += [message(14, [text(1, key), text(2, value)]) for key, value in (about or {}).items()]
     return b"".join(model)
+
+
+def ports_of(port: Port, dequantised: Collection[str]) -> Iterator[Port]:
+    """What is fed for an input of a graph, see `write_onnx`."""
+    if port.name not in dequantised:
+        yield port
+        return
+    yield replace(port, name=f"{port.name}{INT8}")
+    yield replace(port, name=f"{port.name}{SCALE}", shape=port.shape[:1])
+
+
+def _dequantise(name: str) -> Node:
+    return Node("DequantizeLinear", (f"{name}{INT8}", f"{name}{SCALE}"), (name,), {"axis": 0})
 
 
 def _node(node: Node) -> Iterable[bytes]:
@@ -81,6 +103,7 @@ def _port(port: Port) -> Iterable[bytes]:
     dimensions = [
         message(1, [number(1, size) if isinstance(size, int) else text(2, size)]) for size in port.shape
     ]
-    tensor = [number(1, ELEMENTS[port.type]), message(2, dimensions)]
+    element = _INT8_ELEMENT if port.name.endswith(INT8) else ELEMENTS[port.type]
+    tensor = [number(1, element), message(2, dimensions)]
     yield text(1, port.name)
     yield message(2, [message(1, tensor)])

@@ -1,39 +1,114 @@
-"""A model's backbone as a file: the safetensors layout, float32, the tensors in the order of `Backbone`.
+"""A model's backbone as a file: the safetensors layout, the tensors in the order of `Backbone`.
 
-The spec says which tensors there are, so a reader knows every byte of the head before it sees the file, and
-trusts none of them.
+They are float32; or weights are int8, each output channel (the first axis) with a scale of its own, and
+everything else float32. The spec says which tensors there are, so a reader knows every byte of the head
+before it sees the file, and trusts none of them.
 """
 
 import json
+import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketNotFinite, StoreError
-from fleetune.protocols.model.spec import Backbone
+from fleetune.protocols.model.spec import Backbone, FrozenTensor, ModelSpec
 
 _ALIGNMENT = 64
 _CHECKED_AT_ONCE = 2**20  # entries
+_LARGEST = 127  # of int8; -128 is left out, so that both signs reach as far
+_BYTES = {"F32": 4, "I8": 1}
 
 Tensors = Mapping[str, NDArray[np.float32]]
 
 
+@dataclass(frozen=True)
+class Int8Weight:
+    """A tensor as it is kept: `numbers` times `scale`, of which there is one a place of the first axis."""
+
+    numbers: NDArray[np.int8]
+    scale: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, values: NDArray[np.float32]) -> "Int8Weight":
+        """The nearest ones: each channel's largest value becomes 127."""
+        rows = values.reshape(len(values), -1)
+        scale = (np.abs(rows).max(1) / np.float32(_LARGEST)).astype(np.float32)
+        scale[scale == 0] = 1
+        numbers = np.clip(np.rint(rows / scale[:, None]), -_LARGEST, _LARGEST).astype(np.int8)
+        return cls(numbers.reshape(values.shape), scale)
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """A new array."""
+        scale = self.scale.reshape(-1, *[1] * (self.numbers.ndim - 1))
+        return np.multiply(self.numbers, scale, dtype=np.float32)
+
+
+class Int8Tensors(Mapping[str, NDArray[np.float32]]):
+    """The tensors of a backbone by name, of which some are kept as int8: these are computed when asked for.
+
+    Args:
+        weights: those.
+        others: as they are.
+    """
+
+    def __init__(self, weights: Mapping[str, Int8Weight], others: Tensors) -> None:
+        self.weights, self._others = weights, others
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return self.weights[name].values if name in self.weights else self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._others
+        yield from self.weights
+
+    def __len__(self) -> int:
+        return len(self.weights) + len(self._others)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return _BYTES[self.dtype] * math.prod(self.shape)
+
+
 def backbone_file(backbone: Backbone, tensors: Tensors) -> bytes:
     """The file of a backbone with these values; equal ones give equal bytes."""
-    values = (np.ascontiguousarray(tensors[one.name], np.float32).tobytes() for one in backbone.tensors)
-    return b"".join((_head(backbone), *values))
+    values = {one.name: np.ascontiguousarray(tensors[one.name], np.float32) for one in backbone.tensors}
+    kept: dict[str, NDArray[np.generic]] = dict(values)
+    for tensor in backbone.tensors:
+        if _is_int8(backbone, tensor):
+            weight = Int8Weight.of(values[tensor.name])
+            kept |= {tensor.name: weight.numbers, _scale(tensor): weight.scale}
+    return b"".join((_head(backbone), *(kept[one.name].tobytes() for one in _entries(backbone))))
 
 
 def backbone_file_bytes(backbone: Backbone) -> int:
     """How long the file is."""
-    return len(_head(backbone)) + backbone.num_bytes
+    return len(_head(backbone)) + _num_bytes(backbone)
+
+
+def held_bytes(spec: ModelSpec, *, as_kept: bool) -> int:
+    """What a model's frozen tensors take in memory: as they are kept, or all as float32."""
+    if as_kept and isinstance(spec.backbone, Backbone):
+        return _num_bytes(spec.backbone)
+    return 4 * sum(tensor.size for tensor in spec.frozen)
 
 
 def read_backbone(data: bytes | memoryview, backbone: Backbone) -> Tensors:
-    """The tensors in a backbone's file by name: views of `data`.
+    """The tensors in a backbone's file by name: views of `data`, or, of int8, computed from these views.
 
     Raises:
         PacketForeign: it is of another model.
@@ -43,18 +118,30 @@ def read_backbone(data: bytes | memoryview, backbone: Backbone) -> Tensors:
     head = _head(backbone)
     if data[: len(head)] != head:
         raise PacketForeign("the backbone's file does not hold the tensors that the run's model has")
-    if len(data) != len(head) + backbone.num_bytes:
+    if len(data) != len(head) + _num_bytes(backbone):
         raise PacketCorrupt(
-            f"the backbone's file has {len(data)} bytes, not {len(head) + backbone.num_bytes}"
+            f"the backbone's file has {len(data)} bytes, not {len(head) + _num_bytes(backbone)}"
         )
-    found, start = {}, len(head)
-    for tensor in backbone.tensors:
-        values = np.frombuffer(data, "<f4", tensor.size, start)
-        if not _is_finite(values):
-            raise PacketNotFinite(f"tensor {tensor.name} of the backbone holds NaN or infinite values")
-        found[tensor.name] = values.reshape(tensor.shape)
-        start += 4 * tensor.size
-    return found
+    floats: dict[str, NDArray[np.float32]] = {}
+    numbers: dict[str, NDArray[np.int8]] = {}
+    start = len(head)
+    for entry in _entries(backbone):
+        if entry.dtype == "I8":
+            numbers[entry.name] = np.frombuffer(data, np.int8, entry.num_bytes, start).reshape(entry.shape)
+        else:
+            values = np.frombuffer(data, "<f4", entry.num_bytes // 4, start)
+            if not _is_finite(values):
+                raise PacketNotFinite(f"tensor {entry.name} of the backbone holds NaN or infinite values")
+            floats[entry.name] = values.reshape(entry.shape)
+        start += entry.num_bytes
+    if not numbers:
+        return floats
+    weights = {
+        one.name: Int8Weight(numbers[one.name], floats.pop(_scale(one)))
+        for one in backbone.tensors
+        if one.name in numbers
+    }
+    return Int8Tensors(weights, floats)
 
 
 def mapped(path: Path, offset: int = 0) -> memoryview | None:
@@ -74,11 +161,32 @@ def mapped(path: Path, offset: int = 0) -> memoryview | None:
         raise StoreError(f"cannot read {path}: {problem}") from None
 
 
+def _is_int8(backbone: Backbone, tensor: FrozenTensor) -> bool:
+    return backbone.weights == "int8" and len(tensor.shape) > 1
+
+
+def _scale(tensor: FrozenTensor) -> str:
+    return f"{tensor.name}:scale"
+
+
+def _entries(backbone: Backbone) -> list[_Entry]:
+    """In the file's order: those of four bytes first, so that all are aligned."""
+    int8 = [one for one in backbone.tensors if _is_int8(backbone, one)]
+    others = (one for one in backbone.tensors if not _is_int8(backbone, one))
+    floats = [_Entry(one.name, "F32", one.shape) for one in others]
+    scales = [_Entry(_scale(one), "F32", one.shape[:1]) for one in int8]
+    return [*floats, *scales, *(_Entry(one.name, "I8", one.shape) for one in int8)]
+
+
+def _num_bytes(backbone: Backbone) -> int:
+    return sum(entry.num_bytes for entry in _entries(backbone))
+
+
 def _head(backbone: Backbone) -> bytes:
     described, start = {}, 0
-    for tensor in backbone.tensors:
-        stop = start + 4 * tensor.size
-        described[tensor.name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": (start, stop)}
+    for entry in _entries(backbone):
+        stop = start + entry.num_bytes
+        described[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (start, stop)}
         start = stop
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)

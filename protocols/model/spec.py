@@ -125,16 +125,13 @@ class Backbone:
         tensors: in the file's order.
         adapters: that were added to the module; None: none.
         digest: of the file, BLAKE2b-128 as 32 hex digits; "": not known yet.
+        weights: how tensors of two axes and more are kept; unset: as float32, as all others are.
     """
 
     tensors: Annotated[tuple[FrozenTensor, ...], Meta(max_length=MAX_TENSORS)]
     adapters: Adapters | None = None
     digest: Annotated[str, Meta(pattern="^([0-9a-f]{32})?$")] = ""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of its values in memory."""
-        return 4 * sum(tensor.size for tensor in self.tensors)
+    weights: Literal["int8"] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class ModelSection(Settings, frozen=True):
             module means all layers in it. The rest is frozen, and travels once. Empty: every layer, or with
             `adapters` none but these.
         adapters: low-rank adapters beside frozen layers, e.g. { rank = 4, of = ["block3.*"] }; None: none.
+        backbone: the numbers of what is frozen: `float32`; or `int8`, weights in a quarter of the bytes, each
+            output channel with a scale of its own, see docs/pretrained.md.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ModelSection(Settings, frozen=True):
     init: Literal["default", "kaiming"] = "default"
     trainable: tuple[str, ...] = ()
     adapters: AdapterSection | None = None
+    backbone: Literal["float32", "int8"] = "float32"
 
     def __post_init__(self) -> None:
         if self.input_shape is not None and math.prod(self.input_shape) > MOST_INPUTS:

@@ -80,6 +80,7 @@ class Case:
 
 ADOPTION = "[adoption]\nenabled = true"
 HEAD = 'weights = "pretrained.safetensors"\ntrainable = ["out"]'
+INT8 = '\nbackbone = "int8"'
 CASES = {
     "classification": Case(),
     "multi-label": Case("multi-label"),
@@ -100,6 +101,10 @@ CASES = {
     "head of a frozen LeNet-5, features": Case(part=HEAD),
     "head of a frozen LeNet-5, no features": Case(part=HEAD, training='augment = "flip"'),
     "head of a frozen ResNet-8, features": Case(model="resnet8", part=HEAD),
+    "head of a frozen ResNet-8 of int8, features": Case(model="resnet8", part=HEAD + INT8),
+    "head of a frozen ResNet-8 of int8, no features": Case(
+        model="resnet8", part=HEAD + INT8, training='augment = "flip"'
+    ),
     "head of a frozen ResNet-8, no features": Case(model="resnet8", part=HEAD, training='augment = "flip"'),
 }
 
@@ -159,7 +164,9 @@ def _write_pretrained(run_file: Path, toml: str, path: Path) -> int:
     """The whole model, as drawn, as a file that frozen tensors are read from; its number of parameters."""
     from safetensors.numpy import save_file
 
-    whole = "\n".join(line for line in toml.splitlines() if not line.startswith(("weights", "trainable")))
+    whole = "\n".join(
+        line for line in toml.splitlines() if not line.startswith(("weights", "trainable", "backbone"))
+    )
     run_file.with_name("whole.toml").write_text(whole)
     found = find_model(read_run(run_file.with_name("whole.toml")))
     save_file({tensor.name: view.copy() for tensor, view in found.spec.views(found.weights)}, path)
