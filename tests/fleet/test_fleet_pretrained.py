@@ -27,9 +27,11 @@ def pretrained(path):
     save_file({tensor.name: view.copy() for tensor, view in found.spec.views(found.weights)}, path)
 
 
-def toml_of(name, weights):
+def toml_of(name, weights, numbers):
     toml = run_toml(name=name, method="fedavg", rounds=2, devices=2, start_with=2)
     part = f'weights = "{weights}"\ntrainable = ["out"]\nadapters = {{ rank = 2, of = ["fc*"] }}\n'
+    if numbers == "int8":
+        part += 'backbone = "int8"\n'
     return toml.replace("input_shape", f"{part}input_shape", 1)
 
 
@@ -49,10 +51,11 @@ def agent_says(*words):
     return done.stdout
 
 
-def test_the_frozen_part_travels_once_and_both_trainers_agree_with_the_simulation(tmp_path):
+@pytest.mark.parametrize("numbers", ["float32", "int8"])
+def test_the_frozen_part_travels_once_and_both_trainers_agree_with_the_simulation(tmp_path, numbers):
     weights = tmp_path / "pretrained.safetensors"
     pretrained(weights)
-    first, second = toml_of("first", weights), toml_of("second", weights)
+    first, second = (toml_of(name, weights, numbers) for name in ("first", "second"))
     wanted = expected(first, tmp_path / "simulated")
     with Fleet(tmp_path, first) as fleet:
         with_torch, with_onnx = fleet.shares

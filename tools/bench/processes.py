@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE_S = 120
+PATIENCE_S = 600  # other work may have the processors
 
 
 @contextmanager
