@@ -22,6 +22,7 @@ EVALUATIONS = 2  # of the test split a round: before local training and after it
 WRITTEN_COPIES = 2  # of what the optimiser keeps: its bytes for the disk, and these packed
 # Passes over the held-out samples: the candidate's, alone's, the one in use; losses and scores.
 JUDGED_MODELS = 6
+COMPARED_VERSIONS = 2  # the one on trial and the one that is out, with adoption.canary
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def _adoption_samples(enrolment: Enrolment, num_samples: int, num_validation: in
     section = enrolment.adoption
     if section is UNSET or not section.enabled:
         return 0.0
-    judged = JUDGED_MODELS * EVALUATION_EPOCHS * num_validation
+    models = JUDGED_MODELS + (COMPARED_VERSIONS if section.canary else 0)
+    judged = models * EVALUATION_EPOCHS * num_validation
     if not section.compare_alone:
         return judged
     trained = num_samples + (num_samples + num_validation if section.alone_on_all else 0)
@@ -160,11 +162,14 @@ def _adoption_samples(enrolment: Enrolment, num_samples: int, num_validation: in
 
 
 def _adoption_copies(enrolment: Enrolment) -> float:
-    """Of the models trained alone, as they were and as they are; and the one in use while it is judged."""
+    """Of the models trained alone, and of the shared model's versions, as they were and as they are; and the
+    one in use while it is judged.
+    """
     section = enrolment.adoption
     if section is UNSET or not section.enabled:
         return 0.0
     kept = (1 + section.alone_on_all) if section.compare_alone else 0
+    kept += COMPARED_VERSIONS if section.canary else 0
     return 1.0 + 2.0 * kept
 
 

@@ -328,8 +328,8 @@ class GatedAdoption:
             number = max(self._files.numbers, default=0) + 1  # served before there were versions
             found = Served(replace(found.standing, version=number), found.weights)
             self._serve(found)
-        elif not found.standing.version and self._section.canary:
-            keep_as_it_is(self._files)
+        elif self._section.canary:
+            keep_as_it_is(self._files, found.standing.version)
         changed = found.standing.samples != self._samples
         self._used = self._judged_served(found)
         if not changed or self._files.pinned is not None:

@@ -36,15 +36,16 @@ def serve_version(files: ServedFiles, number: int) -> Standing | None:
     return found.standing
 
 
-def keep_as_it_is(files: ServedFiles) -> None:
-    """What is served becomes a version to go back to, if it is none.
+def keep_as_it_is(files: ServedFiles, number: int) -> None:
+    """What is served, a version of this number (0: none yet), becomes one to go back to, if it is not there.
 
     Raises:
         StoreError: it cannot be written.
     """
     data, numbers = files.served.read(), files.numbers
-    if data is not None and all(files.version(number).read() != data for number in numbers):
-        files.version(max(numbers, default=0) + 1).write(data)
+    is_there = number in numbers if number else any(files.version(one).read() == data for one in numbers)
+    if data is not None and not is_there:
+        files.version(number or max(numbers, default=0) + 1).write(data)
 
 
 def withdraw_version(files: ServedFiles, origin: tuple[object, ...]) -> None:

@@ -104,8 +104,8 @@ def test_a_withdrawn_version_leaves_no_file_and_the_one_before_is_served(tmp_pat
         for one in (standing(), standing("new", 4, version=2))
     )
     files.served.write(old)
-    keep_as_it_is(files)
-    keep_as_it_is(files)
+    keep_as_it_is(files, 0)
+    keep_as_it_is(files, 0)
     assert files.numbers == [1]
     files.version(2).write(bad)
     files.served.write(bad)
@@ -114,5 +114,7 @@ def test_a_withdrawn_version_leaves_no_file_and_the_one_before_is_served(tmp_pat
     withdraw_version(files, standing("new", 4).origin)
     assert files.numbers == [1]
     assert read_served(files.served.read()).standing.run == "old"
+    keep_as_it_is(files, 7)
+    assert files.numbers == [1, 7]  # a version whose file is gone
     withdraw_version(files, standing().origin)
     assert (files.numbers, files.served.read()) == ([], None)

@@ -26,10 +26,11 @@ from fleetune.tools.simulator.runner import simulate
 POISONED = 3
 
 
-def play(folder, rounds=9, method="fedavg", **adoption):
+def play(folder, rounds=9, method="fedavg", model=(), **adoption):
     wanted = settings(
         run={"name": "sim", "rounds": rounds, "final_evaluation": False},
         method={"name": method},
+        model=dict(model),
         data={"partition": {"kind": "iid", "samples": 100, "test_fraction": 0.2}},
         adoption={"enabled": True, "compare_alone": 0, "canary": 0.5, "watch": 2, "held_out": 0.5} | adoption,
     )
@@ -124,6 +125,29 @@ def test_a_poisoned_version_is_stopped_and_canaries_go_back(tmp_path, told, monk
         f"versions  version 7 is out; 9 on trial since round 9, 0 of 3 canaries tell; {stopped.words}"
         in shown.getvalue()
     )
+
+
+def test_a_run_that_goes_on_from_another_keeps_what_devices_served_there_until_a_version_is_out(
+    tmp_path, monkeypatch
+):
+    """What a service does with a new version of a model: all that the new run makes of it is bad."""
+    first, _ = play(tmp_path / "first", rounds=4, canary=0.0, compare_alone=1)
+    before = {name: one.weights.tobytes() for name, one in served(first).items()}
+    aggregate = FedAvg.aggregate
+
+    def poisoned(self, state, updates):
+        merged = aggregate(self, state, updates)
+        return replace(merged, weights=-3 * merged.weights)
+
+    monkeypatch.setattr(FedAvg, "aggregate", poisoned)
+    monkeypatch.setattr("fleetune.edge_agent.personal.gate._objection_to_change", lambda *_, **__: "")
+    run, summary = play(tmp_path / "second", rounds=4, model={"weights": "run:first"})
+    assert (summary.rollout.approved, summary.rollout.stopped) == (0, 1)
+    models = served(run)
+    trial = {name for name, one in models.items() if one.standing.run == run.enrolment.run}
+    assert {models[name].standing.round for name in trial} <= {3}
+    assert len(trial) == 3
+    assert all(models[name].weights.tobytes() == before[name] for name in set(NAMES) - trial)
 
 
 def test_a_canary_tells_what_the_gate_would_find(tmp_path):
