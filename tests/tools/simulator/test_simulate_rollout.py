@@ -16,6 +16,7 @@ from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.release_store import read_rollout
 from fleetune.edge_agent.personal.kept_run import Kept
+from fleetune.edge_agent.personal.served_model import read_served
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.update import codec
@@ -45,25 +46,16 @@ def told(monkeypatch):
     found = {}
     reply = worker.Stage.reply
 
-    def noted(self, name, index, ratio, payload):
-        answer = reply(self, name, index, ratio, payload)
+    def noted(self, job):
+        answer = reply(self, job)
         kind = Assignment[self.method.task_type]
-        task = codec.decode(payload, kind, self.enrolment.spec)
-        model = starting_models.served(self.folder, name).read()
-        number = (
-            None if model is None else codec.decode(model, served_type(), self.enrolment.spec).standing.round
-        )
-        found[task.round, name] = task.release, number
+        task = codec.decode(job.payload, kind, self.enrolment.spec)
+        model = read_served(starting_models.served(self.folder, job.name).read(), self.enrolment.spec)
+        found[task.round, job.name] = task.release, None if model is None else model.standing.round
         return answer
 
     monkeypatch.setattr(worker.Stage, "reply", noted)
     return found
-
-
-def served_type():
-    from fleetune.edge_agent.personal.served_model import Served
-
-    return Served
 
 
 def rollout_of(run) -> Rollout:
