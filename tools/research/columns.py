@@ -22,6 +22,7 @@ from fleetune.coordinator.reports.metrics import (
     METRICS,
     PERSONAL,
     SAMPLES,
+    SERVED,
     TRAINING,
     UPDATES,
     UPLOAD,
@@ -72,6 +73,19 @@ def round_row(record: RoundRecord, score: Score) -> Row:
     }
 
 
+def columns_of_rounds(score: Score) -> list[str]:
+    """What a row of `round_rows` has in any case."""
+    plain = ("round", "opened_s", "closed_s", "participants", "replies")
+    told = [metric for metric in OF_ROUNDS if metric.name in ALWAYS - {PERSONAL.name}]
+    return [*plain, *(column_of(metric, score) for metric in told), *_of_fleet(score), "devices_so_far"]
+
+
+def columns_of_devices(score: Score) -> list[str]:
+    """What a row of `device_rows` has in any case."""
+    told = (metric for metric in OF_DEVICES if metric.name in ALWAYS)
+    return ["device", "ratio", "reason", *(column_of(metric, score) for metric in told)]
+
+
 def round_rows(run: Played) -> list[Row]:
     """All training rounds, ascending, with columns that somebody told.
 
@@ -79,7 +93,7 @@ def round_rows(run: Played) -> list[Row]:
     every device that has taken part with its latest reply, and `devices_so_far`, how many these are.
     """
     score = run.summary.judged_by
-    before, after = (f"{column_of(metric, score)}_of_fleet" for metric in (BEFORE, AFTER))
+    before, after = _of_fleet(score)
     rows = [
         {
             **round_row(record, score),
@@ -115,12 +129,35 @@ def device_rows(run: Played, settings: RunSettings | None) -> list[Row]:
     return _told(rows, OF_DEVICES, score)
 
 
+def day_rows(summary: Summary) -> list[Row]:
+    """Of a simulation whose devices' data grow, a row a day: how well devices did with what they served, on
+    the samples that came that day, and rounds, joules and bytes until the day's end.
+    """
+    served = column_of(SERVED, summary.judged_by)
+    return [
+        {
+            "day": day.day,
+            served: day.score,
+            "rounds": day.rounds,
+            "joules": day.joules,
+            BYTES_UP.name: day.up,
+            BYTES_DOWN.name: day.down,
+            "drifting": day.drifting,
+        }
+        for day in ([] if summary.days is UNSET else summary.days)
+    ]
+
+
 def internals_rows(summary: Summary) -> list[Row]:
     """What the method told of its inner workings: one row a figure, a round, and a part of it."""
     order = ("figure", "part", "mean", "least", "greatest")
     return [
         {"round": row["number"], **{name: row.get(name) for name in order}} for row in internal_rows(summary)
     ]
+
+
+def _of_fleet(score: Score) -> tuple[str, str]:
+    return f"{column_of(BEFORE, score)}_of_fleet", f"{column_of(AFTER, score)}_of_fleet"
 
 
 def _scores(row: DeviceSummary) -> Mapping[str, float]:

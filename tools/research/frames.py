@@ -1,6 +1,6 @@
 """Rows as pandas data frames: numbers are numbers, NaN where there is none."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleetune.protocols.errors import FleetuneError
@@ -9,12 +9,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def frame_of(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> "pd.DataFrame":
+def frame_of(
+    rows: Sequence[Mapping[str, Any]], index: str | None = None, columns: Iterable[str] = ()
+) -> "pd.DataFrame":
     """A data frame with a row for each of `rows`, columns in the order in which they are met first.
 
     Args:
         rows: numbers, texts, or None, by column.
         index: the column that becomes the index; None: none does.
+        columns: what there is without rows.
 
     Raises:
         FleetuneError: pandas is not installed.
@@ -23,9 +26,9 @@ def frame_of(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> "pd
         import pandas as pd
     except ImportError:
         raise FleetuneError("data frames need pandas: pip install 'pandas>=2.1'") from None
-    columns = dict.fromkeys(column for row in rows for column in row)
-    frame = pd.DataFrame({column: _values([row.get(column) for row in rows]) for column in columns})
-    return frame.set_index(index) if index in columns else frame
+    names = dict.fromkeys(column for row in rows for column in row) or dict.fromkeys(columns)
+    frame = pd.DataFrame({name: _values([row.get(name) for row in rows]) for name in names})
+    return frame if index is None else frame.set_index(index)
 
 
 def _values(values: list[Any]) -> list[Any]:

@@ -23,7 +23,14 @@ from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.cells import SETTINGS
 from fleetune.tools.compare.played import Played
-from fleetune.tools.research.columns import device_rows, internals_rows, round_rows
+from fleetune.tools.research.columns import (
+    columns_of_devices,
+    columns_of_rounds,
+    day_rows,
+    device_rows,
+    internals_rows,
+    round_rows,
+)
 from fleetune.tools.research.frames import frame_of
 
 if TYPE_CHECKING:
@@ -55,17 +62,23 @@ class Result:
     @cached_property
     def rounds(self) -> "pd.DataFrame":
         """A row a training round, by its number; see `tools.research.columns.round_rows`."""
-        return frame_of(round_rows(self._played), "round")
+        return frame_of(round_rows(self._played), "round", columns_of_rounds(self.summary.judged_by))
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
         """A row a device, by its name; see `tools.research.columns.device_rows`."""
-        return frame_of(device_rows(self._played, self.settings), "device")
+        rows = device_rows(self._played, self.settings)
+        return frame_of(rows, "device", columns_of_devices(self.summary.judged_by))
+
+    @cached_property
+    def days(self) -> "pd.DataFrame":
+        """A row a day, of a simulation whose devices' data grow; see `tools.research.columns.day_rows`."""
+        return frame_of(day_rows(self.summary), "day", ["day"])
 
     @cached_property
     def internals(self) -> "pd.DataFrame":
         """What the method told of its inner workings: a row a figure, a round, and a part of the figure."""
-        return frame_of(internals_rows(self.summary))
+        return frame_of(internals_rows(self.summary), columns=("round", "figure", "part", "mean"))
 
     @property
     def _played(self) -> Played:

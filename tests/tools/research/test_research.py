@@ -5,19 +5,24 @@ import json
 import shutil
 import statistics
 import sys
+import tarfile
 
 import numpy as np
 import pandas as pd
 import pytest
+from tests.helpers.places import ROOT
 
 import fleetune
 import fleetune.coordinator.reports.report
 import fleetune.tools.compare.compare
+import fleetune.tools.simulator.worker
 from fleetune import coordinator, tools
+from fleetune.coordinator.reports.summary import DaySummary
 from fleetune.coordinator.store.folder_lock import claim
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError, StoreError
 from fleetune.protocols.settings.run_toml import parse_run, settings_of
 from fleetune.tools.research import frames
+from fleetune.tools.research.columns import day_rows
 from fleetune.tools.simulator.given import given
 from fleetune.tools.simulator.simulated_fleet import Shares
 
@@ -375,6 +380,46 @@ def test_rounds_devices_and_gains_of_a_comparison(table):
         SettingError, match=r"gains over 'fedavg': it was not compared; known: local-only, fedspu"
     ):
         table.gains("fedavg")
+
+
+def test_a_real_fleets_run_is_read_while_it_goes_on_one_of_an_older_release_too(tmp_path):
+    with tarfile.open(ROOT / "tests" / "data" / "run-d2699e9.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    found = fleetune.read_result(tmp_path / "runs" / "upgraded")
+    assert (found.summary.simulated, found.finished) == (False, False)
+    assert list(found.rounds.index) == [1, 2]
+    assert found.rounds["bytes_up"].sum() == found.devices["bytes_up"].sum() == found.summary.bytes.up > 0
+    assert "board" not in found.devices  # nobody simulated one
+
+
+def test_a_run_without_a_round_has_the_columns_of_one(result, tmp_path, monkeypatch):
+    def unplayable(*_):
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(fleetune.tools.simulator.worker, "reply", unplayable)
+    with pytest.raises(StoreError):
+        simulate(tmp_path)
+    empty = fleetune.read_result(tmp_path / "small")
+    assert len(empty.rounds) == 0
+    assert set(empty.rounds) == set(result.rounds)
+    assert set(empty.devices) < set(result.devices)
+    assert empty.days.empty
+    assert repr(empty).startswith("<fedspu, 0 rounds, not finished")
+
+
+def test_days_of_devices_whose_data_grow_are_a_frame(tmp_path):
+    one = fleetune.Summary(method="fedavg", days=[DaySummary(1, 0.5, 2, 3.0, 40, 50), DaySummary(2, None)])
+    days = frames.frame_of(day_rows(one), "day")
+    assert list(days.index) == [1, 2]
+    assert days.loc[1].to_dict() == {
+        "accuracy_served": 0.5,
+        "rounds": 2,
+        "joules": 3.0,
+        "bytes_up": 40,
+        "bytes_down": 50,
+        "drifting": 0,
+    }
+    assert np.isnan(days.loc[2, "accuracy_served"])
 
 
 def test_a_picture_shows_itself_in_a_notebook(table):
