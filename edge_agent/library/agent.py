@@ -64,6 +64,7 @@ class Agent:
         device: this device's name.
         store: folder of agents' state, as `edge-agent run --state`.
         data: what else brings samples, as `edge-agent run --data`: data that grow.
+        bundle: file of the run's bundle, by `edge-coordinator export RUN.toml`, for `predict` where torch trains.
         options: others of `edge-agent run`, by name.
 
     Raises:
@@ -79,6 +80,7 @@ class Agent:
         device: str = HOST,
         store: Path | str = STATE,
         data: str = INTAKE,
+        bundle: Path | str | None = None,
         **options: Unpack[AgentOptions],
     ) -> None:
         given = checked(broker, fleet, device, Path(store), data, options)
@@ -92,7 +94,8 @@ class Agent:
         self._changed = threading.Condition()
         self._closing, self._stopped, self._is_closed = threading.Lock(), threading.Event(), False
         self._served = ServedReader(self._store)
-        self._follower = Follower(self._store, tuple(options.get("trust", ())), self._warn)
+        file = None if bundle is None else Path(bundle).absolute()
+        self._follower = Follower(self._store, tuple(options.get("trust", ())), self._warn, bundle=file)
         self._lock = claim(self._store, LEFTOVER_S)
         try:
             self._samples = SampleStore.open(self._store.samples)

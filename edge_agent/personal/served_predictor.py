@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
 from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
@@ -40,6 +41,7 @@ class Follower:
         store: of the device, whose agent may run or not.
         trusted: modules of the owner's own whose code a run may name.
         note: told in one line why the served model cannot be opened.
+        bundle: file of the model's bundle; None: the one that came over the wire.
         clock: seconds that never jump.
     """
 
@@ -49,9 +51,11 @@ class Follower:
         trusted: tuple[str, ...],
         note: Callable[[str], None],
         *,
+        bundle: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._trusted, self._note, self._clock = store, trusted, note, clock
+        self._store, self._trusted, self._bundle = store, trusted, bundle
+        self._note, self._clock = note, clock
         self._lock = threading.Lock()
         self._seen: tuple[int, int] | None = None
         self._served: ServedPredictor | None = None
@@ -79,7 +83,7 @@ class Follower:
         if identity is None:
             return None
         try:
-            found = personal_model(self._store, trusted=self._trusted)
+            found = personal_model(self._store, None, self._bundle, trusted=self._trusted)
             return ServedPredictor(predictor_of(found), found.standing)
         except FleetuneError as problem:
             self._note(f"the served model cannot be asked: {problem}")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import threading
 from dataclasses import fields
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from tests.edge_agent.personal.test_publishing import STANDING, joined, serve
 from tests.edge_agent.personal.test_task_answers import trained
-from tests.helpers.linear_bundle import SPEC
+from tests.helpers.linear_bundle import SPEC, bundle
 from typer.testing import CliRunner
 
 from fleetune.edge_agent import Agent
@@ -233,17 +234,31 @@ def test_a_served_model_that_cannot_be_asked_is_said_once_and_asked_for_again(ag
     assert agent.predict([1.0, 1.0]).label == 1
 
 
+def test_a_model_that_torch_trained_is_asked_by_a_bundle_of_its_owners(tmp_path):
+    kept_in = joined(AgentStore(tmp_path / "f" / "d"))
+    serve(kept_in, 2)
+    shutil.rmtree(kept_in.folder / "bundles")
+    (tmp_path / "exported").write_bytes(bundle().encoded())
+    for file, label in ((None, None), (tmp_path / "exported", 2), (tmp_path / "nothing", None)):
+        with Agent(BROKER, fleet="f", device="d", store=tmp_path, bundle=file) as agent:
+            found = agent.predict([1.0, 1.0])
+            assert (found and found.label) == label
+            told = agent.state.last_error
+            assert (told is None) == (found is not None)
+    assert "cannot read bundle" in told
+
+
 @pytest.mark.parametrize("kind", ["classification", "forecast", "reconstruction"])
 def test_a_prediction_is_what_edge_agent_predict_says(kind, agent, tmp_path):
     section = TaskSection(kind=kind)
-    trainer, weights, bundle, data = trained(section)
+    trainer, weights, made, data = trained(section)
     spec, kept_in = trainer.spec, AgentStore(tmp_path / "f" / "d")
     enrolment = Enrolment(
         "r-1", 0, spec, {"name": "fedavg"}, TrainingSection(), 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, weights,
         task=section,
     )  # fmt: skip
     kept_in.enrolment("r-1").write(codec.encode(enrolment, spec))
-    kept_in.keep_bundle("r-1", bundle.encoded())
+    kept_in.keep_bundle("r-1", made.encoded())
     standing = STANDING.__class__(
         "r-1", 1, False, spec.hash, spec.input_shape, spec.num_classes, threshold=trainer.threshold(weights)
     )
