@@ -64,7 +64,7 @@ class Agent:
         device: this device's name.
         store: folder of agents' state, as `edge-agent run --state`.
         data: what else brings samples, as `edge-agent run --data`: data that grow.
-        bundle: file of the run's bundle, by `edge-coordinator export RUN.toml`, for `predict` where torch trains.
+        bundle: file of the run's bundle, by `edge-coordinator export`; `predict` needs it where torch trains.
         options: others of `edge-agent run`, by name.
 
     Raises:
