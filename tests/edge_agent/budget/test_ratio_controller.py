@@ -131,6 +131,8 @@ def test_the_explanation_fits_into_80_characters(thin):
 class SomeSession:
     """Answers at once, or not at all."""
 
+    last_round = None
+
     def __init__(self, problem=None):
         self.problem, self.budgets = problem, []
 
