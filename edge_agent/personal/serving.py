@@ -22,7 +22,7 @@ def serving_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) 
         StoreError: it cannot be read, or its new figures cannot be written.
     """
     section, data = enrolment.adoption, trainer.data
-    num_validation, samples = data.size("validation"), data.fingerprint
+    num_validation, samples = data.compared.size, data.fingerprint
     if section is UNSET or not section.enabled:
         return Adoption(files.served, enrolment, trainer, num_validation=num_validation, samples=samples)
     return GatedAdoption(files, enrolment, section, trainer, num_validation=num_validation, samples=samples)
@@ -41,7 +41,7 @@ def adoption_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer)
             f"{files.served.path}, the model that this device serves, is damaged ({problem}); restore or"
             " remove it"
         ) from None
-    if not trainer.data.size("validation") and serving.best is None:
+    if not trainer.data.compared.size and serving.best is None:
         log.info(
             "run %s holds out no validation samples: the newest model that was trained is served;"
             " data.validation_fraction = 0.1 in its run.toml lets a device serve its best",

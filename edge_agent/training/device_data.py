@@ -51,7 +51,10 @@ class DeviceData:
         ids: samples are token ids: the model sees them as they are, int64.
         source: for messages.
         order: where each sample of the source stands among the training samples, with the validation samples
-            behind them; None: in that order.
+            behind them; None: in that order. What is never trained on is not counted.
+        never_trained: True at the validation samples on which models are scored alone (an autoencoder's
+            anomalies): they have no part in a loss, and nothing is ever trained on them; shape (n,). None:
+            there are none.
     """
 
     x_train: Inputs
@@ -65,6 +68,7 @@ class DeviceData:
     ids: bool = False
     source: str = "data"
     order: Rows | None = None
+    never_trained: NDArray[np.bool_] | None = None
 
     def part(self, part: Part) -> tuple[Inputs, LabelArray]:
         """The inputs and labels of one part, as they are stored."""
@@ -78,14 +82,22 @@ class DeviceData:
         """How many samples a part has."""
         return len(self.part(part)[1])
 
+    @property
+    def compared(self) -> Rows:
+        """The validation samples that losses are told of, ascending."""
+        number = self.size("validation")
+        return np.arange(number) if self.never_trained is None else np.flatnonzero(~self.never_trained)
+
     def without_validation(self) -> "DeviceData":
         """As if none had been held out: the training samples in the order of the source; new arrays."""
         order = slice(None) if self.order is None else self.order
+        rows = self.compared
         return replace(
             self,
-            x_train=np.concatenate([self.x_train, self.x_validation])[order],
-            y_train=np.concatenate([self.y_train, self.y_validation])[order],
+            x_train=np.concatenate([self.x_train, self.x_validation[rows]])[order],
+            y_train=np.concatenate([self.y_train, self.y_validation[rows]])[order],
             order=None,
+            never_trained=None,
             x_validation=self.x_validation[:0],
             y_validation=self.y_validation[:0],
         )
@@ -105,7 +117,7 @@ class DeviceData:
         for part in get_args(Part):
             x, y = self.part(part)
             nothing |= {f"x_{part}": x[:0].copy(), f"y_{part}": y[:0].copy()}
-        return replace(self, **nothing)
+        return replace(self, never_trained=None, **nothing)
 
     def batch(self, part: Part, rows: Rows) -> tuple[InputArray, LabelArray]:
         """The model's input, float32 or ids, shape (len(rows), ...), and labels: new arrays."""
@@ -239,7 +251,7 @@ def scaled(data: DeviceData, mean: Mean, std: Std, spec: ModelSpec) -> DeviceDat
 def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -> DeviceData:
     """`data` in the model's shape: images without a channel axis get one, and byte images with the
     channels last (height, width, 1, 3 or 4) get them first. Labels are as the task takes them; what it does
-    not train on is left out of the training and validation samples.
+    not train on is left out of the training samples, and among the validation samples kept for scores alone.
 
     Raises:
         DataError: no training samples, another shape, labels that are not the task's or that the model has no
@@ -260,18 +272,22 @@ def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -
 
 
 def _for_task(data: DeviceData, spec: ModelSpec, task: Task) -> DeviceData:
-    found: dict[str, Any] = {}
-    kept: dict[Part, NDArray[np.bool_]] = {}
+    labels, taken = {}, {}
     for part in get_args(Part):
-        x, y = data.part(part)
-        labels = task.checked(y, spec.num_classes, f"{data.source}, {part} samples")
-        taken = None if part == "test" else task.trained_on(labels)
-        kept[part] = np.ones(len(y), np.bool_) if taken is None else taken
-        found[f"x_{part}"] = x if taken is None else x[taken]
-        found[f"y_{part}"] = labels if taken is None else labels[taken]
-    if data.order is not None:
-        found["order"] = _order_of(np.concatenate([kept["train"], kept["validation"]]), data.order)
-    return replace(data, **found)
+        found = task.checked(data.part(part)[1], spec.num_classes, f"{data.source}, {part} samples")
+        trained_on = task.trained_on(found)
+        labels[part] = found
+        taken[part] = np.ones(len(found), np.bool_) if trained_on is None else trained_on
+    kept = np.concatenate([taken["train"], taken["validation"]])
+    return replace(
+        data,
+        x_train=data.x_train if taken["train"].all() else data.x_train[taken["train"]],
+        y_train=labels["train"][taken["train"]],
+        y_validation=labels["validation"],
+        y_test=labels["test"],
+        order=None if data.order is None else _order_of(kept, data.order),
+        never_trained=None if taken["validation"].all() else ~taken["validation"],
+    )
 
 
 def _order_of(kept: NDArray[np.bool_], order: Rows) -> Rows:

@@ -47,7 +47,7 @@ class FeatureData(DeviceData):
         order = slice(None) if self.order is None else self.order
         joined: dict[Part, FlatArray] = {
             **self.features,
-            "train": np.concatenate([train, validation])[order],
+            "train": np.concatenate([train, validation[self.compared]])[order],
             "validation": validation[:0],
         }
         whole = super().without_validation()

@@ -178,16 +178,24 @@ class LocalTrainer:
             raise TrainingDiverged(f"training diverged ({what}): lower training.learning_rate (now {rate:g})")
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
-        """Mean loss in evaluation mode over a part, or those of its samples in `rows`. Of none it is 0."""
+        """Mean loss in evaluation mode over a part, or those of its samples in `rows`. Of none it is 0. Of
+        the validation samples those never trained on do not count.
+        """
         self.backend.load(weights)
-        total = sum(self.backend.evaluate(x, y)[0] for x, y in self._parts(part, rows))
-        return total / max(1, self.data.size(part) if rows is None else rows.size)
+        chosen = self._with_loss(part) if rows is None else rows
+        total = sum(self.backend.evaluate(x, y)[0] for x, y in self._parts(part, chosen))
+        return total / max(1, chosen.size)
 
     def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
-        """Each sample's loss in evaluation mode over a part, shape (n,)."""
+        """Each sample's loss in evaluation mode over a part, shape (n,); of the validation samples without
+        those that are never trained on.
+        """
         self.backend.load(weights)
-        found = [self.backend.losses(x, y) for x, y in self._parts(part)]
+        found = [self.backend.losses(x, y) for x, y in self._parts(part, self._with_loss(part))]
         return np.concatenate([np.zeros(0), *found])
+
+    def _with_loss(self, part: Part) -> Rows:
+        return self.data.compared if part == "validation" else np.arange(self.data.size(part))
 
     def accuracy(self, weights: FlatArray, part: Part = "test") -> float | None:
         """Fraction predicted correctly in evaluation mode, 0..1. None: the part is empty, or the task has no

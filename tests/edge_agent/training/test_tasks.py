@@ -1,6 +1,7 @@
 """Every task and loss: all trainers take the same steps and judge alike, over a local fit."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,6 +98,36 @@ def test_anomalies_are_tested_on_and_never_trained_on():
     assert not data.y_train.any()
     assert data.size("train") == NUM_TRAIN - 5
     assert data.y_test.sum() == 4
+
+
+def test_held_out_anomalies_score_models_and_have_no_part_in_their_loss():
+    task = task_of(TaskSection(kind="reconstruction"))
+    whole = data_for(task)
+    cut = NUM_TRAIN // 2
+    held_out = replace(
+        whole,
+        x_train=whole.x_train[:cut],
+        y_train=whole.y_train[:cut],
+        x_validation=whole.x_train[cut:],
+        y_validation=whole.y_train[cut:],
+    )
+    bundle = make_bundle("mlp", SHAPE, 12, Key(3), task.section)
+    data = check_fits(held_out, bundle.spec, task)
+    normal = np.flatnonzero(data.y_validation == 0)
+    assert data.y_validation.sum() > 0
+    assert data.compared.tolist() == normal.tolist()
+    trainer = LocalTrainer(TorchBackend.from_spec(bundle.spec, task), data, TrainingSection())
+    weights = trainer.backend.weights.copy()
+    losses = trainer.losses(weights, "validation")
+    assert len(losses) == len(normal)
+    assert_allclose(trainer.loss(weights, "validation"), losses.mean(), rtol=1e-6)
+    assert_allclose(trainer.loss(weights, "validation", normal[:2]), losses[:2].mean(), rtol=1e-6)
+    tested = replace(data, x_test=data.x_validation, y_test=data.y_validation)
+    assert trainer.score(weights, "validation") == replace(trainer, data=tested).score(weights, "test")
+    alone = data.without_validation()
+    assert len(alone.y_train) == data.size("train") + len(normal)
+    assert not alone.y_train.any()
+    assert alone.never_trained is None
 
 
 @pytest.mark.parametrize(
