@@ -85,9 +85,6 @@ def encode(
         keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
             name is written; None: it is written.
         writer: writes the values of patches; None: they are written as any other array, which is `raw`.
-
-    Raises:
-        SettingError: there is no such encoding as the writer's.
     """
     patches = {} if writer is None else {id(patch.values): patch for patch in patches_in(message)}
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
 from fleetune.protocols.update.arrays import FLOAT32, Array, Arrays, WireArray, parts_of
+from fleetune.protocols.update.encodings.encoding import Encoding, Known
 from fleetune.protocols.update.patch import Patch
 
 
@@ -36,7 +37,7 @@ class PatchWriter:
     """Writes the values of one payload's patches.
 
     Attributes:
-        encoding: the name of the one that writes all of them.
+        encoding: the one that writes all of them.
         spec: the model.
         key: of random draws; each patch has a child of it.
         base: what both sides hold, shape (spec.size,); None: nothing.
@@ -45,7 +46,7 @@ class PatchWriter:
             last one's stands.
     """
 
-    encoding: str
+    encoding: Encoding
     spec: ModelSpec
     key: Key
     base: FlatArray | None = None
@@ -57,16 +58,16 @@ class PatchWriter:
         self.left_out = None if self.residual is None else self.residual.copy()
 
     def write(self, patch: Patch) -> WireArray:
-        """The values of the payload's next patch, framed. Raises SettingError: there is no such encoding."""
+        """The values of the payload's next patch, framed."""
         mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
-        base, residual = (None if one is None else one[mask] for one in (self.base, self.residual))
-        encoded = encodings.find(self.encoding).encode(patch.values, base, residual, key)
+        residual = None if self.residual is None else self.residual[mask]
+        encoded = self.encoding.encode(patch.values, _known(self.spec, self.base, mask), residual, key)
         self._written += 1
         if encoded.residual is not None and self.left_out is None:
             self.left_out = np.zeros(self.spec.size, np.float32)
         if self.left_out is not None:
             self.left_out[mask] = 0 if encoded.residual is None else encoded.residual
-        name = FLOAT32 if self.encoding == encodings.RAW else self.encoding
+        name = FLOAT32 if self.encoding.name == encodings.RAW else self.encoding.name
         return name, [patch.values.size], encoded.data
 
 
@@ -121,8 +122,13 @@ class PatchReader:
         mask = patch.selection.mask(spec)
         if count != np.count_nonzero(mask):
             raise PacketCorrupt(f"patch with {count} values for {np.count_nonzero(mask)} selected entries")
-        base = None if self.base is None else self.base[mask]
-        values = encodings.find(name).decode(data, count, base)
+        values = encodings.find(name).decode(data, count, _known(spec, self.base, mask))
         if self.arrays.finite and not np.isfinite(values).all():
             raise PacketNotFinite("patch holds NaN or infinite values")
         object.__setattr__(patch, "values", values)  # it has just been made, nobody has seen it yet
+
+
+def _known(spec: ModelSpec, base: FlatArray | None, mask: MaskArray) -> Known:
+    sizes = [tensor.size for tensor in spec.tensors]
+    tensors = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
+    return Known(None if base is None else base[mask], tensors[mask])

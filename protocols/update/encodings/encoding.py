@@ -4,11 +4,30 @@ An encoding is pure: no I/O, no clock, no randomness but its key's. It knows nei
 `protocols.update.patch_values` cuts base and residual to the entries of the patch, and frames the bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
+
+
+@dataclass(frozen=True)
+class Known:
+    """What both sides know of the n entries that values are written for.
+
+    Attributes:
+        base: the values that both sides hold, finite, shape (n,); None: they hold none.
+        tensors: the number of each entry's tensor in the model, ascending, shape (n,); empty: all are of one.
+    """
+
+    base: FlatArray | None = None
+    tensors: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, np.int16))
+
+
+NOTHING_KNOWN = Known()
 
 
 @dataclass(frozen=True)
@@ -40,33 +59,36 @@ class EncodingCost:
 class Encoding(Protocol):
     """One way to write float32 values; all arrays have the shape (n,) of the patch's selected entries.
 
+    Its attributes are settings of the side that writes, each with a default; who reads needs none of them.
+
     Class attributes:
+        name: in run.toml, on the wire, and in the registry.
+        cost: with the settings' defaults, of what a round of training changes in trained weights.
         lossless: `decode` gives the same bits.
     """
 
+    name: ClassVar[str]
     cost: ClassVar[EncodingCost]
     lossless: ClassVar[bool]
 
-    def encode(
-        self, values: FlatArray, base: FlatArray | None, residual: FlatArray | None, key: Key
-    ) -> Encoded:
+    def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
         """Write the values.
 
         Args:
             values: finite.
-            base: what both sides hold of the same entries; None: nothing.
+            known: of the same entries.
             residual: what earlier encodings left out of these entries, to be added; None: nothing.
             key: of random draws; the reader does not have it.
         """
         ...
 
-    def decode(self, data: bytes, count: int, base: FlatArray | None) -> FlatArray:
+    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
         """Read a peer's bytes.
 
         Args:
             data: at most a payload long.
             count: how many values these are, held against the model; what is allocated is bounded by it.
-            base: the one that they were written with; None: none.
+            known: what they were written with.
 
         Returns:
             Shape (count,), not necessarily finite.

@@ -6,7 +6,7 @@ from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.byte_planes import shuffled, unshuffled
-from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 
 _FLOAT32 = np.dtype("<f4")
 
@@ -18,15 +18,14 @@ class Raw(Encoding):
     docs/methods.md, 0.91 to 0.93).
     """
 
+    name = "raw"
     cost = EncodingCost(bytes_per_value=4 * 0.92, passes=4)  # shuffled and compressed, and back
     lossless = True
 
-    def encode(
-        self, values: FlatArray, base: FlatArray | None, residual: FlatArray | None, key: Key
-    ) -> Encoded:
+    def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
         return Encoded(shuffled(values if residual is None else values + residual))
 
-    def decode(self, data: bytes, count: int, base: FlatArray | None) -> FlatArray:
+    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
         if len(data) != count * _FLOAT32.itemsize:
             raise PacketCorrupt(f"{count} raw values with {len(data)} bytes")
         return unshuffled(data, _FLOAT32)
