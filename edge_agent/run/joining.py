@@ -202,7 +202,7 @@ def _ratio_controller(
         enrolment,
         trainer=kind,
         num_test=trainer.num_test,
-        num_validation=trainer.data.compared.size,
+        num_validation=trainer.data.size("validation"),
         latency_s=link.round_trip_s,
         base_bytes=process_memory().resident,
     )

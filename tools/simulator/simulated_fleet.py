@@ -160,7 +160,7 @@ def ratio_controller_of(
         enrolment,
         trainer=AGENT_TRAINER,
         num_test=data.size("test"),
-        num_validation=data.compared.size,
+        num_validation=data.size("validation"),
         latency_s=link.delay_s,
         base_bytes=AGENT_BYTES,
     )
