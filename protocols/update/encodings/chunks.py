@@ -1,0 +1,138 @@
+"""What the encodings of differences share: a tag, chunks of values, and in these streams of bytes.
+
+The first byte says whether the values were written as differences to a base (1) or as they are (0). Behind it
+follow chunks of `CHUNK` values, the last one shorter; each is read by itself, so that neither side needs
+more scratch space than one chunk takes. A stream is its stored length (4 bytes, little endian) and what is
+stored: a zstd frame that says its content's size where that is shorter than the bytes themselves, else these.
+Who reads knows how long a stream is unpacked, which is how the two are told apart.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.update.encodings.encoding import Known
+
+CHUNK = 2**16  # values: scratch arrays of this size stay in a processor's cache
+WITHOUT_BASE, WITH_BASE = b"\0", b"\1"
+LARGEST = np.finfo(np.float32).max
+_ZSTD_LEVEL = 1  # higher ones gain nothing on what is left: their matches are accidents
+
+Bytes = NDArray[np.uint8]
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """Where each chunk of so many values stands."""
+    return (slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
+
+
+def tag_of(known: Known) -> bytes:
+    """The first byte of what is written with this help."""
+    return WITHOUT_BASE if known.base is None else WITH_BASE
+
+
+def wanted_of(values: FlatArray, residual: FlatArray | None) -> FlatArray:
+    """What is to arrive, finite, shape (n,)."""
+    if residual is None:
+        return values
+    with np.errstate(over="ignore"):
+        wanted: FlatArray = np.clip(values + residual, -LARGEST, LARGEST)
+        return wanted
+
+
+def part_of(base: FlatArray | None, chunk: slice) -> FlatArray | None:
+    """A chunk of the base, if there is one."""
+    return None if base is None else base[chunk]
+
+
+def difference(wanted: FlatArray, base: FlatArray | None) -> FlatArray:
+    """To the base, if there is one; finite, same shape."""
+    if base is None:
+        return wanted
+    with np.errstate(over="ignore"):
+        apart: FlatArray = np.clip(wanted - base, -LARGEST, LARGEST)
+        return apart
+
+
+def with_base(differences: FlatArray, base: FlatArray | None) -> FlatArray:
+    """The base added, if there is one, in place; what float32 does not hold becomes its largest number."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if base is not None:
+            differences += base
+        return np.clip(differences, -LARGEST, LARGEST, out=differences)
+
+
+def stream_of(content: NDArray[Any], compressor: zstandard.ZstdCompressor) -> list[bytes]:
+    """A stream's length and what is stored of it."""
+    plain = content.tobytes()
+    packed = compressor.compress(plain)
+    stored = packed if len(packed) < len(plain) else plain
+    return [len(stored).to_bytes(4, "little"), stored]
+
+
+def new_compressor() -> zstandard.ZstdCompressor:
+    """For the streams of one payload: it keeps its memory from one to the next."""
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+
+
+@dataclass
+class Reader:
+    """Goes through what was written, from the front.
+
+    Attributes:
+        data: all of it.
+        at: where it goes on.
+    """
+
+    data: bytes
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        self._unpacker = zstandard.ZstdDecompressor()
+
+    def base(self, known: Known) -> FlatArray | None:
+        """Read the tag: the base of the values; None: they were written without one. Raises PacketCorrupt."""
+        tag = self.take(1)
+        if tag not in (WITHOUT_BASE, WITH_BASE):
+            raise PacketCorrupt(f"encoded values begin with {tag!r}; this side knows 0 and 1")
+        if tag == WITHOUT_BASE:
+            return None
+        if known.base is None:
+            raise PacketCorrupt("values are written as differences to a base that this side does not hold")
+        return known.base
+
+    def take(self, length: int) -> bytes:
+        """The next bytes. Raises PacketCorrupt: there are not so many."""
+        taken = self.data[self.at : self.at + length]
+        if len(taken) != length:
+            raise PacketCorrupt(f"encoded values are cut short at byte {len(self.data)}")
+        self.at += length
+        return taken
+
+    def plane(self, length: int) -> Bytes:
+        """The next bytes, shape (length,). Raises PacketCorrupt."""
+        return np.frombuffer(self.take(length), np.uint8)
+
+    def stream(self, length: int) -> Bytes:
+        """The next stream, which unpacks to shape (length,). Raises PacketCorrupt: it does not."""
+        stored = int.from_bytes(self.take(4), "little")
+        if stored == length:
+            return self.plane(length)
+        packed = self.take(stored)
+        try:
+            if zstandard.get_frame_parameters(packed).content_size != length:
+                raise PacketCorrupt(f"a stream of encoded values is not of {length} bytes")
+            return np.frombuffer(self._unpacker.decompress(packed), np.uint8)
+        except zstandard.ZstdError as problem:
+            raise PacketCorrupt(f"a stream of encoded values does not unpack: {problem}") from None
+
+    def end(self) -> None:
+        """Raises PacketCorrupt: something follows."""
+        if self.at != len(self.data):
+            raise PacketCorrupt(f"{len(self.data) - self.at} bytes behind the encoded values")

@@ -1,0 +1,91 @@
+"""The difference to the base as float16, after the power of two that brings a chunk's largest above 2^14."""
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.encodings.chunks import (
+    Reader,
+    chunks,
+    difference,
+    new_compressor,
+    part_of,
+    stream_of,
+    tag_of,
+    wanted_of,
+    with_base,
+)
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+
+_LEAST_SHIFT, _MOST_SHIFT = -113, 126  # 2^shift and 2^-shift are normal float32 numbers
+
+
+class Float16(Encoding):
+    """11 bits of each difference; what that loses is left in the residual.
+
+    The power of two keeps float16's narrow range on the chunk's own: nothing overflows, and what is smaller
+    than 2^-29 of the largest keeps fewer bits. Below about 2^-31 of it a difference counts as 0.
+    """
+
+    name = "fp16"
+    cost = EncodingCost(bytes_per_value=4 * 0.32, passes=7)
+    lossless = False
+
+    def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
+        wanted, compressor, parts = wanted_of(values, residual), new_compressor(), [tag_of(known)]
+        left = np.empty(wanted.size, np.float32)
+        for chunk in chunks(wanted.size):
+            base = part_of(known.base, chunk)
+            halves, shift = _halves(difference(wanted[chunk], base))
+            parts += _written(halves, shift, compressor)
+            left[chunk] = difference(wanted[chunk], with_base(_scaled(halves, shift), base))
+        return Encoded(b"".join(parts), left)
+
+    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
+        reader, values = Reader(data), np.empty(count, np.float32)
+        base = reader.base(known)
+        for chunk in chunks(count):
+            halves, shift = _read(reader, chunk.stop - chunk.start)
+            values[chunk] = with_base(_scaled(halves, shift), part_of(base, chunk))
+        reader.end()
+        return values
+
+
+def _halves(differences: FlatArray) -> tuple[NDArray[np.uint16], int]:
+    """2^shift times the differences as bits of float16, those of the tiniest 0; and the shift."""
+    _, exponent = np.frexp(np.abs(differences).max())
+    shift = int(np.clip(15 - exponent, _LEAST_SHIFT, _MOST_SHIFT))
+    halves = (differences * np.float32(2.0**shift)).astype(np.float16).view(np.uint16)
+    halves[halves & 0x7F00 == 0] = 0
+    return halves, shift
+
+
+def _scaled(halves: NDArray[np.uint16], shift: int) -> FlatArray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return halves.view(np.float16).astype(np.float32) * np.float32(2.0**-shift)
+
+
+def _written(halves: NDArray[np.uint16], shift: int, compressor: zstandard.ZstdCompressor) -> list[bytes]:
+    """The shift (1 byte, signed), the high bytes, and the low bytes of those that are not 0."""
+    high = (halves >> 8).astype(np.uint8)
+    low = halves[high != 0].astype(np.uint8)
+    return [
+        shift.to_bytes(1, "little", signed=True),
+        *stream_of(high, compressor),
+        *stream_of(low, compressor),
+    ]
+
+
+def _read(reader: Reader, count: int) -> tuple[NDArray[np.uint16], int]:
+    shift = int.from_bytes(reader.take(1), "little", signed=True)
+    if not _LEAST_SHIFT <= shift <= _MOST_SHIFT:
+        raise PacketCorrupt(f"float16 values scaled by 2^{shift}; {_LEAST_SHIFT} to {_MOST_SHIFT} are known")
+    high = reader.stream(count)
+    halves = high.astype(np.uint16)
+    halves <<= 8
+    filled = np.flatnonzero(high)
+    halves[filled] |= reader.stream(filled.size)
+    return halves, shift

@@ -1,0 +1,29 @@
+"""Differences to the base as integers from -127 to 127, with a scale a block (`blockwise`)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleetune.protocols.update.encodings.blockwise import Blockwise, Integers
+from fleetune.protocols.update.encodings.chunks import Bytes
+from fleetune.protocols.update.encodings.encoding import EncodingCost
+
+
+@dataclass(frozen=True)
+class Int8(Blockwise):
+    """A byte an integer, which zstd's entropy coder halves. A relative error of about 0.9 %."""
+
+    floor: float = 0.03
+
+    name = "int8"
+    cost = EncodingCost(bytes_per_value=4 * 0.13, passes=8)
+    largest = 127
+
+    def packed(self, integers: Integers) -> Bytes:
+        return integers.view(np.uint8)
+
+    def unpacked(self, data: Bytes, count: int) -> Integers:
+        return data.view(np.int8)
+
+    def num_bytes(self, count: int) -> int:
+        return count

@@ -1,0 +1,137 @@
+"""What devices truly send, and what their coordinator knows of it: (base, values) pairs of real rounds.
+
+A run is played with the product's methods, trainer and partition, without engine and clock: all devices take
+part in every round. What both sides hold of a device is the first weights, over which come the patches of its
+updates and then those of its tasks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.stored_run import method_of
+from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.training.trainers import make_backend
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.update.encodings.encoding import Known
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.patch_values import patches_in
+from fleetune.protocols.wire.payloads import run_key, work_key
+from fleetune.tools.simulator.runner import with_model_shape
+from fleetune.tools.simulator.simulated_fleet import Shares
+
+RUN_TOML = """
+[run]
+name = "encodings"
+seed = {seed}
+rounds = {rounds}
+[model]
+name = "{model}"
+[method]
+name = "{method}"
+[data]
+source = "idx:fashion-mnist"
+partition = {{ kind = "mix", alpha = 0.5, samples = {samples} }}
+[training]
+epochs = {epochs}
+batch_size = 16
+learning_rate = 0.05
+[fleet]
+devices = {devices}
+"""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What is played.
+
+    Attributes:
+        model: a built-in one.
+        devices, samples, epochs, rounds: so many devices with so many samples each train so long.
+        ratio: of every device.
+        seed: of the run.
+    """
+
+    model: str = "lenet5"
+    devices: int = 10
+    samples: int = 500
+    epochs: int = 1
+    rounds: int = 6
+    ratio: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The values of one patch, and what was known of them before.
+
+    Attributes:
+        known: to both sides, of the selected entries.
+        values: float32, of the same entries.
+        round: in which it was sent, from 1.
+    """
+
+    known: Known
+    values: FlatArray
+    round: int
+
+
+def updates_of(method_name: str, fleet: Fleet) -> Iterator[Sent]:
+    """The patches that devices send up, round by round."""
+    settings, shares = _settings(method_name, fleet)
+    enrolment = prepare(settings)
+    spec, method = enrolment.spec, method_of(enrolment)
+    names = tuple(f"device-{index}" for index in range(fleet.devices))
+    backend = make_backend("torch", spec, None, 1, task=enrolment.learns)
+    data = [shares.of(index, spec) for index in range(fleet.devices)]
+    state, states = method.init_coordinator(enrolment.weights), dict[str, Any]()
+    held = {name: enrolment.weights.copy() for name in names}
+    for name, each in zip(names, data, strict=True):
+        states[name] = method.init_device(enrolment.weights)
+        state = method.admit(state, DeviceReport(name, num_samples=each.size("train"), ratio=fleet.ratio))
+    for number in range(1, fleet.rounds + 1):
+        key = run_key(fleet.seed).child("plan", number, 1)
+        state, tasks = method.plan(state, Round(number, names), key)
+        updates = []
+        for name, each in zip(names, data, strict=True):
+            task = tasks[name]
+            trainer = LocalTrainer(backend, each, enrolment.training)
+            draws = work_key(fleet.seed, number, 1, name)
+            states[name], update = method.work(states[name], task, trainer, Budget(fleet.ratio), draws)
+            _overlay(held[name], patches_in(task), spec)
+            for patch in patches_in(update):
+                yield Sent(known_of(patch, held[name], spec), patch.values, number)
+            _overlay(held[name], patches_in(update), spec)
+            updates.append((name, update))
+        state = method.aggregate(state, updates)
+
+
+def known_of(patch: Patch, base: FlatArray, spec: ModelSpec) -> Known:
+    """What is known of a patch's entries where `base`, shape (spec.size,), is known."""
+    mask = patch.selection.mask(spec)
+    sizes = [tensor.size for tensor in spec.tensors]
+    return Known(base[mask], np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)[mask])
+
+
+def _overlay(held: FlatArray, patches: Iterator[Patch], spec: ModelSpec) -> None:
+    for patch in patches:
+        held[patch.selection.mask(spec)] = patch.values
+
+
+def _settings(method: str, fleet: Fleet) -> tuple[RunSettings, Shares]:
+    words = dict(fleet.__dict__, method=method)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run.toml"
+        path.write_text(RUN_TOML.format(**words))
+        settings = read_run(path)
+    shares = Shares(settings)
+    return with_model_shape(settings, shares), shares
