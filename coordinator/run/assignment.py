@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined
 from fleetune.coordinator.run.reply_checks import not_finite
 from fleetune.coordinator.store.run_store import RunStore
@@ -46,6 +47,7 @@ class Tasks:
     Attributes:
         store: of the run.
         spec: its model.
+        kind: of the method's tasks.
         outlive: semi-asynchronously tasks outlive the state they were planned on, so they are kept as sent.
         planned: of the open round, by participant.
         release: which version of the shared model a device may serve; None: the run has no roll-out.
@@ -53,6 +55,7 @@ class Tasks:
 
     store: RunStore
     spec: ModelSpec
+    kind: type
     outlive: bool
     planned: Mapping[DeviceId, Any] = field(default_factory=dict)
     release: Callable[[DeviceId], Release] | None = None
@@ -82,6 +85,17 @@ class Tasks:
             else None
         )
         return self._assigned(self.planned, device, transfer_key) if kept is None else kept
+
+    def sent(self, device: DeviceId, turn: Turn, open_turn: Turn) -> Any | None:
+        """The task that a device answers in this turn; None: it is not known any more."""
+        if not self.outlive:
+            return self.planned[device] if turn == open_turn and device in self.planned else None
+        data = self.store.task(device, *turn)
+        if data is None:
+            return None
+        kind = Assignment[self.kind]  # type: ignore[name-defined]
+        assignment: Assignment[Any] = codec.decode(data, kind, self.spec)
+        return assignment.task
 
     def answered(self, device: DeviceId) -> None:
         """Its task has done its part."""

@@ -8,6 +8,7 @@ from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
 from fleetune.protocols.wire.payloads import Reply
 
 
@@ -30,14 +31,29 @@ class ArrivingReply:
     staleness: int
 
 
-def read_reply(data: bytes, device: DeviceId, turn: Turn, method: Method[Any, Any, Any, Any]) -> Reply[Any]:
+def read_reply(
+    data: bytes,
+    device: DeviceId,
+    turn: Turn,
+    method: Method[Any, Any, Any, Any],
+    base: Base | None = None,
+) -> Reply[Any]:
     """What a device offered as its reply to `turn`.
+
+    Args:
+        data: as it came.
+        device: that offered it.
+        turn: that it answers.
+        method: of the run.
+        base: what its task brought, where an encoding may have written the update's values; None: not known.
 
     Raises:
         PacketError: it is damaged; PacketForeign: it is another device's, or to another turn.
     """
     kind = Reply[method.update_type]  # type: ignore[name-defined]
-    reply: Reply[Any] = codec.decode(data, kind, method.spec, limit=codec.payload_limit(method.spec))
+    reply: Reply[Any] = codec.decode(
+        data, kind, method.spec, limit=codec.payload_limit(method.spec), base=base
+    )
     if reply.device != device:
         raise PacketForeign(f"reply of {reply.device!r} came from {device}")
     if (reply.round, reply.attempt) != turn:

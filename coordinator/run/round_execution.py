@@ -50,6 +50,9 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, Reply, run_key
 
@@ -82,6 +85,7 @@ class RoundExecution:
         store: RunStore,
     ) -> None:
         self._settings = settings
+        self._encoding = enrolment.uplink.name
         self._run_id = enrolment.run
         self._method = method
         self._store = store
@@ -89,7 +93,7 @@ class RoundExecution:
         self.opened_at = 0.0
         self.method_state: Any = method.init_coordinator(enrolment.weights)
         self._state = EngineState()
-        self._tasks = Tasks(store, method.spec, settings.round.mode != "synchronous")
+        self._tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
         self._arrived: dict[DeviceId, DeviceRound] = {}
         self._written: Any = None
         self._rows = DeviceRows(store)
@@ -147,10 +151,24 @@ class RoundExecution:
         if counts and reply.update is not None:
             self._scrutiny.check(reply.update, lambda: self._others(reply.device))
 
+    def base(self, device: DeviceId, turn: Turn) -> Base | None:
+        """What the task of this reply brought, nothing where it is not known any more; None: values are
+        written as they are.
+        """
+        if self._encoding == RAW:
+            return None
+        task = self._tasks.sent(device, turn, self._state.turn)
+        spec = self._method.spec
+        return Base.nothing(spec) if task is None else Base.of_task(task, spec)
+
     def keep(self, arriving: ArrivingReply) -> None:
-        """Store a reply that counts, so that the engine may close the round with it."""
+        """Store a reply that counts, so that the engine may close the round with it; so that it can be read
+        without its base.
+        """
         if arriving.reply.update is not None:
-            self._store.add_reply(arriving.reply.device, arriving.data)
+            plain = self._encoding == RAW
+            data = arriving.data if plain else codec.encode(arriving.reply, self._method.spec)
+            self._store.add_reply(arriving.reply.device, data)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
         """Do one action at `now`; what is left to do outside, and what became of it.

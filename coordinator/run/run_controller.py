@@ -11,6 +11,8 @@ reports read its state (`engine_state`).
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import UNSET
+
 from fleetune.coordinator.rounds.actions import Action
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
@@ -124,8 +126,11 @@ class RunController:
             is damaged, implausible or not what it was offered as; `ReplyDropped` where it does not count.
         """
         try:
-            reply = read_reply(data, device, turn, self._method)
             objection = self.objection(device, turn)
+            base = self._execution.base(device, turn)
+            reply = read_reply(data, device, turn, self._method, base)
+            if objection is None and reply.base not in (UNSET, None if base is None else base.digest):
+                raise PacketForeign(f"update of {device} was written with another base than its task")
             if objection is None and (reply.update is None) != self.evaluating:
                 kind = "without" if reply.update is None else "with"
                 raise PacketForeign(f"reply {kind} an update to round {turn.number}")

@@ -22,7 +22,8 @@ D = TypeVar("D")
 class Kept(Generic[D]):
     """What a session remembers: the method's device state, its last reply (round 0: none yet), what is
     known of the run's best model, what the optimiser remembers, where the run has that kept, the model that
-    the device trains alone, where the run asks for one, and the shared model's versions that it was given.
+    the device trains alone, where the run asks for one, the shared model's versions that it was given, and
+    what its updates have left out so far, shape (spec.size,), where their encoding leaves something out.
     """
 
     run: str
@@ -34,6 +35,7 @@ class Kept(Generic[D]):
     optimiser: States | UnsetType = UNSET
     alone: Alone | UnsetType = UNSET
     releases: Releases | UnsetType = UNSET
+    residual: FlatArray | UnsetType = UNSET
 
 
 def recall(

@@ -27,6 +27,9 @@ from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, Trainer
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.encodings import RAW
+from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
 from fleetune.protocols.wire.release import ReleaseWord
 
@@ -141,6 +144,7 @@ class Session:
         state, measures = done.state, done.measures
         if self._adoption is not None:
             measures = replace(measures, **{**self._adoption.told(done.alone), "kept": UNSET})
+        writer = self._writer(assignment)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -148,8 +152,9 @@ class Session:
             leaving=self._method.finished(state),
             measures=measures,
             update=done.update,
+            base=UNSET if writer is None else writer.base_digest,
         )
-        encoded = codec.encode(reply, self.spec)
+        encoded = codec.encode(reply, self.spec, writer=writer)
         self._keep(
             Kept(
                 self._enrolment.run,
@@ -161,9 +166,21 @@ class Session:
                 UNSET if optimiser_states is None else optimiser_states.after,
                 UNSET if done.alone is None else done.alone,
                 done.releases,
+                UNSET if writer is None or writer.left_out is None else writer.left_out,
             )
         )
         return encoded
+
+    def _writer(self, assignment: Assignment[Any]) -> PatchWriter | None:
+        """Of the values of an update, as the run wants them; None: as they are."""
+        encoding = self._enrolment.uplink
+        if encoding.name == RAW:
+            return None
+        turn = assignment.round, assignment.attempt
+        key = work_key(self._enrolment.seed, *turn, self._device).child("encoding")
+        residual = self._kept.residual
+        base = Base.of_task(assignment.task, self.spec)
+        return PatchWriter(encoding, self.spec, key, base, None if residual is UNSET else residual)
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         done = self._do(assignment, budget, self._optimiser_states(self._kept.optimiser))

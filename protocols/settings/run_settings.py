@@ -11,6 +11,7 @@ from fleetune.protocols.bounds import FleetName
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
+from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.settings.simulation import FleetSection, PaperSection, Partition
@@ -33,6 +34,7 @@ class RunSettings(Settings, frozen=True):
     task: TaskSection = TaskSection()
     training: TrainingSection = TrainingSection()
     adoption: AdoptionSection = AdoptionSection()
+    encoding: EncodingSection = EncodingSection()
     round: RoundSection = RoundSection()
     schedule: ScheduleSection = ScheduleSection()
     fleet: FleetSection = FleetSection()

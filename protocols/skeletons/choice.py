@@ -1,11 +1,14 @@
 """What a round may ask of a device: what it says of itself, ratios with their costs, and what it allows."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 
 from fleetune.protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
 from fleetune.protocols.conditions import UNKNOWN, Conditions
+from fleetune.protocols.update.encodings import RAW, find
+from fleetune.protocols.update.encodings.encoding import Encoding
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # to choose from, unless a method says otherwise
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
@@ -83,6 +86,15 @@ class Choice:
 
     ratio: float
     cost: Cost
+
+
+def with_uplink(choices: Sequence[Choice], encoding: Encoding) -> list[Choice]:
+    """`choices` as they cost where this encoding writes updates. Bitmaps are counted as values are."""
+    share = encoding.cost.bytes_per_value / find(RAW).cost.bytes_per_value
+    return [
+        replace(choice, cost=replace(choice.cost, bytes_up=round(choice.cost.bytes_up * share)))
+        for choice in choices
+    ]
 
 
 @dataclass(frozen=True)

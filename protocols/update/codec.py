@@ -29,12 +29,14 @@ from fleetune.protocols.errors import (
     PacketTruncated,
     PacketVersion,
 )
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.update import encodings
 from fleetune.protocols.update.arrays import Array, Arrays, pack
+from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.elements import check_elements
-from fleetune.protocols.update.patch_values import PatchReader, PatchWriter, patches_in
+from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.patch_values import PatchReader, PatchWriter
 
 VERSION = 1
 ZSTD_LEVEL = 3
@@ -110,7 +112,7 @@ def decode(
     elements: int = MAX_ELEMENTS,
     finite: bool = True,
     kept: Callable[[bytes], Array] | None = None,
-    base: FlatArray | None = None,
+    base: Base | None = None,
 ) -> M:
     """Read a `kind` back.
 
@@ -122,7 +124,7 @@ def decode(
         elements: most of them where there is a limit, see `protocols.update.elements`.
         finite: refuse NaN and infinite numbers in arrays.
         kept: gives the arrays that `encode` only named; None: there are none.
-        base: the one that patches were written with, shape (spec.size,); None: without.
+        base: the one that patches were written with; None: without.
 
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.

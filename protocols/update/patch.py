@@ -1,7 +1,8 @@
-"""A patch: some entries of the flat vector with their values; applying it, averaging many."""
+"""A patch: some entries of the flat vector with their values; finding, applying, averaging many."""
 
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -41,6 +42,19 @@ class Patch:
         patched = weights.copy()
         patched[self.selection.mask(spec)] = self.values
         return patched
+
+
+def patches_in(value: Any) -> Iterator[Patch]:
+    """Every patch in `value`, however deep in dicts, tuples, lists and dataclasses."""
+    if isinstance(value, Patch):
+        yield value
+    elif isinstance(value, dict):
+        yield from patches_in(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            yield from patches_in(inner)
+    elif is_dataclass(value):
+        yield from patches_in([getattr(value, part.name) for part in fields(value)])
 
 
 NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))  # of any model

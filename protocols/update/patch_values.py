@@ -4,32 +4,20 @@ What `raw` wrote is framed as any other float32 array, as it always was. An enco
 that a patch selects: base and residual are cut to these here.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
 from fleetune.protocols.update.arrays import FLOAT32, Array, Arrays, WireArray, parts_of
+from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
-from fleetune.protocols.update.patch import Patch
-
-
-def patches_in(value: Any) -> Iterator[Patch]:
-    """Every patch in `value`, however deep in dicts, tuples, lists and dataclasses."""
-    if isinstance(value, Patch):
-        yield value
-    elif isinstance(value, dict):
-        yield from patches_in(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for inner in value:
-            yield from patches_in(inner)
-    elif is_dataclass(value):
-        yield from patches_in([getattr(value, part.name) for part in fields(value)])
+from fleetune.protocols.update.patch import Patch, patches_in
 
 
 @dataclass
@@ -40,7 +28,8 @@ class PatchWriter:
         encoding: the one that writes all of them.
         spec: the model.
         key: of random draws; each patch has a child of it.
-        base: what both sides hold, shape (spec.size,); None: nothing.
+        base: what both sides hold; None: nothing. A patch that has an entry beyond it travels whole: the
+            entry's value is no small difference to anything.
         residual: what earlier payloads left out, shape (spec.size,); None: nothing.
         left_out: the residual for the next payload, a new array; None: nothing. Of patches that overlap, the
             last one's stands.
@@ -49,7 +38,7 @@ class PatchWriter:
     encoding: Encoding
     spec: ModelSpec
     key: Key
-    base: FlatArray | None = None
+    base: Base | None = None
     residual: FlatArray | None = None
     left_out: FlatArray | None = field(default=None, init=False)
     _written: int = field(default=0, init=False)
@@ -57,17 +46,25 @@ class PatchWriter:
     def __post_init__(self) -> None:
         self.left_out = None if self.residual is None else self.residual.copy()
 
+    @property
+    def base_digest(self) -> str | UnsetType:
+        """Of what it writes with; UNSET: it has no base."""
+        return UNSET if self.base is None else self.base.digest
+
     def write(self, patch: Patch) -> WireArray:
         """The values of the payload's next patch, framed."""
         mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
         residual = None if self.residual is None else self.residual[mask]
-        encoded = self.encoding.encode(patch.values, _known(self.spec, self.base, mask), residual, key)
+        encoding = self.encoding
+        if self.base is not None and not encoding.lossless and not self.base.held[mask].all():
+            encoding = encodings.find(encodings.RAW)
+        encoded = encoding.encode(patch.values, _known(self.spec, self.base, mask), residual, key)
         self._written += 1
         if encoded.residual is not None and self.left_out is None:
             self.left_out = np.zeros(self.spec.size, np.float32)
         if self.left_out is not None:
             self.left_out[mask] = 0 if encoded.residual is None else encoded.residual
-        name = FLOAT32 if self.encoding.name == encodings.RAW else self.encoding.name
+        name = FLOAT32 if encoding.name == encodings.RAW else encoding.name
         return name, [patch.values.size], encoded.data
 
 
@@ -77,12 +74,12 @@ class PatchReader:
 
     Attributes:
         spec: the model; None: not known, and what an encoding wrote cannot be read.
-        base: what both sides hold, shape (spec.size,); None: nothing.
+        base: what both sides hold; None: nothing.
         arrays: reads what no encoding wrote, and counts everything.
     """
 
     spec: ModelSpec | None
-    base: FlatArray | None
+    base: Base | None
     arrays: Arrays
     _held: dict[int, tuple[Array, WireArray]] = field(default_factory=dict, init=False)
 
@@ -128,7 +125,7 @@ class PatchReader:
         object.__setattr__(patch, "values", values)  # it has just been made, nobody has seen it yet
 
 
-def _known(spec: ModelSpec, base: FlatArray | None, mask: MaskArray) -> Known:
+def _known(spec: ModelSpec, base: Base | None, mask: MaskArray) -> Known:
     sizes = [tensor.size for tensor in spec.tensors]
     tensors = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
-    return Known(None if base is None else base[mask], tensors[mask])
+    return Known(None if base is None else base.values[mask], tensors[mask])

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fleetune.protocols.bounds import (
     Amount,
+    Digest,
     Finite,
     FleetName,
     Int64,
@@ -30,11 +31,13 @@ from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
+from fleetune.protocols.update.encodings.encoding import Encoding
 from fleetune.protocols.wire.release import Release, ReleaseWord
 
 MAX_ENROLMENT_BYTES = 2**31
@@ -65,6 +68,8 @@ class Enrolment:
             starts from it; None: all start from `weights`.
         task: the [task] section; left out where it says what every run was before there were several.
         adoption: the [adoption] section, where it is enabled.
+        encoding: the [encoding] section, where it says more than its defaults. An agent of a release that
+            does not know it writes what it always did, which every coordinator reads.
     """
 
     run: RunId
@@ -82,6 +87,13 @@ class Enrolment:
     continues: RunId | None = None
     task: TaskSection | UnsetType = UNSET
     adoption: AdoptionSection | UnsetType = UNSET
+    encoding: EncodingSection | UnsetType = UNSET
+
+    @property
+    def uplink(self) -> Encoding:
+        """How its devices write the values of their updates."""
+        section = EncodingSection() if self.encoding is UNSET else self.encoding
+        return section.uplink
 
     @property
     def learns(self) -> Task:
@@ -149,7 +161,13 @@ class Measures:
 
 @dataclass(frozen=True)
 class Reply(Generic[U]):
-    """A device's answer to an assignment; `update` is None in a final evaluation."""
+    """A device's answer to an assignment.
+
+    Attributes:
+        update: None in a final evaluation.
+        base: the digest of what its values were written with (`protocols.update.base`), where an encoding
+            wrote them.
+    """
 
     device: FleetName
     round: Number
@@ -157,6 +175,7 @@ class Reply(Generic[U]):
     leaving: bool
     measures: Measures
     update: U | None
+    base: Digest | UnsetType = UNSET
 
 
 def run_key(seed: int) -> Key:

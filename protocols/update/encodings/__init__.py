@@ -5,9 +5,15 @@ here are ever looked for, whatever a peer says, and a file is read when its enco
 """
 
 import difflib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
+from typing import Any
+
+import msgspec
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import flat
 from fleetune.protocols.update.encodings.encoding import Encoding
 
 RAW = "raw"
@@ -22,11 +28,37 @@ REGISTRY = {
 
 
 def find(name: str) -> Encoding:
-    """The encoding of this name. Raises SettingError: there is none."""
+    """The encoding of this name, with its settings' defaults. Raises SettingError: there is none."""
+    encoding: Encoding = _kind(name)()
+    return encoding
+
+
+def chosen(choice: str | Mapping[str, Any]) -> Encoding:
+    """The encoding that run.toml asks for: its name, or a table of it and its settings.
+
+    Raises:
+        SettingError: there is none, or it has no such settings.
+    """
+    section = {"name": choice} if isinstance(choice, str) else dict(choice)
+    name = section.pop("name", None)
+    if not isinstance(name, str):
+        raise SettingError(f"an encoding needs a name, one of {', '.join(REGISTRY)}")
+    kind = _kind(name)
+    known = [one.name for one in fields(kind)] if is_dataclass(kind) else []
+    for key in section:
+        if key not in known:
+            raise SettingError(f"encoding {name}: no setting {key!r}; it has {', '.join(known) or 'none'}")
+    try:
+        encoding: Encoding = msgspec.convert(section, kind) if known else kind()
+    except msgspec.ValidationError as problem:
+        raise SettingError(f"encoding {name}: {flat(problem)}") from None
+    return encoding
+
+
+def _kind(name: str) -> Any:
     if name not in REGISTRY:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(REGISTRY)}"
         raise SettingError(f"no encoding {name!r}; {hint}")
     module, _, kind = REGISTRY[name].partition(":")
-    encoding: Encoding = getattr(import_module(module), kind)()
-    return encoding
+    return getattr(import_module(module), kind)

@@ -26,6 +26,7 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import SharedModel, Task
 from fleetune.protocols.update import codec, encodings
+from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
@@ -213,7 +214,7 @@ def test_its_size_is_about_what_a_payload_takes(name, differences):
 @every_encoding
 @pytest.mark.parametrize("selection", [Everything(), Layers(("a",)), Layers(())])
 def test_it_carries_a_patch_to_a_side_with_the_same_base(name, selection, weights):
-    base = weights + np.float32(0.5)
+    base = Base(weights + np.float32(0.5), np.ones(SPEC.size, np.bool_))
     patch = Patch.of(weights, selection, SPEC)
     writer = PatchWriter(encodings.find(name), SPEC, KEY, base=base)
     data = codec.encode(Task(patch), SPEC, writer=writer)

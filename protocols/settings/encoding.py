@@ -1,0 +1,35 @@
+"""run.toml's [encoding]: how values are written on the wire. It travels in the enrolment."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from fleetune.protocols.bounds import Label
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.section import Settings
+from fleetune.protocols.update import encodings
+from fleetune.protocols.update.encodings.encoding import Encoding
+
+Choice = Label | Annotated[dict[Label, Any], Meta(max_length=20)]
+
+
+class EncodingSection(Settings, frozen=True, omit_defaults=True):
+    """[encoding]
+
+    Attributes:
+        up: how devices write the values of their updates: the name of an encoding (docs/wire.md), or a
+            table of its name and settings.
+    """
+
+    up: Choice = encodings.RAW
+
+    def __post_init__(self) -> None:
+        try:
+            encodings.chosen(self.up)
+        except SettingError as problem:
+            raise ValueError(f"up: {problem}") from None
+
+    @property
+    def uplink(self) -> Encoding:
+        """What writes updates."""
+        return encodings.chosen(self.up)

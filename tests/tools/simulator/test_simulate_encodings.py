@@ -1,0 +1,62 @@
+"""Updates written by encodings: those that keep every bit change nothing, the others lose nothing for good."""
+
+import pytest
+from tests.tools.simulator.test_simulate import BASE, play
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods import REGISTRY as METHODS
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.update import encodings
+
+NAMES = [name for name in encodings.REGISTRY if name != encodings.RAW]
+LOSSLESS = [name for name in NAMES if encodings.find(name).lossless]
+LOSSY = [name for name in NAMES if not encodings.find(name).lossless]
+SMALL = {"run": {"name": "sim", "rounds": 2}, "fleet": {"devices": 4}}
+
+
+def asked(name, **sections):
+    return {"encoding": {"up": name}, **sections}
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("method", ["fedavg", "fedspu", "srp-pfed", "kapc", "fedpurin", "dc-pfl", "fedcac"])
+def test_every_bit_is_as_without_it(tmp_path, name, method):
+    chosen = {"method": {"name": method}, **SMALL}
+    _, plain, weights = play(tmp_path, "raw", **chosen)
+    _, encoded, same = play(tmp_path, name, **asked(name, **chosen))
+    assert same.tobytes() == weights.tobytes()
+    assert encoded.bytes.up < plain.bytes.up
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_semi_asynchronous_round_has_its_base_too(tmp_path, name):
+    section = {"round": {"mode": "semi-asynchronous", "participants": 4, "quorum": 0.5}}
+    chosen = {"method": {"name": "fedavg"}, **SMALL, **section}
+    _, plain, weights = play(tmp_path, "raw", **chosen)
+    _, encoded, found = play(tmp_path, name, **asked(name, **chosen))
+    assert plain.rounds == encoded.rounds == 2
+    if name in LOSSLESS:
+        assert found.tobytes() == weights.tobytes()
+
+
+@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_sends_less_and_still_learns(tmp_path, name, method):
+    chosen = {"method": {"name": method}, **SMALL}
+    _, plain, _ = play(tmp_path, "raw", **chosen)
+    _, encoded, _ = play(tmp_path, name, **asked(name, **chosen))
+    assert encoded.rounds == plain.rounds
+    assert encoded.bytes.up <= plain.bytes.up
+
+
+@pytest.mark.parametrize(
+    ("up", "message"),
+    [
+        ("losless", "no encoding 'losless'"),
+        ({"density": 0.1}, "an encoding needs a name"),
+        ({"name": "raw", "density": 0.1}, "encoding raw: no setting 'density'"),
+    ],
+)
+def test_an_encoding_that_is_none_is_one_line(up, message):
+    with pytest.raises(SettingError, match=message):
+        parse_run({**BASE, "encoding": {"up": up}})
