@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
+from fleetune.tools.stop_signals import in_one_line
 
 app = typer.Typer(
     help="Simulate a fleet: the real round engine, methods, codec and training on a virtual clock.",
@@ -48,9 +48,9 @@ def run(
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
-    from fleetune.tools.simulator.show import show_run
+    with in_one_line("edge-sim"):
+        from fleetune.tools.simulator.show import show_run
 
-    with one_line_errors("edge-sim"):
         settings = read_run(run_file, changes)
         show_run(settings, runs / settings.run.name, workers=workers, fresh=fresh)
 
@@ -80,26 +80,23 @@ def compare(
     Leaves report.html, methods.md, methods.csv, runs.csv, rounds.csv and pictures in NAME.compare. The same
     command again goes on where it was stopped, and runs again only what has other settings now.
     """
-    from fleetune.tools.compare.compare import compare as side_by_side
-    from fleetune.tools.compare.compare import labels_of
-    from fleetune.tools.simulator.show import console
+    with in_one_line("edge-sim"):
+        from fleetune.tools.compare.compare import compare as side_by_side
+        from fleetune.tools.compare.compare import labels_of
+        from fleetune.tools.simulator.show import console
 
-    with one_line_errors("edge-sim"):
         settings = read_run(run_file, changes)
         folder = runs / f"{settings.run.name}.compare"
-        try:
-            side_by_side(
-                settings,
-                labels_of(settings, methods),
-                folder,
-                seeds=seeds,
-                target=target,
-                workers=workers,
-                fresh=fresh,
-                console=console,
-            )
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        side_by_side(
+            settings,
+            labels_of(settings, methods),
+            folder,
+            seeds=seeds,
+            target=target,
+            workers=workers,
+            fresh=fresh,
+            console=console,
+        )
 
 
 @app.command()
@@ -123,33 +120,30 @@ def paper(
     Leaves result.json and result.md in RUNS/paper/CELL. The same command again goes on where it was stopped.
     `all`, or a pattern, plays many, the cheapest first, and passes over those whose data is not here.
     """
-    from fleetune.protocols.errors import SettingError
-    from fleetune.tools.papers.cells import ALL, list_cells, play_cell, play_cells
-    from fleetune.tools.simulator.show import console
+    with in_one_line("edge-sim"):
+        from fleetune.protocols.errors import SettingError
+        from fleetune.tools.papers.cells import ALL, list_cells, play_cell, play_cells
+        from fleetune.tools.simulator.show import console
 
-    with one_line_errors("edge-sim"):
         if cell is None:
             list_cells(console)
             return
         several = cell == ALL or bool(set(cell) & set("*?["))
         if several and (changes or data):
             raise SettingError("--set and --data go with one cell; data for many is found in $FLEETUNE_DATA")
-        try:
-            if several:
-                play_cells(cell, seeds=seeds, runs=runs, workers=workers, fresh=fresh, console=console)
-                return
-            play_cell(
-                cell,
-                seeds=seeds,
-                changes=changes,
-                data=data,
-                runs=runs,
-                workers=workers,
-                fresh=fresh,
-                console=console,
-            )
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        if several:
+            play_cells(cell, seeds=seeds, runs=runs, workers=workers, fresh=fresh, console=console)
+            return
+        play_cell(
+            cell,
+            seeds=seeds,
+            changes=changes,
+            data=data,
+            runs=runs,
+            workers=workers,
+            fresh=fresh,
+            console=console,
+        )
 
 
 @app.command()
@@ -159,9 +153,9 @@ def split(
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Write each simulated device's share of the data as a file for `edge-agent run --data npz:FILE`."""
-    from fleetune.tools.simulator.split import write_shares
+    with in_one_line("edge-sim"):
+        from fleetune.tools.simulator.split import write_shares
 
-    with one_line_errors("edge-sim"):
         for path in write_shares(read_run(run_file, changes), out):
             print(path)
 

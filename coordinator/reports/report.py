@@ -40,7 +40,7 @@ def write_report(
     durable: bool = True,
     left_out: Collection[str] = (),
 ) -> list[Path]:
-    """Write a run's report into its folder; the files written.
+    """Write a run's report into its folder; the files written. What scripts read comes before the pictures.
 
     Args:
         folder: of the run; its run.toml is shown as it stands there.
@@ -59,15 +59,15 @@ def write_report(
     """
     whole = with_personal(summary, records)
     others = {name: rival for name, rival in (rivals or {}).items() if name != summary.method}
-    files = figures(summary, records)
+    written = _write(folder, figures(summary, records), durable=durable, left_out=left_out)
+    files: dict[str, bytes] = {}
     plots: list[Plot] = []
     has_pictures = can_paint()
     if has_pictures:
         from fleetune.coordinator.reports.pictures.plots import Story, draw
 
         story = Story(whole, records, others)
-        plots, pngs = paint(lambda theme: draw(story, theme))
-        files.update(pngs)
+        plots, files = paint(lambda theme: draw(story, theme))
     page = Page(
         title=settings.run.name,
         summary=whole,
@@ -78,10 +78,7 @@ def write_report(
         remark="" if has_pictures else NO_PICTURES,
     )
     files["report.html"] = write_page(page)
-    written = {folder / name: data for name, data in files.items() if name not in left_out}
-    for path, data in written.items():
-        write_atomically(path, data, durable=durable)
-    return list(written)
+    return written + _write(folder, files, durable=durable, left_out=left_out)
 
 
 def can_paint() -> bool:
@@ -106,9 +103,15 @@ def paint(draw: "Callable[[Theme], dict[str, Figure]]") -> tuple[list[Plot], dic
 
 def write_figures(folder: Path, summary: Summary, records: Sequence[RoundRecord]) -> list[Path]:
     """Write `figures` alone into a simulated run's folder; the files. Raises StoreError: one cannot be."""
-    written = {folder / name: data for name, data in figures(summary, records).items()}
+    return _write(folder, figures(summary, records), durable=False)
+
+
+def _write(
+    folder: Path, files: Mapping[str, bytes], *, durable: bool, left_out: Collection[str] = ()
+) -> list[Path]:
+    written = {folder / name: data for name, data in files.items() if name not in left_out}
     for path, data in written.items():
-        write_atomically(path, data, durable=False)
+        write_atomically(path, data, durable=durable)
     return list(written)
 
 

@@ -4,17 +4,12 @@ Each run has its folder with summary.json, rounds.jsonl and, written last, run.j
 played with. A folder whose run.json equals the settings asked for is not played again.
 """
 
-import multiprocessing
-import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from queue import Empty
-from typing import Any
 
 import msgspec
 
@@ -31,7 +26,7 @@ from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
-from fleetune.tools.simulator.worker import WORKER_DIED
+from fleetune.tools.simulator.worker_processes import WorkerProcesses, tell
 
 SETTINGS = "run.json"
 
@@ -67,10 +62,6 @@ class RoundDone:
     final_evaluation: bool = False
 
 
-class _StoppedError(BaseException):
-    """The comparison was interrupted: runs end with the round they are in. No observer's mere fault."""
-
-
 def finished(cell: Cell) -> Played | None:
     """The run as it was kept; None if it was not finished, or was played with other settings."""
     try:
@@ -84,6 +75,11 @@ def finished(cell: Cell) -> Played | None:
         return None
     training = [record for record in records if not record.final_evaluation]
     return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training)
+
+
+def again(*, fresh: bool) -> str:
+    """How to go on with runs that were interrupted."""
+    return "the same command without --fresh goes on" if fresh else "the same command goes on"
 
 
 def forget(cell: Cell) -> None:
@@ -122,7 +118,6 @@ def play_all(
     workers: int,
     on_round: Callable[[RoundDone], None],
     on_done: Callable[[Cell, FleetuneError | None], None],
-    on_stopping: Callable[[], None],
 ) -> None:
     """Play runs side by side, as many as there are workers; spare workers share a run's devices.
 
@@ -132,39 +127,30 @@ def play_all(
         on_round: told of every closed round.
         on_done: told of every run that is finished or cannot be.
 
-        on_stopping: told when it was interrupted and only waits for the rounds that are being played.
-
     Raises:
-        KeyboardInterrupt: interrupted, once all runs have come to a stop.
-        FleetuneError: a worker process died.
+        KeyboardInterrupt: interrupted; the workers are gone, in the middle of what they did.
     """
     if not cells:
         return
     if workers < 1:
         _play_here(cells, on_round, on_done)
         return
-    context = multiprocessing.get_context("spawn")
-    news, stop = context.Queue(), context.Event()
     crew = min(workers, len(cells))
     share = workers // crew if workers // crew > 1 else 0
-    pool = ProcessPoolExecutor(crew, context, _join, (news, stop))
-    try:
-        running = {pool.submit(_perform, cell, share): cell for cell in cells}
+    with WorkerProcesses(crew) as pool:
+
+        def pass_on() -> None:
+            with suppress(Empty):
+                while True:
+                    number, *closed = pool.news.get_nowait()
+                    on_round(RoundDone(cells[number], *closed))
+
+        running = {pool.submit(_perform, number, cell, share): cell for number, cell in enumerate(cells)}
         while running:
             done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            _pass_on(news, on_round)
+            pass_on()
             for one in done:
                 on_done(running.pop(one), _problem(one))
-    except BrokenProcessPool:
-        raise FleetuneError(WORKER_DIED) from None
-    except KeyboardInterrupt:
-        on_stopping()
-        raise
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-        _pass_on(news, lambda _: None)
-        news.close()
 
 
 def _play_here(
@@ -173,24 +159,21 @@ def _play_here(
     on_done: Callable[[Cell, FleetuneError | None], None],
 ) -> None:
     for cell in cells:
+
+        def on_closed(record: RoundRecord, cell: Cell = cell) -> None:
+            on_round(RoundDone(cell, *_of_round(record)))
+
         try:
-            play(cell, workers=0, on_closed=lambda record, cell=cell: on_round(_round_done(cell, record)))  # type: ignore[misc]
+            play(cell, workers=0, on_closed=on_closed)
         except FleetuneError as problem:
             on_done(cell, problem)
         else:
             on_done(cell, None)
 
 
-def _round_done(cell: Cell, record: RoundRecord) -> RoundDone:
-    return RoundDone(cell, record.number, AFTER.of_round(record), record.final_evaluation)
-
-
-def _pass_on(news: "Queue[RoundDone]", on_round: Callable[[RoundDone], None]) -> None:
-    while True:
-        try:
-            on_round(news.get_nowait())
-        except Empty:
-            return
+def _of_round(record: RoundRecord) -> tuple[int, float | None, bool]:
+    """What `RoundDone` has of it."""
+    return record.number, AFTER.of_round(record), record.final_evaluation
 
 
 def _problem(done: Future[None]) -> FleetuneError | None:
@@ -202,25 +185,10 @@ def _problem(done: Future[None]) -> FleetuneError | None:
     return None
 
 
-_line: tuple[Any, Any] | None = None
-
-
-def _join(news: "Queue[RoundDone]", stop: Event) -> None:
-    """Set a worker up: it leaves Ctrl-C to the process that the user sees."""
-    global _line  # noqa: PLW0603 - what the pool hands to its processes once
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    news.cancel_join_thread()
-    _line = news, stop
-
-
-def _perform(cell: Cell, workers: int) -> None:
-    assert _line is not None, "_join() runs first in every worker"
-    news, stop = _line
-    parent = multiprocessing.parent_process()
+def _perform(number: int, cell: Cell, workers: int) -> None:
+    """In a worker; what it tells of a closed round begins with the cell's number."""
 
     def on_closed(record: RoundRecord) -> None:
-        if stop.is_set() or parent is None or not parent.is_alive():
-            raise _StoppedError
-        news.put(_round_done(cell, record))
+        tell((number, *_of_round(record)))
 
     play(cell, workers=workers, on_closed=on_closed)

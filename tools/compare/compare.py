@@ -24,7 +24,7 @@ from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import Score
-from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
+from fleetune.tools.compare.cells import Cell, RoundDone, again, finished, forget, play_all
 from fleetune.tools.compare.comparison import Comparison, Contender, target_of
 from fleetune.tools.compare.figures import inside
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
@@ -39,7 +39,9 @@ from fleetune.tools.compare.tables import (
 )
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.show import progress_bar
+from fleetune.tools.stop_signals import ToldInterrupt
 
+NOT_PAINTED = "No pictures, because the comparison was stopped: the same command goes on, and paints them."
 YARDSTICKS = ("local-only", "fedavg")
 Give = Callable[[RunSettings], Given]  # of the run's settings, its seed among them
 Hear = Callable[[RoundDone], None]
@@ -64,7 +66,8 @@ def compare(
 ) -> Comparison:
     """Play what is not finished yet, then leave tables, plots and the page in `folder` and show them.
 
-    Interrupted, it does the same with what is finished; asked again, it goes on from there.
+    Interrupted, it says so and does the same with what is finished, without pictures, which take their time;
+    asked again, it goes on from there.
 
     Args:
         settings: of the run file; `run.seed` is the first seed.
@@ -99,11 +102,18 @@ def compare(
     stopped = _play(missing, workers, watch)
     runs = tuple(run for cell in cells if (run := finished(cell)))
     comparison = _compared(settings, contenders, seeds, runs, target)
-    if runs:
-        _report(comparison, folder, settings, watch.failed, console)
     if stopped:
-        console.print(f"stopped with {len(runs)} of {len(cells)} runs finished; the same command goes on")
-        raise stopped
+        where, how = watch.under_way(), again(fresh=fresh)
+        console.print(f"stopped{where} with {len(runs)} of {len(cells)} runs finished; {how}")
+    try:
+        if runs:
+            _report(comparison, folder, settings, watch.failed, console, stopped=stopped)
+    except KeyboardInterrupt:
+        if not stopped:
+            console.print(f"stopped in the report; all runs are finished, and {again(fresh=fresh)}")
+        raise ToldInterrupt from None
+    if stopped:
+        raise ToldInterrupt
     if watch.failed:
         raise FleetuneError("; ".join(watch.failed))
     return comparison
@@ -182,20 +192,14 @@ def cells_of(
     return cells
 
 
-def _play(missing: Sequence[Cell], workers: int, watch: "_Watch") -> KeyboardInterrupt | FleetuneError | None:
-    """What ended it early, if anything did."""
+def _play(missing: Sequence[Cell], workers: int, watch: "_Watch") -> bool:
+    """Whether it was interrupted."""
     try:
         with watch.bar:
-            play_all(
-                missing,
-                workers=workers,
-                on_round=watch.round_done,
-                on_done=watch.run_done,
-                on_stopping=watch.stopping,
-            )
-    except (KeyboardInterrupt, FleetuneError) as problem:
-        return problem
-    return None
+            play_all(missing, workers=workers, on_round=watch.round_done, on_done=watch.run_done)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def seeds_of(settings: RunSettings, seeds: int | Sequence[int]) -> Sequence[int]:
@@ -270,7 +274,13 @@ def _compared(
 
 
 def _report(
-    comparison: Comparison, folder: Path, settings: RunSettings, failed: Sequence[str], console: Console
+    comparison: Comparison,
+    folder: Path,
+    settings: RunSettings,
+    failed: Sequence[str],
+    console: Console,
+    *,
+    stopped: bool,
 ) -> None:
     plots: list[Plot] = []
     files = {
@@ -281,14 +291,14 @@ def _report(
     }
     if inside(comparison.runs):
         files["internals.csv"] = internals_csv(comparison)
-    has_pictures = can_paint()
-    if has_pictures:
+    remark = NOT_PAINTED if stopped else "" if can_paint() else NO_PICTURES
+    if not remark:
         from fleetune.tools.compare.plots import draw
 
         plots, pngs = paint(lambda theme: draw(comparison, theme))
         files.update(pngs)
     text = msgspec.json.format(msgspec.json.encode(settings), indent=2).decode()
-    page = ComparisonPage(comparison, plots, failed, text, "" if has_pictures else NO_PICTURES)
+    page = ComparisonPage(comparison, plots, failed, text, remark)
     files["report.html"] = write_comparison(page)
     for name, data in files.items():
         write_atomically(folder / name, data, durable=False)
@@ -306,6 +316,7 @@ class _Watch:
         self._console = console
         self._hear = hear
         self._rounds = {cell.title: 0 for cell in missing}
+        self._ended: set[str] = set()
         self._over = len(cells) - len(missing)
         self._num_runs = len(cells)
         self.failed: list[str] = []
@@ -325,6 +336,7 @@ class _Watch:
     def run_done(self, cell: Cell, problem: FleetuneError | None) -> None:
         self._rounds[cell.title] = cell.settings.run.last_round or self._rounds[cell.title]
         self._over += 1
+        self._ended.add(cell.title)
         if problem:
             self.failed.append(f"{cell.title}: {problem}")
             self._console.print(f"[red]{cell.title}: {problem}[/red]")
@@ -334,8 +346,11 @@ class _Watch:
             self._console.print(f"{cell.title}: {told} after {rounds} rounds, {duration(time_s)} simulated")
         self._update("")
 
-    def stopping(self) -> None:
-        self._console.print("stopping after the rounds that are being played")
+    def under_way(self) -> str:
+        """Which runs are, in words."""
+        begun = {title: number for title, number in self._rounds.items() if title not in self._ended}
+        rounds = ", ".join(f"{title}, round {number + 1}" for title, number in begun.items() if number)
+        return f" in {rounds}" if rounds else ""
 
     def _title(self) -> str:
         return f"{self._over} of {self._num_runs} runs"

@@ -19,11 +19,12 @@ from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section, with_defaults_of_run
 from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.compare.cells import Cell, RoundDone, finished, forget, play_all
+from fleetune.tools.compare.cells import Cell, RoundDone, again, finished, forget, play_all
 from fleetune.tools.papers.cell_files import cell_names, read_cell
 from fleetune.tools.papers.measures import MEASURES, Label, Outcome, label_of, measures_beside, points
 from fleetune.tools.papers.traffic import count_traffic
 from fleetune.tools.simulator.show import progress_bar
+from fleetune.tools.stop_signals import ToldInterrupt
 
 ALL = "all"
 
@@ -95,7 +96,7 @@ def play_cell(
     if done:
         _told(outcome, folder, command, asked, console)
     if stopped:
-        console.print(f"{len(done)} of {seeds} seeds are finished; the same command goes on")
+        console.print(f"stopped: {len(done)} of {seeds} seeds are finished; {again(fresh=fresh)}")
         raise stopped
     return outcome
 
@@ -200,15 +201,9 @@ def _play_missing(
             problems.extend([f"{cell.label}: {problem}"] if problem else [])
 
         try:
-            play_all(
-                missing,
-                workers=workers,
-                on_round=on_round,
-                on_done=on_done,
-                on_stopping=lambda: console.print("stopping after the rounds that are being played"),
-            )
-        except (KeyboardInterrupt, FleetuneError) as stopped:
-            return stopped
+            play_all(missing, workers=workers, on_round=on_round, on_done=on_done)
+        except KeyboardInterrupt:
+            return ToldInterrupt()
     return FleetuneError("; ".join(problems)) if problems else None
 
 

@@ -1,9 +1,7 @@
 """A whole simulated run: from a run.toml to the folder it leaves."""
 
-import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor, Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from fleetune.coordinator.run.stored_run import (
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.stream.retention import Bounds
-from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.schedule import UTC
@@ -52,6 +50,7 @@ from fleetune.tools.simulator.simulated_fleet import (
 )
 from fleetune.tools.simulator.simulation import OnRound, Simulation, world_of
 from fleetune.tools.simulator.starting_models import carry_over
+from fleetune.tools.simulator.worker_processes import WorkerProcesses
 
 
 class Inline(Executor):
@@ -155,6 +154,8 @@ def simulate(
 def leave(run: Run, summary: Summary, *, finished: bool = True, report: bool = True) -> list[Path]:
     """Write what a simulated run leaves in its folder, its shared model too, and close it; the files.
 
+    The report takes longest and comes last: whoever interrupts it has a finished run.
+
     Args:
         run: to close.
         summary: of it.
@@ -166,15 +167,14 @@ def leave(run: Run, summary: Summary, *, finished: bool = True, report: bool = T
     """
     records = run.controller.records()
     with closing(run.store):
+        files = write_figures(run.folder, summary, records)
+        model = save_shared_model(run)
+        if finished:
+            mark_finished(run)
         if report:
             boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
             files = write_report(run.folder, run.settings, summary, records, boards=boards, durable=False)
-        else:
-            files = write_figures(run.folder, summary, records)
-        files.append(save_shared_model(run))
-        if finished:
-            mark_finished(run)
-    return files
+    return [*files, model]
 
 
 def _sent_at_first(run: Run, beginning: Beginning, runs: Path) -> int:
@@ -259,9 +259,5 @@ def _executor(run: Run, workers: int, given: Given) -> Iterator[Executor]:
         worker.start(*arguments)
         yield Inline()
         return
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(workers, context, worker.start, arguments) as pool:
-            yield pool
-    except BrokenProcessPool:
-        raise FleetuneError(worker.WORKER_DIED) from None
+    with WorkerProcesses(workers, worker.start, arguments) as pool:
+        yield pool

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -24,7 +25,7 @@ from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
-from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunEvent
+from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunBegan, RunEvent
 from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.internals import Internal
@@ -32,24 +33,45 @@ from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
+from fleetune.tools.stop_signals import ToldInterrupt
 
 PLAIN_WIDTH = 100  # of a file or pipe
+PLAINLY: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # a line for people, as it is
 console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
 def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) -> Summary:
-    """Simulate a run with a progress bar, leave its report in `folder`; its summary."""
+    """Simulate a run with a progress bar, leave its report in `folder`; its summary.
+
+    Raises:
+        KeyboardInterrupt: interrupted; where and what to do is said, unless it had not begun yet.
+    """
     method = settings.method["name"]
     internals = internals_of(settings.method)
-    with progress_bar(console) as bar:
-        task = bar.add_task(method, total=settings.run.last_round, score="")
-
-        watching = RoundBar(bar, task, method, internals, task_of(settings.task).score)
-        run, summary = simulate(settings, folder, workers=workers, fresh=fresh, observers=[watching])
-        bar.inside = ""
+    bar = progress_bar(console)
+    task = bar.add_task(method, total=settings.run.last_round, score="")
+    watching = RoundBar(bar, task, method, internals, task_of(settings.task).score)
+    try:
+        with bar:
+            run, summary = simulate(settings, folder, workers=workers, fresh=fresh, observers=[watching])
+            bar.inside = ""
+    except KeyboardInterrupt:
+        if watching.under_way is None:
+            raise
+        console.print(
+            f"stopped in {watching.under_way}. What came before is kept: edge-coordinator report {folder}."
+            " The same command with --fresh begins anew",
+            **PLAINLY,
+        )
+        raise ToldInterrupt from None
     boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
     shown = with_personal(summary, run.controller.records())
-    files = leave(run, summary)
+    try:
+        files = leave(run, summary)
+    except KeyboardInterrupt:
+        line = f"stopped in its report; all rounds are kept, and edge-coordinator report {folder} writes it"
+        console.print(line, **PLAINLY)
+        raise ToldInterrupt from None
     console.print(run_table(shown))
     console.print(device_table(shown, boards=boards, limit=10))
     if inside := internals_table(shown):
@@ -70,21 +92,28 @@ class RoundsProgress(Progress):
             yield Text(line, "dim", overflow="ellipsis", no_wrap=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RoundBar:
-    """Observes a run as a task of a progress bar, and prints lines for people above it."""
+    """Observes a run as a task of a progress bar, and prints lines for people above it.
+
+    Attributes:
+        under_way: the round that is played, in words; None: the run has not begun.
+    """
 
     bar: RoundsProgress
     task: TaskID
     method: str
     internals: Sequence[Internal] = ()
     score: Score = ACCURACY
+    under_way: str | None = None
 
     def observe(self, event: RunEvent) -> None:
         """Take an event in."""
         match event:
             case Notice(line):
-                self.bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
+                self.bar.console.print(line, **PLAINLY)
+            case RunBegan():
+                self.under_way = "round 1"
             case RoundClosed(record) if record.final_evaluation:
                 self.bar.update(self.task, description=f"{self.method}, final evaluation")
             case RoundClosed(record):
@@ -92,6 +121,9 @@ class RoundBar:
                 told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
                 self.bar.inside = inside_line(record, self.internals)
                 self.bar.update(self.task, completed=record.number, score=told)
+                self.under_way = f"round {record.number + 1}"
+                if record.number == self.bar.tasks[self.task].total:
+                    self.under_way = "the final evaluation"
 
 
 def progress_bar(console: Console) -> RoundsProgress:

@@ -29,7 +29,6 @@ from fleetune.tools.simulator.growing_devices import Came, GrowingDevices, growi
 from fleetune.tools.simulator.simulated_fleet import Shares
 
 _MOST_FEATURE_BYTES = 2**28  # in each worker
-WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
 
 
 @dataclass(frozen=True)

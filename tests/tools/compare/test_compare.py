@@ -180,7 +180,7 @@ def test_a_damaged_run_is_played_again(tmp_path):
     cell, *_ = cells = cells_of(
         settings_of(run={"rounds": 1}), contenders_of(settings_of(), ["fedavg"]), 1, tmp_path
     )
-    play_all(cells, workers=0, on_round=lambda _: None, on_done=lambda *_: None, on_stopping=print)
+    play_all(cells, workers=0, on_round=lambda _: None, on_done=lambda *_: None)
     assert finished(cell)
     (cell.folder / "rounds.jsonl").write_text("{half a line")
     assert finished(cell) is None

@@ -1,0 +1,167 @@
+"""Worker processes that hear no Ctrl-C, end at once when they shall, and never outlive who began them.
+
+Why not `concurrent.futures.ProcessPoolExecutor`: all its workers answer through one pipe under one lock. A
+worker that is killed while it answers leaves the others, and who waits for them, hanging; one that is not
+killed finishes its job first; and Ctrl-C, which a terminal sends to all of them, is a traceback of each. Here
+each has a pipe of its own, whose other end a thread holds.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from types import TracebackType
+from typing import Any
+
+from fleetune.protocols.errors import FleetuneError
+
+WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
+_STOPPING = {signal.SIGINT, signal.SIGTERM}
+_NEWS, _DONE, _FAILED = "news", "done", "failed"
+
+
+def _no_start() -> None:
+    """Nothing is set up in a worker."""
+
+
+class WorkerProcesses(Executor):
+    """At most so many processes, begun when there is something to do, one job at a time each.
+
+    Left by an exception, Ctrl-C's too, it kills them; else it waits for what was submitted.
+
+    Args:
+        most: processes.
+        start: called first in each, with `arguments`; what it raises is what each job raises.
+        arguments: of `start`.
+    """
+
+    def __init__(
+        self, most: int, start: Callable[..., object] = _no_start, arguments: tuple[Any, ...] = ()
+    ) -> None:
+        self._start = start
+        self._arguments = arguments
+        self._threads = ThreadPoolExecutor(most)
+        self._of_thread = threading.local()
+        self._begun: list[tuple[SpawnProcess, Connection]] = []
+        self._killed = False
+        self._lock = threading.Lock()
+        self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what jobs told, see `tell`
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A job: `fn` is a function of a module.
+
+        Its future raises what `fn` raised, the worker's traceback as its cause; FleetuneError where the
+        worker died, and another takes its place.
+        """
+        return self._threads.submit(self._work_off, fn, args, kwargs)
+
+    def kill(self) -> None:
+        """End all workers, whatever they are doing, and begin no more."""
+        with self._lock:
+            self._killed = True
+            for process, _ in self._begun:
+                process.kill()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - Executor's
+        """Wait for what was submitted, or, killed or cancelled, for nothing; then the workers are gone."""
+        self._threads.shutdown(cancel_futures=cancel_futures)
+        for process, line in self._begun:
+            line.close()
+            process.join()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is not None:
+                self.kill()
+            self.shutdown(cancel_futures=kind is not None)
+        except BaseException:  # Ctrl-C while waiting
+            self.kill()
+            raise
+
+    def _work_off(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In a thread: a job, done by its worker."""
+        line: Connection | None = getattr(self._of_thread, "line", None)
+        if line is None or line.closed:
+            line = self._of_thread.line = self._begin()
+            try:
+                self._asked(line, self._start, self._arguments, {})
+            except BaseException:
+                line.close()
+                raise
+        return self._asked(line, fn, args, kwargs)
+
+    def _begin(self) -> Connection:
+        """A worker for this thread. It is begun deaf to Ctrl-C, which may come while it imports."""
+        resource_tracker.ensure_running()  # it would make this thread hear signals again
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,))
+        with self._lock, theirs:
+            if self._killed:
+                raise FleetuneError(WORKER_DIED)
+            process.start()
+            self._begun.append((process, ours))
+        return ours
+
+    def _asked(
+        self, line: Connection, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            line.send((fn, args, kwargs))
+            kind, what = line.recv()
+            while kind == _NEWS:
+                self.news.put(what)
+                kind, what = line.recv()
+        except (EOFError, OSError):
+            line.close()
+            raise FleetuneError(WORKER_DIED) from None
+        if kind == _FAILED:
+            raise what
+        return what
+
+
+def tell(news: object) -> None:
+    """In a worker: put something into `WorkerProcesses.news`, long before the job is done."""
+    assert _line is not None, "_serve() runs first in every worker"
+    _line.send((_NEWS, news))
+
+
+_line: Connection | None = None
+
+
+def _serve(line: Connection) -> None:
+    """What a worker does: one job after another until its pipe is closed."""
+    global _line  # noqa: PLW0603 - of the process, for `tell`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _line = line
+    with suppress(EOFError, OSError):
+        while True:
+            fn, args, kwargs = line.recv()
+            try:
+                line.send((_DONE, fn(*args, **kwargs)))
+            except Exception as fault:  # noqa: BLE001 - raised where it was asked for
+                line.send((_FAILED, ExceptionWithTraceback(fault, fault.__traceback__)))
+
+
+def _end_with_parent() -> None:
+    """Whoever began this process is gone, killed perhaps: nobody wants what it does."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
