@@ -91,6 +91,12 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
             said.append(self.stopped[-1].words)
         return "; ".join(said)
 
+    @property
+    def short(self) -> str:
+        """Which version is out and which on trial, in a few words."""
+        out = f"{self.approved} is out" if self.approved else "none is out yet"
+        return f"{out}, {self.trial} on trial" if self.trial else out
+
 
 def heard(rollout: Rollout, device: DeviceId, found: Comparison) -> Rollout:
     """With what a device found; what is not of the version on trial, or not of a canary of it, is nothing."""

@@ -8,6 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.adoption.outcome import adoption_so_far
+from fleetune.coordinator.reports.adoption.words import adoption_words
 from fleetune.coordinator.reports.due import held_by
 from fleetune.coordinator.reports.missing import waiting_for
 from fleetune.coordinator.run.run_clock import schedule_of
@@ -16,10 +18,14 @@ from fleetune.coordinator.service.service import OWN, RUNS, RunNote, notes_of
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.orders import read_orders
+from fleetune.coordinator.store.release_store import read_rollout
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.tasks import task_of
 
 _PLAIN_WIDTH = 160  # of a file or pipe
+_COLUMNS = ("run", "fleet", "state", "round", "devices", "adopted", "version", "")
+_OF_ADOPTION = ("adopted", "version")  # left out where no run has anything there
 
 
 def show_overview(folder: Path, console: Console | None = None) -> None:
@@ -33,11 +39,14 @@ def show_overview(folder: Path, console: Console | None = None) -> None:
         console = Console(width=_PLAIN_WIDTH, file=console.file)
     at_work = is_claimed(folder / OWN)
     notes = notes_of(folder)
+    rows = [_row(folder, note, at_work=at_work) for note in notes]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("run", "fleet", "state", "round", "devices", ""):
-        table.add_column(name, overflow="fold")
-    for note in notes:
-        table.add_row(*(Text(readable.printable(word)) for word in _row(folder, note, at_work=at_work)))
+    for name, *words in zip(_COLUMNS, *rows, strict=True):
+        if any(words) or name not in _OF_ADOPTION:
+            table.add_column(name, overflow="fold")
+    for row in rows:
+        told = dict(zip(_COLUMNS, row, strict=True))
+        table.add_row(*(Text(readable.printable(told[str(column.header)])) for column in table.columns))
     console.print(table if notes else "no run.toml files")
     if not at_work:
         console.print("no service is at work here: edge-coordinator service FOLDER begins it")
@@ -45,17 +54,18 @@ def show_overview(folder: Path, console: Console | None = None) -> None:
 
 def _row(folder: Path, note: RunNote, *, at_work: bool) -> tuple[str, ...]:
     state = note.state if at_work or note.state in ("finished", "wrong", "stopped") else "no service"
-    number, devices, words = "", "", note.words
+    number, devices, adopted, version, words = "", "", "", "", note.words
     run = folder / RUNS / note.name
     try:
         if read_orders(run).paused and state == "running":
             state = "paused"
         if (run / STATE).exists():
             number, devices, waits = _stands(run)
+            adopted, version = _serves(run)
             words = words or (waits if note.pid is not None and at_work else "")
     except FleetuneError as problem:
         words = words or str(problem)
-    return note.name, note.fleet, state, number, devices, words
+    return note.name, note.fleet, state, number, devices, adopted, version, words
 
 
 def _stands(run: Path) -> tuple[str, str, str]:
@@ -69,3 +79,14 @@ def _stands(run: Path) -> tuple[str, str, str]:
     held = held_by(state, schedule_of(settings.schedule), max(state.seen_at, time.time() - state.ahead_s))
     there = sum(member.ready for member in state.members.values())
     return closed, f"{there} of {len(state.members)}", waiting_for(state, settings.round, held)
+
+
+def _serves(run: Path) -> tuple[str, str]:
+    """Who uses what the fleet led to, as they told last, and what that gained; which version of the shared
+    model is out, and which on trial. "" where the run has nothing of it.
+    """
+    with stored_run(run) as kept:
+        rollout, task = read_rollout(kept.store), task_of(kept.settings.task)
+        found = adoption_so_far(kept.store.records()) if kept.settings.adoption.enabled else None
+    adopted = "" if found is None else ", ".join(adoption_words(found, task.score))
+    return adopted, "" if rollout is None else rollout.short

@@ -12,8 +12,9 @@ from fleetune.coordinator.reports.summary import (
     DeviceSummary,
     RolloutSummary,
 )
-from fleetune.coordinator.rounds.records import DeviceRound
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
+from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.student_t import student_t_quantile
 
 CONFIDENCE = 0.95  # that a mean lies above its lower end, and below its upper end
@@ -36,6 +37,16 @@ def last_told(replies: Iterable[DeviceRound]) -> DeviceAdoption | None:
 def adoption_of(rows: Iterable[DeviceSummary]) -> AdoptionSummary | None:
     """What all devices told; None: none of them did."""
     return adoption_over([row.adoption for row in rows if row.adoption is not UNSET])
+
+
+def adoption_so_far(records: Iterable[RoundRecord]) -> AdoptionSummary | None:
+    """What each device told last in closed rounds, ascending; None: none of them did."""
+    last: dict[DeviceId, DeviceAdoption] = {}
+    for record in records:
+        for device, reply in record.devices.items():
+            if (told := adoption_of_reply(reply)) is not None:
+                last[device] = told
+    return adoption_over([last[device] for device in sorted(last)])
 
 
 def adoption_over(told: Sequence[DeviceAdoption]) -> AdoptionSummary | None:

@@ -1,12 +1,16 @@
 """What a service does about its runs, with processes that are made up and a clock that is moved."""
 
 import signal
+from contextlib import closing
 
+import msgspec
 import pytest
 from tests.helpers.fleet_processes import run_toml
 from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import mark_finished
 from fleetune.coordinator.service.ordering import folder_of
@@ -15,8 +19,12 @@ from fleetune.coordinator.service.run_process import Launcher
 from fleetune.coordinator.service.service import OWN, RUNS, Service, held, notes_of
 from fleetune.coordinator.service.supervisor import LONGEST_PAUSE_S, STEADY_S, Supervisor
 from fleetune.coordinator.serving.owner import order
+from fleetune.coordinator.store.run_folder import STATE
+from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.wire.payloads import Measures
 
 
 class FakeProcess:
@@ -61,13 +69,14 @@ class World:
     def process(self, name):
         return next(one for one in reversed(self.begun) if one.file.name == name)
 
-    def begin_run(self, file, *, finished=False):
-        """As its process would have."""
-        settings = read_run(self.folder / file)
+    def begin_run(self, file, *, finished=False, changes=()):
+        """As its process would have; the run's folder."""
+        settings = read_run(self.folder / file, changes)
         run = open_run(settings, self.folder / RUNS / settings.run.name, durable=False)
         if finished:
             mark_finished(run)
         run.store.close()
+        return run.folder
 
 
 @pytest.fixture
@@ -265,6 +274,38 @@ def test_status_of_a_service_is_a_line_a_run(world):
     assert "run.name: expected `str`, got `int`" in result.output
     assert "no service is at work here" in result.output
     assert "waits for its first device" not in result.output, "nobody is at it"
+
+
+def test_status_of_a_service_tells_of_adoption_and_versions_where_there_are_any(world):
+    """What each device told last counts, and a run that has nothing of the kind leaves its cells empty."""
+    told = [
+        {"a": {"adopted": False, "gain": -0.5}, "b": {"adopted": True, "gain": 0.01}},
+        {"a": {"adopted": True, "gain": 0.03}, "c": {}},
+    ]
+    (world.folder / OWN).mkdir()
+    Service(world.folder, world.supervisor)._note()
+    before = CliRunner().invoke(app, ["status", str(world.folder)]).output
+    assert "adopted" not in before
+    assert "version" not in before
+
+    world.begin_run("b.toml")
+    run = world.begin_run("a.toml", changes=["adoption.enabled=true"])
+    with closing(RunStore.open(run / STATE, durable=False)) as store, store.step():
+        for number, of_devices in enumerate(told, 1):
+            replies = {
+                device: DeviceRound(1.0, 0, 0, Measures(10, 5, **words), RoundCost())
+                for device, words in of_devices.items()
+            }
+            store.put_device_rounds(number, 1, replies)
+            store.add_record(RoundRecord(number, 1, False, 0.0, 1.0, tuple(replies), replies))
+        store.put("rollout", msgspec.json.encode(Rollout(approved=4, trial=7, canaries=("a",))))
+    result = CliRunner().invoke(app, ["status", str(world.folder)])
+    assert result.exit_code == 0, result.output
+    head, one, two, *_ = result.output.splitlines()
+    assert head.split() == ["run", "fleet", "state", "round", "devices", "adopted", "version"]
+    assert "2 of 2, +2.0 points over alone (-4.3 to +8.3)  4 is out, 7 on trial" in one
+    assert "alone" not in two
+    assert "out" not in two
 
 
 def test_orders_from_the_command_line(world):
