@@ -21,10 +21,15 @@ class Known:
     Attributes:
         base: the values that both sides hold, finite, shape (n,); None: they hold none.
         tensors: the number of each entry's tensor in the model, ascending, shape (n,); empty: all are of one.
+        row_sizes: how many entries a row of each tensor of the model has, by its number, a row being what has
+            one index on its first axis; empty: not known.
+        places: each entry's place in its tensor, shape (n,); None: the tensors are whole.
     """
 
     base: FlatArray | None = None
     tensors: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, np.int16))
+    row_sizes: tuple[int, ...] = ()
+    places: NDArray[np.int32] | None = None
 
 
 NOTHING_KNOWN = Known()

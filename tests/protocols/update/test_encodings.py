@@ -176,7 +176,8 @@ def test_many_chunks_and_tensors_come_back_in_their_places(name, differences):
     left = np.zeros_like(values) if encoded.residual is None else encoded.residual
     np.testing.assert_allclose(back + left, values, atol=1e-6)
     if name != "half":
-        assert np.linalg.norm(left) < 0.5 * np.linalg.norm(values - base)
+        share = 1 if name == "sparse" else 0.5  # that one leaves most entries for later
+        assert np.linalg.norm(left) < share * np.linalg.norm(values - base)
 
 
 @every_encoding

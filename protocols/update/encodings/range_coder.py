@@ -1,0 +1,104 @@
+"""A range coder in whole numbers: symbols to bits at the length that their probabilities allow.
+
+State is a 64-bit `low` and a `width` of at most 2^64; 32 bits leave at a time, with carry. Whoever writes and
+whoever reads walk through the same intervals, so both must derive them from what is read before. Source:
+Martin, Range encoding (1979), with the carry resolved in what was written.
+"""
+
+from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
+
+_WORD = 32
+_TOP = 1 << 64
+_LOW_WORD = (1 << _WORD) - 1
+_SLACK_BYTES = 8  # of zeros behind the end, which are not written
+
+
+class RangeEncoder:
+    """Writes intervals of a total."""
+
+    def __init__(self) -> None:
+        self._low = 0
+        self._width = _TOP
+        self._words: list[int] = []
+
+    def write(self, start: int, size: int, total: int) -> None:
+        """The symbol that owns `size` numbers from `start` of 0..total-1; total < 2^32."""
+        step = self._width // total
+        self._low += step * start
+        self._width = step * size
+        while self._width <= _LOW_WORD:
+            self._shift()
+
+    def write_bits(self, value: int, num_bits: int) -> None:
+        """An evenly distributed number below 2^num_bits, num_bits < 32."""
+        if num_bits:
+            self.write(value, 1, 1 << num_bits)
+
+    def finish(self) -> bytes:
+        """What was written, in as few bytes as tell it from everything else."""
+        zeros = self._width.bit_length() - 1  # at the end of the roundest number inside the interval
+        self._low = -(-self._low >> zeros) << zeros
+        self._shift()
+        self._shift()
+        data = b"".join(word.to_bytes(4, "big") for word in self._words)
+        return data[:-_SLACK_BYTES] + data[-_SLACK_BYTES:].rstrip(b"\0")
+
+    def _shift(self) -> None:
+        if self._low >= _TOP:
+            self._low -= _TOP
+            place = len(self._words) - 1
+            while self._words[place] == _LOW_WORD:
+                self._words[place] = 0
+                place -= 1
+            self._words[place] += 1
+        self._words.append(self._low >> _WORD)
+        self._low = (self._low & _LOW_WORD) << _WORD
+        self._width <<= _WORD
+
+
+class RangeDecoder:
+    """Reads what `RangeEncoder` wrote; bytes behind the end are zeros."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._offset = 8
+        self._code = int.from_bytes(data[:8].ljust(8, b"\0"), "big")  # less the writer's `low`
+        self._width = _TOP
+        self._step = 0
+
+    def peek(self, total: int) -> int:
+        """Which number of 0..total-1 comes next; the symbol that owns it is to be taken.
+
+        Raises:
+            PacketCorrupt: none that a writer wrote.
+        """
+        self._step = self._width // total
+        value = self._code // self._step
+        if value >= total:
+            raise PacketCorrupt("entropy-coded values leave their interval")
+        return value
+
+    def take(self, start: int, size: int) -> None:
+        """Pass the symbol at which `peek` looked. Raises PacketTruncated: the bytes end before it."""
+        self._code -= self._step * start
+        self._width = self._step * size
+        while self._width <= _LOW_WORD:
+            if self._offset >= len(self._data) + _SLACK_BYTES:
+                raise PacketTruncated("entropy-coded values end too early")
+            word = self._data[self._offset : self._offset + 4].ljust(4, b"\0")
+            self._code = (self._code << _WORD) | int.from_bytes(word, "big")
+            self._offset += 4
+            self._width <<= _WORD
+
+    def read_bits(self, num_bits: int) -> int:
+        """A number below 2^num_bits. Raises PacketTruncated, PacketCorrupt."""
+        if not num_bits:
+            return 0
+        value = self.peek(1 << num_bits)
+        self.take(value, 1)
+        return value
+
+    def finish(self) -> None:
+        """Raises PacketCorrupt: there are bytes that nobody read."""
+        if self._offset < len(self._data):
+            raise PacketCorrupt(f"{len(self._data) - self._offset} bytes behind the entropy-coded values")

@@ -1,0 +1,186 @@
+"""Which entries of a tensor are sent: entropy-coded by how busy their row and column have been so far.
+
+What training changes most gathers in rows (neurons) and columns (what feeds them). A tensor is coded in
+blocks, and a block in batches, each spread over all its rows and columns and about half as large as all
+before. What was found in a row and in a column up to now, against the mean, gives every entry of a batch a
+level: its probability is 2^(-level / 4). The entries of a level are coded as the gaps between hits,
+geometrically distributed. Whole numbers only, so that every machine has the same levels.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
+
+BATCH_ENDS = (1, 2, 3, 4, 6, 9, 14, 21, 32, 48, 64)
+BLOCK = 1 << 15  # entries; what reading takes beside the values grows with it
+ALONE = 64  # so few entries are one batch
+LEVELS = 97
+_PER_OCTAVE = 4
+_LOG_STEPS = np.array([35734, 42495, 50536, 60097])  # 2^15 * 2^((k + 1/2) / 4)
+_POWERS = (1 << 32, 3611622603, 3037000500, 2553802834)  # 2^(32 - k / 4)
+_TOTAL = 1 << 16
+_MOST = 1 << 20  # so that sums of squares stay below 2^63
+_PRIOR_EVENLY, _PRIOR_SPREAD = 700, 1000  # in 1/256: few hits say little of how rows differ
+
+Ints = NDArray[np.integer[Any]]
+# members of a batch by level, how many each level has, hits still to come -> places of the hits among them
+CodeBatch = Callable[[Ints, list[int], int], Ints]
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """How the gap before a hit is written: its upper part by `starts`, then `shift` even bits."""
+
+    shift: int
+    starts: list[int]  # of 0..escape, whose symbol is "as many cells, and no hit yet"
+    escape: int
+
+
+def _gaps(level: int) -> _Gaps:
+    shift = max(0, level // _PER_OCTAVE - 3)
+    hit = _POWERS[level % _PER_OCTAVE] >> (level // _PER_OCTAVE - shift)
+    starts, none_yet = [0], 1 << 32
+    while len(starts) < 64 and none_yet >= 1 << 22:
+        none_yet -= none_yet * hit >> 32
+        starts.append(_TOTAL - (none_yet >> 16))
+    return _Gaps(shift, starts, len(starts) - 1)
+
+
+_GAPS = [_gaps(max(1, level)) for level in range(LEVELS)]
+
+
+class Activity:
+    """How many hits each row, or each column, had among the entries walked through."""
+
+    def __init__(self, size: int) -> None:
+        self._hits = np.zeros(size, np.int64)
+        self._seen = np.zeros(size, np.int64)
+
+    def add(self, seen: Ints, hits: Ints) -> None:
+        self._seen += np.bincount(seen, minlength=self._seen.size)
+        self._hits += np.bincount(hits, minlength=self._hits.size)
+
+    def busier(self) -> Ints:
+        """Quarter octaves above the mean share of hits, shape (size,).
+
+        How far a row's hits are believed is what the rows differ by, beyond what chance makes of equal ones
+        (empirical Bayes, gamma-Poisson): so many hits at the mean rate count as seen before.
+        """
+        num_hits, num_seen = int(self._hits.sum()), int(self._seen.sum())
+        if not num_hits:
+            return np.zeros(self._hits.size, np.int64)
+        hits, expected = 16 * self._hits, 16 * self._seen * num_hits // num_seen
+        spread = int((np.minimum(abs(hits - expected), _MOST) ** 2).sum()) - 256 * num_hits
+        evenly = int((np.minimum(expected, _MOST) ** 2).sum())
+        before = 16 * (evenly + _PRIOR_EVENLY) // (max(0, spread) + _PRIOR_SPREAD)
+        before = min(max(before, 2), 1024)
+        return _log(hits + before) - _log(expected + before)
+
+
+def places_of(rows: Ints, columns: Ints, busy_columns: Activity, num_hits: int, code: CodeBatch) -> Ints:
+    """The entries of a block that are hits, ascending, walking through all in the order of their code.
+
+    Args:
+        rows: which row of the block each entry is in, shape (n,).
+        columns: which column of the tensor, shape (n,).
+        busy_columns: the tensor's; it takes in the block.
+        num_hits: how many there are, at most n.
+        code: writes or reads the hits of one batch.
+    """
+    left, rest = num_hits, rows.size
+    busy_rows = Activity(int(rows[-1]) + 1)
+    found: list[Ints] = []
+    for batch in _batches(rows, columns):
+        if not left:
+            break
+        share = int(_log(np.array([rest]))[0] - _log(np.array([left]))[0])
+        busier = busy_rows.busier()[rows[batch]] + busy_columns.busier()[columns[batch]]
+        level = np.clip(share - busier, 1, LEVELS - 1).astype(np.uint8)
+        members = batch[np.argsort(level, kind="stable")]
+        hits = members[code(members, np.bincount(level, minlength=LEVELS).tolist(), left)]
+        busy_rows.add(rows[batch], rows[hits])
+        busy_columns.add(columns[batch], columns[hits])
+        left -= hits.size
+        rest -= batch.size
+        found.append(hits)
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def _batches(rows: Ints, columns: Ints) -> list[Ints]:
+    if rows.size <= ALONE:
+        return [np.arange(rows.size)]
+    drawn = rows.astype(np.uint32) * np.uint32(0x9E3779B1) + columns.astype(np.uint32) * np.uint32(0x85EBCA6B)
+    turn = np.searchsorted(BATCH_ENDS, np.arange(64), side="right").astype(np.uint8)[(drawn >> 16) & 63]
+    order = np.argsort(turn, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(turn, minlength=len(BATCH_ENDS)))[:-1])
+
+
+def _log(numbers: Ints) -> Ints:
+    """4 log2 of whole numbers from 1 to 2^53, to the nearest; shape as given."""
+    exponent = np.frexp(numbers.astype(np.float64))[1].astype(np.int64) - 1  # exact: below 2^53
+    leading = (numbers.astype(np.int64) << 10 >> np.maximum(exponent - 5, 0)) << np.maximum(5 - exponent, 0)
+    return _PER_OCTAVE * exponent + np.searchsorted(_LOG_STEPS, leading, side="right")
+
+
+def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:
+    """What writes the hits of a tensor, batch by batch; `flags` of its entries, shape (n,)."""
+
+    def code(members: Ints, sizes: list[int], left: int) -> Ints:
+        places = np.flatnonzero(flags[members])
+        ahead, place, end = [*places.tolist(), members.size], 0, 0
+        hits = iter(ahead)
+        target = next(hits)
+        for level, size in enumerate(sizes):
+            end += size
+            gaps = _GAPS[level]
+            while place < end and left:
+                cells = (min(target, end) - place) >> gaps.shift
+                if target < end and cells < gaps.escape:
+                    out.write(gaps.starts[cells], gaps.starts[cells + 1] - gaps.starts[cells], _TOTAL)
+                    out.write_bits((target - place) & ((1 << gaps.shift) - 1), gaps.shift)
+                    place, left, target = target + 1, left - 1, next(hits)
+                else:
+                    last = min(gaps.escape, _cells(end - place, gaps.shift))
+                    out.write(gaps.starts[last], _TOTAL - gaps.starts[last], _TOTAL)
+                    place = min(end, place + (last << gaps.shift))
+        return places
+
+    return code
+
+
+def read_hits(data: RangeDecoder) -> CodeBatch:
+    """What reads the hits of a tensor, batch by batch. It raises PacketCorrupt, PacketTruncated."""
+
+    def code(_: Ints, sizes: list[int], left: int) -> Ints:
+        places: list[int] = []
+        place = end = 0
+        for level, size in enumerate(sizes):
+            end += size
+            gaps = _GAPS[level]
+            while place < end and len(places) < left:
+                last = min(gaps.escape, _cells(end - place, gaps.shift))
+                cells = min(last, bisect_right(gaps.starts, data.peek(_TOTAL)) - 1)
+                if cells < last:
+                    data.take(gaps.starts[cells], gaps.starts[cells + 1] - gaps.starts[cells])
+                    place += (cells << gaps.shift) + data.read_bits(gaps.shift)
+                    if place >= end:
+                        raise PacketCorrupt("an entry behind the last of its kind")
+                    places.append(place)
+                    place += 1
+                else:
+                    data.take(gaps.starts[last], _TOTAL - gaps.starts[last])
+                    place = min(end, place + (last << gaps.shift))
+        return np.array(places, np.int64)
+
+    return code
+
+
+def _cells(size: int, shift: int) -> int:
+    return -(-size >> shift)
