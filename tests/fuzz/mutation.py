@@ -86,17 +86,17 @@ def mutated(rng: random.Random, packet: bytes, wrapping: Wrapping | None, donor:
     """`packet` with a few changes, mostly of what it says; `donor` lends parts of another packet."""
     kind = rng.random()
     if wrapping is None or kind < 0.1:
-        return _bytes(rng, packet)
+        return changed_bytes(rng, packet)
     if wrapping is PAYLOAD and kind < 0.2:
         body = zstandard.ZstdDecompressor().decompress(packet[codec._HEADER.size :])
-        return wrapped(_bytes(rng, body), packet)
+        return wrapped(changed_bytes(rng, body), packet)
     content = wrapping.read(packet)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         content = _changed(rng, content, donor)
     try:
         return wrapping.write(content, packet)
     except (OverflowError, ValueError, TypeError, RecursionError):  # what no format can hold
-        return _bytes(rng, packet)
+        return changed_bytes(rng, packet)
 
 
 def _changed(rng: random.Random, content: Any, donor: Any) -> Any:
@@ -130,7 +130,7 @@ def _other(rng: random.Random, value: Any, donor: Any) -> Any:  # noqa: PLR0911 
         case str():
             return rng.choice([value + "x", value[:-1], value.upper(), rng.choice(TEXTS)])
         case bytes():
-            return _bytes(rng, value)
+            return changed_bytes(rng, value)
         case list():
             return _list(rng, value)
         case dict():
@@ -177,7 +177,8 @@ def _map(rng: random.Random, value: dict[Any, Any]) -> dict[Any, Any]:
     return value
 
 
-def _bytes(rng: random.Random, data: bytes) -> bytes:
+def changed_bytes(rng: random.Random, data: bytes) -> bytes:
+    """`data` with a few bits turned, bytes cut off, put in, doubled."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         at = rng.randrange(len(changed) + 1)

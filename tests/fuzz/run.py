@@ -38,7 +38,7 @@ def fuzz(seed: int, count: int) -> tuple[int, Counter[str], list[Found]]:
     with ExitStack() as closing, np.errstate(all="ignore"):
         targets = all_targets(closing)
         donors = _donors(targets)
-        before = _resident()
+        before = resident()
         for _ in range(count):
             target = rng.choice(targets)
             packet = mutated(
@@ -47,7 +47,7 @@ def fuzz(seed: int, count: int) -> tuple[int, Counter[str], list[Found]]:
             verdict = _verdict(target, packet, seed)
             verdicts[verdict if isinstance(verdict, str) else "found"] += 1
             found += [] if isinstance(verdict, str) else [verdict]
-        grown = _resident() - before
+        grown = resident() - before
         if grown > MOST_BYTES:
             found.append(Found("all", seed, f"the process grew by {grown} bytes", "", b""))
     logging.disable(logging.NOTSET)
@@ -96,7 +96,8 @@ def _again(target: Target, packet: bytes) -> float:
     return time.thread_time() - began
 
 
-def _resident() -> int:
+def resident() -> int:
+    """Bytes of memory that this process takes; 0: not known."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

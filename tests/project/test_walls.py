@@ -23,6 +23,7 @@ NOT_ROOMS = {
     "fuzz",
     "helpers",
     "project",
+    "wire",
 }  # below tests/: of the project as a whole
 TESTED_ELSEWHERE = {
     "protocols/skeletons",  # in tests/protocols/methods, by every method

@@ -3,10 +3,12 @@
 from contextlib import ExitStack, suppress
 
 import pytest
+from tests.fuzz.encodings import fuzz as fuzz_encoding
 from tests.fuzz.run import fuzz
 from tests.fuzz.targets import all_targets
 
 from fleetune.protocols.errors import PacketError
+from fleetune.protocols.update import encodings
 
 
 def test_every_honest_packet_is_read():
@@ -27,3 +29,11 @@ def test_mutated_packets_are_read_or_refused_by_name(seed):
     assert sum(verdicts.values()) == count
     assert len(verdicts) >= 6  # of many kinds
     assert verdicts["read"] > count / 50  # and some changes do no harm
+
+
+@pytest.mark.parametrize("name", encodings.REGISTRY)
+def test_changed_bytes_of_every_encoding_are_read_or_refused_by_name(name):
+    verdicts = fuzz_encoding(encodings.find(name), 7, 1500)
+    assert sum(verdicts.values()) == 1500
+    assert verdicts["read"]
+    assert verdicts["PacketCorrupt"]
