@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 def shuffled(array: NDArray[Any]) -> bytes:
     """The bytes of `array` plane by plane: its first bytes, its second bytes, ..."""
-    return np.ascontiguousarray(np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8).T).tobytes()
+    return np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8).T.tobytes()
 
 
 def unshuffled(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:

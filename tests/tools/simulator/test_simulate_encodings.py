@@ -1,4 +1,4 @@
-"""Updates written by encodings: those that keep every bit change nothing, the others lose nothing for good."""
+"""Updates written by encodings: those that keep every bit change nothing, others lose nothing for good."""
 
 import pytest
 from tests.tools.simulator.test_simulate import BASE, play
