@@ -10,7 +10,7 @@ from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketNotFinit
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.encodings.sparse import Sparse
+from fleetune.protocols.update.encodings.sparse import Sparse, density_at
 
 KEY = Key(5)
 
@@ -110,26 +110,52 @@ def test_signs_that_go_by_rows_take_less_than_a_bit():
     assert apart - alike > 0.35 * hits.sum() / 8  # H(0.1) is 0.47
 
 
-def test_the_largest_entries_go_each_tensor_with_its_mean_and_the_rest_is_left():
+@pytest.mark.parametrize("levels", [1, 3, 16])
+def test_the_largest_entries_go_in_levels_and_the_rest_is_left(levels):
     rng, count = drawn(5), 70_000  # more than two blocks
     base, values = rng.normal(0, 1, (2, count)).astype(np.float32)
     tensors = (np.arange(count) >= 66_000).astype(np.int16)
     values[tensors == 1] += base[tensors == 1] * np.float32(3)
     residual = rng.normal(0, 0.3, count).astype(np.float32)
     known = Known(base, tensors, (1000, 200))
-    encoded = Sparse(density=0.03).encode(values, known, residual, KEY)
+    encoded = Sparse(density=0.03, levels=levels).encode(values, known, residual, KEY)
     back = Sparse().decode(encoded.data, count, known)
 
     change = values + residual - base
     moved = back != base
     assert np.count_nonzero(moved) == 2100
-    assert np.abs(change[moved]).min() >= np.abs(change[~moved]).max()
+    sizes = np.abs(change[moved])
+    assert sizes.min() >= np.abs(change[~moved]).max()
     assert np.array_equal(np.sign(back - base)[moved], np.sign(change)[moved])
-    for tensor in (0, 1):
-        mean = np.abs(change[moved & (tensors == tensor)]).mean()
-        steps = np.abs((back - base)[moved & (tensors == tensor)])
-        np.testing.assert_allclose(steps, mean, rtol=2 ** (1 / 16) - 1 + 1e-3)
+    width = 2 * (sizes.mean(dtype=np.float64) - sizes.min())
+    level = np.minimum((sizes - sizes.min()) / width, levels - 1).astype(int)
+    means = np.bincount(level, sizes) / np.maximum(1, np.bincount(level))
+    np.testing.assert_allclose(np.abs(back - base)[moved], means[level], rtol=2 ** (1 / 16) - 1 + 1e-3)
     assert encoded.residual.tobytes() == (values + residual - back).tobytes()
+
+
+def test_levels_leave_less():
+    changes = drawn(13).laplace(0, 1, 20_000).astype(np.float32)
+    left, taken = [], []
+    for levels in (1, 2, 8):
+        encoded = Sparse(density=0.05, levels=levels).encode(changes, Known(), None, KEY)
+        left.append(np.linalg.norm(encoded.residual))
+        taken.append(len(encoded.data))
+    assert left[0] > left[1] > left[2]
+    assert taken[0] < taken[1] < taken[2] < 1.2 * taken[0]
+
+
+@pytest.mark.parametrize("levels", [0, 17, -1])
+def test_more_levels_than_there_are_are_refused(levels):
+    with pytest.raises(SettingError, match="levels"):
+        Sparse(levels=levels)
+
+
+def test_density_doubles_up_to_the_last_rounds():
+    densities = [density_at(number, 9, first=0.005, last=0.02) for number in range(12)]
+    assert densities == [0.005] * 3 + [0.01] * 3 + [0.02] * 6
+    assert density_at(0, 1, first=0.02, last=0.02) == 0.02
+    assert density_at(0, 10, first=0.003, last=0.02) == 0.005
 
 
 def test_what_is_left_out_arrives_over_the_rounds():
@@ -203,7 +229,9 @@ def test_the_bytes_of_a_draw_are_these():
     assert sent(changes, known)[0].data.hex() == DRAW
 
 
-DRAW = "300ba472501c9427238360c84d5d5ffaed42db26a58099ce97c918697b7921f8e77ab070c718555a94c0b82357e0"
+DRAW = (
+    "23172b4bb1b61db72c73bfbd76d3cba52afa910cfdb7b1fffd10fb2db16493489c34932189b3394e5ff00c367b3912e7ea9570"
+)
 
 
 def test_hostile_bytes_give_finite_values_or_are_refused():
