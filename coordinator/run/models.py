@@ -3,6 +3,7 @@
 A coordinator without torch runs every model that was exported somewhere else.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
 from fleetune.protocols.settings.device import DataSection, ModelSection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.tasks import task_of
 from fleetune.protocols.user_code import running_model
 from fleetune.protocols.wire.payloads import run_key
 
@@ -169,13 +171,15 @@ def _check_shape(spec: ModelSpec, settings: RunSettings) -> None:
 
 
 def _shape(settings: RunSettings) -> tuple[str, tuple[int, ...], int]:
-    model = settings.model
-    if model.input_shape is None or model.num_classes is None:
+    model, num_outputs = settings.model, settings.model.num_classes
+    if num_outputs is None and model.input_shape is not None and task_of(settings.task).targets_are_samples:
+        num_outputs = math.prod(model.input_shape)
+    if model.input_shape is None or num_outputs is None:
         raise SettingError(
             "model.input_shape and model.num_classes are missing: a coordinator has no data to read them "
             "from, e.g. input_shape = [1, 28, 28] and num_classes = 10"
         )
-    return model.name, model.input_shape, model.num_classes
+    return model.name, model.input_shape, num_outputs
 
 
 def _first_weights(bundle: Bundle, settings: RunSettings) -> FlatArray:

@@ -15,8 +15,8 @@ MAX_TARGETS = 100_000
 UNLABELLED, NUMBERS = -1, -2  # in the place of a class: no label yet, and a label that is no class
 
 Kind = Literal[
-    "not-numbers", "not-finite", "empty", "too-large", "shape", "label", "class", "name", "file", "message",
-    "iterator", "broker", "disk", "clock",
+    "not-numbers", "not-finite", "empty", "too-large", "shape", "label", "class", "name", "unknown", "file",
+    "message", "iterator", "broker", "disk", "clock",
 ]  # fmt: skip
 """What is counted: of bad samples, files and messages, and of a broker, a disk and a clock that fail us."""
 

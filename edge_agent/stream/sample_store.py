@@ -364,9 +364,10 @@ class SampleStore:
 
     def _label(self, name: str, label: Label, step: _Step) -> Outcome:
         problem = None if self._expected is None else self._expected.label_objection(label)
-        row = self._connection.execute("SELECT number FROM sample WHERE name = ?", (name,)).fetchone()
-        if problem is None and row is None:
-            problem = BadSample("name", f"a label for {name!r}, which is not kept, or not any more")
+        query = "SELECT number FROM sample WHERE name = ? AND dropped IS NULL"
+        row = self._connection.execute(query, (name,)).fetchone()
+        if row is None:
+            problem = BadSample("unknown", f"a label for {name!r}, which is not kept, or not any more")
         if problem is not None:
             self.refuse(problem)
             return "refused"

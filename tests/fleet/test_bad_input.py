@@ -39,7 +39,7 @@ time.time = jumping
 BAD = [
     ({"x": [[[0.5] * 8] * 8], "y": -3}, "label"),
     ({"x": [[[0.5] * 8] * 8], "y": 99}, "class"),
-    ({"id": "nobody", "y": 1}, "name"),
+    ({"id": "nobody", "y": 1}, "unknown"),
     ({"x": [[[1e300] * 8] * 8], "y": 1}, "not-finite"),
     ({"x": [0.5] * 7, "y": 1}, "shape"),
     ({"x": [], "y": 1}, "empty"),

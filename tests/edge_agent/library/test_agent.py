@@ -155,7 +155,7 @@ def test_bad_samples_are_counted_and_told_and_raise_nothing(agent, caplog):
     assert caplog.text.count("not taken, not-numbers") == 1  # and no more for an hour
     assert agent.label("nobody", 1)  # found out when it is written
     assert agent.flush(60)
-    assert agent.state.samples.refused["name"] == 3
+    assert agent.state.samples.refused["unknown"] == 1
 
 
 def test_what_a_full_disk_keeps_waiting_is_bounded_counted_and_written_later(agent, monkeypatch):

@@ -109,7 +109,7 @@ def test_what_sensors_publish_is_kept_once_and_rubbish_is_counted(store, broker,
         "message",
         "not-numbers",
         "not-finite",
-        "name",
+        "unknown",
     }
 
 

@@ -117,6 +117,11 @@ def test_a_larger_fraction_takes_samples_over_and_gives_none_back(store):
     assert small < large
 
 
+def refused(store):
+    store.keep_counts()
+    return dict(store._connection.execute("SELECT kind, count FROM refusal"))
+
+
 def test_labels_may_come_later_and_change(store):
     store.add([make_sample(x, None, f"s{index}") for index, x in enumerate(inputs(20))])
     assert snapshot.count(store, WANTED).unlabelled == 20
@@ -128,6 +133,7 @@ def test_labels_may_come_later_and_change(store):
         "labelled",
         "refused",
     ]
+    assert refused(store) == {"unknown": 1}
     assert {x: part for part, found in read_all(store) for x in found} == sides
     counted = snapshot.count(store, WANTED)
     assert (sum(counted.parts.values()), counted.unlabelled) == (20, 0)
@@ -241,6 +247,19 @@ def test_a_round_has_the_same_samples_however_often_it_is_asked_for(path):
         0,
     )
     assert count_of(store, "label_before") == 0
+    store.close()
+
+
+def test_a_sample_that_only_a_round_under_way_still_holds_takes_no_label(path):
+    """It is not kept any more, and whoever labels it is told so."""
+    store = SampleStore.open(path, Bounds(keep_mb=1, keep="newest"))
+    store.add(samples(60, shape=(50,)))
+    store.pin(Turn("r", 1, 1))
+    store.add(samples(3000, seed=1, shape=(50,)))
+    query = "SELECT name FROM sample WHERE dropped IS NOT NULL LIMIT 1"
+    (name,) = store._connection.execute(query).fetchone()
+    assert store.label([(name, make_label(2))]) == ["refused"]
+    assert refused(store)["unknown"] == 1
     store.close()
 
 
