@@ -23,7 +23,8 @@ class RunSettings(Settings, frozen=True):
 
     Attributes:
         compare: [compare.LABEL] tables for `edge-sim compare`: what [method] would hold for the contender
-            LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead. A run ignores them.
+            LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead, `up` to [encoding].
+            A run ignores them.
         paper: see `PaperSection`.
     """
 

@@ -18,6 +18,7 @@ from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import REGISTRY, from_section, with_defaults_of_run
+from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -186,6 +187,7 @@ def cells_of(
                 method=with_defaults_of_run(one.method, settings.run.last_round),
                 training=with_schedule_of_run(settings.training, settings.run.last_round),
                 fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
+                encoding=settings.encoding if one.encoding is None else one.encoding,
             )
             kept_in = folder / one.label.replace(":", "-") / f"seed-{seed}"
             cells.append(Cell(one.label, played, kept_in, folder.parent, given))
@@ -223,11 +225,12 @@ def _check_target(target: float | None, score: Score) -> None:
 
 
 def _contender(settings: RunSettings, label: str) -> Contender:
-    section = _method_section(settings, label)
-    if "ratios" not in section:
-        return Contender(label, section)
-    ratios = convert({"ratios": section.pop("ratios")}, FleetSection, f"compare.{label}").ratios
-    return Contender(label, section, ratios)
+    section, ratios, encoding = _method_section(settings, label), None, None
+    if "ratios" in section:
+        ratios = convert({"ratios": section.pop("ratios")}, FleetSection, f"compare.{label}").ratios
+    if "up" in section:
+        encoding = convert({"up": section.pop("up")}, EncodingSection, f"compare.{label}")
+    return Contender(label, section, ratios, encoding)
 
 
 def _method_section(settings: RunSettings, label: str) -> dict[str, object]:

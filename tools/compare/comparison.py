@@ -9,6 +9,7 @@ from typing import Any
 from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.reports.outcome import better_by
+from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.figures import Figures, Target, figures_of
 from fleetune.tools.compare.played import Played
@@ -24,11 +25,13 @@ class Contender:
         label: what it is called in tables and plots, and its folder.
         method: its [method] section, `name` included.
         ratios: instead of the file's fleet.ratios; empty: what each device chooses; None: as in the file.
+        encoding: instead of the file's [encoding]; None: as in the file.
     """
 
     label: str
     method: Mapping[str, Any]
     ratios: tuple[float, ...] | None = None
+    encoding: EncodingSection | None = None
 
     @property
     def options(self) -> str:
@@ -36,6 +39,8 @@ class Contender:
         options = [f"{key} = {value}" for key, value in self.method.items() if key != "name"]
         if self.ratios is not None:
             options.append(f"ratios = {list(self.ratios)}" if self.ratios else "ratios: as each chooses")
+        if self.encoding is not None:
+            options.append(f"up = {self.encoding.up}")
         return ", ".join(options)
 
 
