@@ -56,7 +56,8 @@ class PatchWriter:
         mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
         residual = None if self.residual is None else self.residual[mask]
         encoding = self.encoding
-        if self.base is not None and not encoding.lossless and not self.base.held[mask].all():
+        beyond = self.base is not None and not encoding.lossless and not self.base.held[mask].all()
+        if beyond or not patch.values.size:
             encoding = encodings.find(encodings.RAW)
         encoded = encoding.encode(patch.values, _known(self.spec, self.base, mask), residual, key)
         self._written += 1
@@ -128,4 +129,6 @@ class PatchReader:
 def _known(spec: ModelSpec, base: Base | None, mask: MaskArray) -> Known:
     sizes = [tensor.size for tensor in spec.tensors]
     tensors = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
+    if mask.all():  # a view is enough
+        return Known(None if base is None else base.values, tensors)
     return Known(None if base is None else base.values[mask], tensors[mask])
