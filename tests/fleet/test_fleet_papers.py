@@ -85,7 +85,10 @@ def test_fedspu_stops_a_device_early(play):
 
 
 def test_srp_pfeds_memory_prefers_rates(play):
-    found, state, wanted = play(toml("srp-pfed", "num_rates = 5", "draws = 3", rounds=4))
+    text = toml("srp-pfed", "num_rates = 5", "draws = 3", rounds=4)
+    found, state, wanted = play(
+        text + '\n[encoding]\nup = "int4"\n'
+    )  # what is left out is kept on the device
     assert np.array_equal(state.memory, wanted.memory)
     assert state.memory.max() > state.memory.min() + 0.1
     up = {reply[1] for _, _, _, replies in found.rounds[:-1] for reply in replies.values()}
