@@ -137,6 +137,8 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
     say_what_begins(run, fleet, str(broker), console)  # whoever reads it may stop us from then on
     lookout.on_rival(lambda: server.events.put(Stop()))
     reason = server.serve()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, signal.default_int_handler)  # nobody reads the server's events any more
     finish(run, reason, console)
     if reason is None:
         lookout.check()

@@ -126,7 +126,8 @@ def say_what_begins(run: Run, fleet: str, broker: str, console: Console) -> None
 def finish(run: Run, reason: str | None, console: Console) -> None:
     """Write the report of a run that is finished for `reason`, or say how a stopped one (None) goes on.
 
-    Of a stopped run that need not end summary.json is written: else there would never be one.
+    Of a stopped run that need not end summary.json is written: else there would never be one. A finished one
+    that is interrupted in its report, which takes its time, has what scripts read; served again it writes it.
     """
     if reason is None:
         if run.settings.run.is_open:
@@ -134,7 +135,11 @@ def finish(run: Run, reason: str | None, console: Console) -> None:
         say("stopped; the same command goes on with the run", console)
         return
     say(f"finished: {reason}", console)
-    report_run(run, console)
+    try:
+        report_run(run, console)
+    except KeyboardInterrupt:
+        say("stopped in its report; the same command writes it", console)
+        return
     mark_finished(run)
 
 

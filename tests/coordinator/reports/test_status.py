@@ -23,13 +23,14 @@ from fleetune.coordinator.reports.missing import (
     waiting_for,
 )
 from fleetune.coordinator.reports.status import follow, show_status
+from fleetune.coordinator.reports.summary import SUMMARY
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import DeviceGone, DeviceReady, Tick
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.run_events import RoundAbandoned, RoundClosed
-from fleetune.coordinator.run.stored_run import look_at
-from fleetune.coordinator.serving.presenter import report_run
+from fleetune.coordinator.run.stored_run import FINISHED, look_at
+from fleetune.coordinator.serving.presenter import finish, report_run
 from fleetune.coordinator.store.folder_lock import claim
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.choice import DeviceReport
@@ -51,6 +52,26 @@ def shown(action, width=100):
     console = Console(file=io.StringIO(), width=width, color_system=None)
     action(console)
     return console.file.getvalue()
+
+
+def test_interrupted_in_its_report_a_run_leaves_what_scripts_read_and_is_not_over(desk, monkeypatch):
+    def interrupted(draw):
+        raise KeyboardInterrupt
+
+    def ended(console):
+        finish(desk.run, "all rounds are done", console)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleetune.coordinator.reports.report.paint", interrupted)
+        assert "stopped in its report; the same command writes it" in shown(ended)
+    folder = desk.run.folder
+    assert json.loads((folder / SUMMARY).read_text())["rounds"] == 8
+    assert len(lines_in(folder)) == 9, "with the final evaluation"
+    assert not (folder / "report.html").exists()
+    assert desk.run.store.get(FINISHED) is None
+    assert "report.html" in shown(ended)
+    assert (folder / "report.html").exists()
+    assert desk.run.store.get(FINISHED) is not None
 
 
 def test_a_line_a_round_as_rounds_close_and_none_twice_after_a_crash(tmp_path):
