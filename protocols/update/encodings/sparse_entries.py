@@ -141,14 +141,13 @@ class Writer:
                 rows[hits].tolist(), negative[block][hits].tolist(), levels[block][hits].tolist(), strict=True
             ):
                 counts, likely = self._model.signs(row)
-                self._write_symbol(counts, sign ^ likely)
-                self._model.add_sign(counts, sign ^ likely, sign)
+                unlike = sign ^ likely
+                self.out.write(counts[0] if unlike else 0, counts[unlike], counts[0] + counts[1])
+                self._model.add_sign(counts, unlike, sign)
                 if self.num_levels > 1:
-                    self._write_symbol(self._model.levels(), level)
+                    counts = self._model.levels()
+                    self.out.write(sum(counts[:level]) if level else 0, counts[level], sum(counts))
                     self._model.add_level(level)
-
-    def _write_symbol(self, counts: list[int], symbol: int) -> None:
-        self.out.write(sum(counts[:symbol]), counts[symbol], sum(counts))
 
 
 @dataclass

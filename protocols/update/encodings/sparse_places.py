@@ -140,16 +140,18 @@ def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:
         for level, size in enumerate(sizes):
             end += size
             gaps = _GAPS[level]
+            shift, starts, escape = gaps.shift, gaps.starts, gaps.escape
             while place < end and left:
-                cells = (min(target, end) - place) >> gaps.shift
-                if target < end and cells < gaps.escape:
-                    out.write(gaps.starts[cells], gaps.starts[cells + 1] - gaps.starts[cells], _TOTAL)
-                    out.write_bits((target - place) & ((1 << gaps.shift) - 1), gaps.shift)
+                cells = target - place >> shift
+                if target < end and cells < escape:
+                    out.write(starts[cells], starts[cells + 1] - starts[cells], _TOTAL)
+                    if shift:
+                        out.write(target - place & ((1 << shift) - 1), 1, 1 << shift)
                     place, left, target = target + 1, left - 1, next(hits)
                 else:
-                    last = min(gaps.escape, _cells(end - place, gaps.shift))
-                    out.write(gaps.starts[last], _TOTAL - gaps.starts[last], _TOTAL)
-                    place = min(end, place + (last << gaps.shift))
+                    last = min(escape, _cells(end - place, shift))
+                    out.write(starts[last], _TOTAL - starts[last], _TOTAL)
+                    place = min(end, place + (last << shift))
         return places
 
     return code
