@@ -128,7 +128,12 @@ class PatchReader:
 
 def _known(spec: ModelSpec, base: Base | None, mask: MaskArray) -> Known:
     sizes = [tensor.size for tensor in spec.tensors]
+    rows = tuple(
+        tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
+    )
     tensors = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
-    if mask.all():  # a view is enough
-        return Known(None if base is None else base.values, tensors)
-    return Known(None if base is None else base.values[mask], tensors[mask])
+    values = None if base is None else base.values
+    if mask.all():  # views are enough
+        return Known(values, tensors, rows)
+    places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    return Known(None if values is None else values[mask], tensors[mask], rows, places[mask])
