@@ -5,6 +5,7 @@ another release too. What is sent and what it comes to is noted, for that releas
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +49,14 @@ MODES = {
 ROUNDS = 4
 
 
-def settings(method: str, mode: str) -> RunSettings:
+def settings(method: str, mode: str, up: str = "raw") -> RunSettings:
     return parse_run(
         {
             "run": {"name": "played", "rounds": ROUNDS},
             "model": {"name": "tiny", "input_shape": [4], "num_classes": 3},
             "method": {"name": method},
             "data": {"source": "digits", "validation_fraction": 0.2},
+            "encoding": {"up": up},
             "round": MODES[mode],
         }
     )
@@ -62,10 +64,11 @@ def settings(method: str, mode: str) -> RunSettings:
 
 def enrolment(run_settings: RunSettings) -> Enrolment:
     weights = Key.of("weights").uniform(SPEC.size).astype(np.float32) - np.float32(0.5)
-    training = run_settings.training
-    return Enrolment(
+    training, encoding = run_settings.training, run_settings.encoding
+    begun = Enrolment(
         "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
     )
+    return begun if encoding.up == "raw" else replace(begun, encoding=encoding)
 
 
 def digest(data: bytes) -> str:
@@ -75,8 +78,8 @@ def digest(data: bytes) -> str:
 class PlayedRun:
     """Coordinator in `folder`/run, agents in `folder`/agents."""
 
-    def __init__(self, folder: Path, method: str, mode: str) -> None:
-        asked = settings(method, mode)
+    def __init__(self, folder: Path, method: str, mode: str, up: str = "raw") -> None:
+        asked = settings(method, mode, up)
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
         self.sessions = {device: self.session(device) for device in DEVICES}
