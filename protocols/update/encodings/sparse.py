@@ -104,23 +104,6 @@ class Sparse(Encoding):
         return values
 
 
-def density_at(number: int, rounds: int, *, first: float, last: float) -> float:
-    """A density that doubles in equal spans of a run: thin while all is rough, finer towards the end.
-
-    Args:
-        number: of the round, from 0.
-        rounds: how many the run has; later ones keep `last`.
-        first: what it starts at, at least; below twice of it.
-        last: what it ends at, exactly.
-    """
-    doublings = 0
-    while last / 2 ** (doublings + 1) >= first:
-        doublings += 1
-    stage = min(doublings, number * (doublings + 1) // rounds)
-    density: float = last / 2 ** (doublings - stage)  # powers of two: the same on every machine
-    return density
-
-
 def _largest(change: FlatArray, density: float) -> NDArray[np.bool_]:
     """The share of the entries that are largest, of equal ones the first; never one that is 0."""
     chosen = np.zeros(change.size, np.bool_)

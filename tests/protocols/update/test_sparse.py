@@ -10,7 +10,7 @@ from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketNotFinit
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.encodings.sparse import Sparse, density_at
+from fleetune.protocols.update.encodings.sparse import Sparse
 
 KEY = Key(5)
 
@@ -149,13 +149,6 @@ def test_levels_leave_less():
 def test_more_levels_than_there_are_are_refused(levels):
     with pytest.raises(SettingError, match="levels"):
         Sparse(levels=levels)
-
-
-def test_density_doubles_up_to_the_last_rounds():
-    densities = [density_at(number, 9, first=0.005, last=0.02) for number in range(12)]
-    assert densities == [0.005] * 3 + [0.01] * 3 + [0.02] * 6
-    assert density_at(0, 1, first=0.02, last=0.02) == 0.02
-    assert density_at(0, 10, first=0.003, last=0.02) == 0.005
 
 
 def test_what_is_left_out_arrives_over_the_rounds():
