@@ -132,16 +132,7 @@ def simulate(
         if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
             watching.tell(Notice(begins))
         sent_bytes = _sent_at_first(run, beginning, runs)
-        _play(
-            run,
-            players,
-            workers,
-            watching,
-            growing,
-            sent_bytes=sent_bytes,
-            given=given,
-            on_round=on_round,
-        )
+        _play(run, players, workers, watching, growing, sent_bytes=sent_bytes, given=given, on_round=on_round)
     except BaseException:
         run.store.close()
         raise

@@ -32,9 +32,6 @@ class Known:
     places: NDArray[np.int32] | None = None
 
 
-NOTHING_KNOWN = Known()
-
-
 @dataclass(frozen=True)
 class Encoded:
     """Values as an encoding wrote them.

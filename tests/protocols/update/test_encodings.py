@@ -25,6 +25,7 @@ from fleetune.protocols.errors import (
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import SharedModel, Task
+from fleetune.protocols.skeletons.choice import Choice, Cost, with_uplink
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
@@ -224,6 +225,29 @@ def test_it_carries_a_patch_to_a_side_with_the_same_base(name, selection, weight
     left = np.zeros(SPEC.size, np.float32) if writer.left_out is None else writer.left_out
     np.testing.assert_allclose(back.values + left[selection.mask(SPEC)], patch.values, atol=1e-6)
     assert not left[~selection.mask(SPEC)].any()
+
+
+@every_encoding
+def test_an_entry_that_the_base_lacks_is_never_lost_in_a_small_difference(name, weights):
+    held = np.arange(SPEC.size) != 1
+    base = Base(np.where(held, weights, np.float32(0)), held)
+    patch = Patch.of(weights, Everything(), SPEC)
+    writer = PatchWriter(encodings.find(name), SPEC, KEY, base=base)
+    data = codec.encode(Task(patch), SPEC, writer=writer)
+    assert (
+        codec.decode(data, Task, SPEC, limit=LIMIT, base=base).patch.values.tobytes()
+        == patch.values.tobytes()
+    )
+
+
+@every_encoding
+def test_prices_of_the_uplink_follow_the_encoding(name):
+    plain = Choice(1.0, Cost(bytes_down=1000, bytes_up=4_000_000))
+    (priced,) = with_uplink([plain], encodings.find(name))
+    share = encodings.find(name).size(10_000) / encodings.find("raw").size(10_000)
+    assert priced.cost.bytes_up == pytest.approx(4_000_000 * share, rel=0.01)
+    assert priced.cost.bytes_down == 1000
+    assert with_uplink([plain], encodings.find("raw")) == [plain]
 
 
 def test_raw_by_name_is_what_is_written_without_a_choice(weights):
