@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 from safetensors.numpy import load
-from torch import nn
+from tests.protocols.model.test_backbone import (
+    HEAD,
+    LORA,
+    MODULE,
+    UPPER_LORA,
+    batch,
+    frozen_of,
+    net,
+    run_of,
+    section,
+)
 
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
 from fleetune.coordinator.run.enrolment import begin
@@ -21,32 +31,10 @@ from fleetune.protocols.model.backbone_file import (
     held_bytes,
     read_backbone,
 )
-from fleetune.protocols.model.torch_backbone import frozen_tensors
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.settings.device import AdapterSection, ModelSection
-from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import read_enrolment
 from fleetune.protocols.wire.transfer import digest_of
-
-SHAPE, CLASSES = (1, 8, 8), 5
-MODULE = "quantised_models"
-HEAD = {"trainable": ("head",)}
-LORA = {"trainable": ("head",), "adapters": AdapterSection(2, ("body.*",), alpha=4.0)}
-UPPER_LORA = {"trainable": ("head",), "adapters": AdapterSection(2, ("body.conv2",))}
-
-
-def net(shape, classes):
-    body = nn.Sequential()
-    body.add_module("conv1", nn.Conv2d(shape[0], 6, 3, stride=2))
-    body.add_module("norm1", nn.BatchNorm2d(6))
-    body.add_module("relu1", nn.ReLU())
-    body.add_module("conv2", nn.Conv2d(6, 8, 3, padding=1))
-    body.add_module("flatten", nn.Flatten())
-    whole = nn.Sequential()
-    whole.add_module("body", body)
-    whole.add_module("head", nn.Linear(8 * 9, classes))
-    return whole
 
 
 @pytest.fixture(autouse=True)
@@ -54,24 +42,6 @@ def _module(monkeypatch):
     module = ModuleType(MODULE)
     module.net = net
     monkeypatch.setitem(sys.modules, MODULE, module)
-
-
-def section(**part):
-    return ModelSection(f"{MODULE}:net", input_shape=SHAPE, num_classes=CLASSES, **part)
-
-
-def run_of(**model):
-    model = {"name": f"{MODULE}:net", "input_shape": SHAPE, "num_classes": CLASSES, **model}
-    return parse_run({"run": {"name": "r"}, "model": model, "method": {"name": "fedavg"}})
-
-
-def batch(seed, n=6):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, *SHAPE)).astype(np.float32), rng.integers(0, CLASSES, n)
-
-
-def frozen_of(module):
-    return {name: tensor.detach().numpy().copy() for name, tensor in frozen_tensors(module)}
 
 
 def int8_of(part, seed=1):
