@@ -109,3 +109,7 @@ class PacketOverclaimed(PacketError):  # noqa: N818
 
 class PacketForeign(PacketError):  # noqa: N818
     """Made for another model, run, round or device."""
+
+
+class BaseUnknown(PacketForeign):  # noqa: N818
+    """Its values are differences to what this side does not hold."""

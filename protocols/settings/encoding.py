@@ -19,17 +19,26 @@ class EncodingSection(Settings, frozen=True, omit_defaults=True):
     Attributes:
         up: how devices write the values of their updates: the name of an encoding (docs/wire.md), or a
             table of its name and settings.
+        down: how the coordinator writes the values of tasks, likewise: as differences to what a device holds,
+            which both sides then keep.
     """
 
     up: Choice = encodings.RAW
+    down: Choice = encodings.RAW
 
     def __post_init__(self) -> None:
-        try:
-            encodings.chosen(self.up)
-        except SettingError as problem:
-            raise ValueError(f"up: {problem}") from None
+        for direction, choice in (("up", self.up), ("down", self.down)):
+            try:
+                encodings.chosen(choice)
+            except SettingError as problem:
+                raise ValueError(f"{direction}: {problem}") from None
 
     @property
     def uplink(self) -> Encoding:
         """What writes updates."""
         return encodings.chosen(self.up)
+
+    @property
+    def downlink(self) -> Encoding:
+        """What writes tasks."""
+        return encodings.chosen(self.down)

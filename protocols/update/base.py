@@ -1,4 +1,4 @@
-"""The base of an update: what its task brought, and both sides therefore hold."""
+"""What both sides of a transfer hold: values are written as differences to it."""
 
 import hashlib
 from dataclasses import dataclass
@@ -26,17 +26,26 @@ class Base:
     @classmethod
     def of_task(cls, task: Any, spec: ModelSpec) -> Self:
         """All that the patches of a task bring, the later over the earlier."""
-        values, held = np.zeros(spec.size, np.float32), np.zeros(spec.size, np.bool_)
-        for patch in patches_in(task):
-            mask = patch.selection.mask(spec)
-            values[mask] = patch.values
-            held |= mask
-        return cls(values, held)
+        return cls.nothing(spec).after(task, spec)
 
     @classmethod
     def nothing(cls, spec: ModelSpec) -> Self:
         """Of sides that hold nothing in common."""
         return cls(np.zeros(spec.size, np.float32), np.zeros(spec.size, np.bool_))
+
+    @classmethod
+    def whole(cls, values: FlatArray) -> Self:
+        """Of sides that hold all of these, shape (spec.size,)."""
+        return cls(values, np.ones(values.size, np.bool_))
+
+    def after(self, task: Any, spec: ModelSpec) -> Self:
+        """What both hold when a task has brought its patches, the later over the earlier."""
+        values, held = self.values.copy(), self.held.copy()
+        for patch in patches_in(task):
+            mask = patch.selection.mask(spec)
+            values[mask] = patch.values
+            held |= mask
+        return type(self)(values, held)
 
     @cached_property
     def digest(self) -> str:

@@ -112,7 +112,7 @@ def decode(
     elements: int = MAX_ELEMENTS,
     finite: bool = True,
     kept: Callable[[bytes], Array] | None = None,
-    base: Base | None = None,
+    base: Base | Callable[[M], Base | None] | None = None,
 ) -> M:
     """Read a `kind` back.
 
@@ -124,7 +124,8 @@ def decode(
         elements: most of them where there is a limit, see `protocols.update.elements`.
         finite: refuse NaN and infinite numbers in arrays.
         kept: gives the arrays that `encode` only named; None: there are none.
-        base: the one that patches were written with; None: without.
+        base: the one that patches were written with, or what tells it of the message before the values of
+            its patches are read, and may raise; None: without.
 
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
@@ -133,7 +134,7 @@ def decode(
         limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
     body = _open(data, spec, limit)
     arrays = Arrays(finite, left=limit, largest=None if limit is None or spec is None else spec.size)
-    reader = PatchReader(spec, base, arrays)
+    reader = PatchReader(spec, arrays)
     if limit is not None:
         check_elements(body, elements)
 
@@ -150,7 +151,7 @@ def decode(
         raise
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as problem:
         raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {flat(problem)}") from None
-    reader.fill(message)
+    reader.fill(message, base(message) if callable(base) else base)
     return message
 
 

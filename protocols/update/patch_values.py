@@ -75,12 +75,10 @@ class PatchReader:
 
     Attributes:
         spec: the model; None: not known, and what an encoding wrote cannot be read.
-        base: what both sides hold; None: nothing.
         arrays: reads what no encoding wrote, and counts everything.
     """
 
     spec: ModelSpec | None
-    base: Base | None
     arrays: Arrays
     _held: dict[int, tuple[Array, WireArray]] = field(default_factory=dict, init=False)
 
@@ -100,27 +98,31 @@ class PatchReader:
         self._held[id(stand_in)] = stand_in, parts
         return stand_in
 
-    def fill(self, message: object) -> None:
+    def fill(self, message: object, base: Base | None = None) -> None:
         """Decode the values of the patches in `message`, and hold every patch against the model.
+
+        Args:
+            message: as it was read.
+            base: what both sides hold; None: nothing.
 
         Raises:
             PacketCorrupt, PacketNotFinite, or another PacketError of the encoding.
         """
         if self.spec is not None:
             for patch in patches_in(message):
-                self._fill(patch, self.spec)
+                self._fill(patch, self.spec, base)
                 patch.check(self.spec)
         if self._held:
             raise PacketCorrupt("encoded values that are not those of a patch of a known model")
 
-    def _fill(self, patch: Patch, spec: ModelSpec) -> None:
+    def _fill(self, patch: Patch, spec: ModelSpec, base: Base | None) -> None:
         if id(patch.values) not in self._held:
             return
         _, (name, (count,), data) = self._held.pop(id(patch.values))
         mask = patch.selection.mask(spec)
         if count != np.count_nonzero(mask):
             raise PacketCorrupt(f"patch with {count} values for {np.count_nonzero(mask)} selected entries")
-        values = encodings.find(name).decode(data, count, _known(spec, self.base, mask))
+        values = encodings.find(name).decode(data, count, _known(spec, base, mask))
         if self.arrays.finite and not np.isfinite(values).all():
             raise PacketNotFinite("patch holds NaN or infinite values")
         object.__setattr__(patch, "values", values)  # it has just been made, nobody has seen it yet

@@ -8,7 +8,7 @@ data.
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from fleetune.protocols.bounds import (
     MAX_WORDS,
@@ -116,11 +116,15 @@ class Lacking(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Device: enrolled in this run."""
+    """Device: enrolled in this run.
+
+    `base`: digest of what it holds of the model (`protocols.update.base`), where tasks are differences to that.
+    """
 
     run: RunId
     model_hash: ModelHash
     report: DeviceReport
+    base: Digest | UnsetType = UNSET
 
 
 class Working(Message, frozen=True):

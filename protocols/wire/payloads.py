@@ -92,8 +92,16 @@ class Enrolment:
     @property
     def uplink(self) -> Encoding:
         """How its devices write the values of their updates."""
-        section = EncodingSection() if self.encoding is UNSET else self.encoding
-        return section.uplink
+        return self._encoding.uplink
+
+    @property
+    def downlink(self) -> Encoding:
+        """How the coordinator writes the values of their tasks."""
+        return self._encoding.downlink
+
+    @property
+    def _encoding(self) -> EncodingSection:
+        return EncodingSection() if self.encoding is UNSET else self.encoding
 
     @property
     def learns(self) -> Task:
@@ -107,6 +115,8 @@ class Assignment(Generic[T]):
 
     Attributes:
         release: which version of the shared model the device may serve; in runs with adoption.canary.
+        base: the digest of what its values were written with (`protocols.update.base`), where they are
+            differences to what the device holds.
     """
 
     device: FleetName
@@ -115,6 +125,7 @@ class Assignment(Generic[T]):
     rehearsal: bool
     task: T
     release: Release | UnsetType = UNSET
+    base: Digest | UnsetType = UNSET
 
     @property
     def final_evaluation(self) -> bool:
