@@ -1,13 +1,39 @@
 """FedAvg (McMahan et al., AISTATS 2017): train the whole shared model, average by samples."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fleetune.protocols.skeletons.averaging import ModelAveraging
+import numpy as np
+from msgspec import UNSET, Meta
+
+from fleetune.protocols.skeletons.averaging import ModelAveraging, SharedModel, Update
+from fleetune.protocols.skeletons.method import DeviceId
 
 
 @dataclass(frozen=True)
 class FedAvg(ModelAveraging):
-    """The device's personal model is the shared one after its own last local training."""
+    """The device's personal model is the shared one after its own last local training.
+
+    With d the step from the shared model w to the devices' average, a round leads to v' = momentum v + d and
+    w' = w + rate v' (FedAvgM: Hsu, Qi, Brown 2019, arXiv:1909.06335, section 4.2, whose rate is 1).
+
+    Attributes:
+        server_rate: how much of the averaged step the coordinator takes.
+        server_momentum: how much of each step goes on in the next; 0 with a rate of 1: plain FedAvg.
+    """
 
     serves_shared_model: ClassVar[bool] = True
+
+    server_rate: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    server_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+    def aggregate(self, state: SharedModel, updates: Iterable[tuple[DeviceId, Update]]) -> SharedModel:
+        averaged = super().aggregate(state, updates).weights
+        if self.server_rate == 1 and not self.server_momentum:
+            return SharedModel(averaged)
+        velocity = averaged - state.weights
+        if state.velocity is not UNSET:
+            velocity += np.float32(self.server_momentum) * state.velocity
+        stepped = state.weights + np.float32(self.server_rate) * velocity
+        return SharedModel(stepped, velocity if self.server_momentum else UNSET)

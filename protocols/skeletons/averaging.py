@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from fleetune.protocols.bounds import NumSamples
 from fleetune.protocols.errors import SettingError
@@ -36,9 +36,15 @@ U = TypeVar("U")  # update
 
 @dataclass(frozen=True)
 class SharedModel:
-    """Coordinator state: one model, shape (spec.size,)."""
+    """Coordinator state: one model, shape (spec.size,).
+
+    Attributes:
+        weights: of the model.
+        velocity: what the coordinator's momentum has gathered, shape (spec.size,); UNSET: it has none.
+    """
 
     weights: FlatArray
+    velocity: FlatArray | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

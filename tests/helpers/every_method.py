@@ -4,6 +4,7 @@ from fleetune.protocols.methods import REGISTRY
 
 SETTINGS = [
     *((name, {}) for name in REGISTRY),
+    ("fedavg", {"server_rate": 0.5, "server_momentum": 0.5}),
     ("fedspu", {"early_stopping": True}),
     ("fedspu", {"local_model": "sub-model"}),
     ("srp-pfed", {"aggregation": "delta", "ranking": "layer"}),

@@ -225,7 +225,7 @@ def test_the_cost_of_a_round_is_the_training_that_the_method_asks_for(make):
         ("fedspu", {"early_stoping": True}, "method.early_stoping: fedspu has no such setting"),
         ("fedspu", {"loss_weight": 2}, "method.loss_weight: expected `float` <= 1"),
         ("fedprox", {"proximal": -1}, "method.proximal: expected `float` >= 0"),
-        ("fedavg", {"proximal": 1}, "fedavg has no such setting; it has: none"),
+        ("fedbn", {"proximal": 1}, "fedbn has no such setting; it has: none"),
         ("nowhere:Method", {}, "cannot load 'nowhere:Method'"),
     ],
 )

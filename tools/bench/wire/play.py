@@ -1,0 +1,114 @@
+"""The runs of `edge-sim bench wire`: those that are not there yet are played, all go into the tables."""
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.files import write_atomically
+from fleetune.tools.bench.trained_differences import Fleet as PatchFleet
+from fleetune.tools.bench.trained_differences import updates_of
+from fleetune.tools.bench.wire import rate_distortion
+from fleetune.tools.bench.wire.contenders import SENDERS
+from fleetune.tools.bench.wire.fleet import SETTINGS, Fleet, Setting
+from fleetune.tools.bench.wire.race import Contender, Run, kept, race, recalled
+from fleetune.tools.bench.wire.report import written
+
+_PATCHES = 4
+STEPS_OF_CNN = PatchFleet(model="cnn-kapc", devices=2, samples=500, rounds=4)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for, see `command.wire`."""
+
+    out: Path
+    settings: str
+    seeds: int
+    only: str
+    rate: float
+    momentum: float
+    rounds: int | None
+    data: str | None
+    steps: bool
+
+
+def play(wanted: Wanted, console: Console) -> None:
+    """Play what is missing, and write down what came of all.
+
+    Raises:
+        SettingError: there is no such setting or contender.
+    """
+    chosen = _settings(wanted.settings, wanted.rounds, wanted.data)
+    contenders = [Contender(name, wanted.rate, wanted.momentum) for name in _senders(wanted.only)]
+    if Contender("dense") not in contenders:
+        contenders.insert(0, Contender("dense"))
+    if wanted.steps:
+        patches = [sent for sent in updates_of("fedavg", STEPS_OF_CNN) if sent.round > 1][:_PATCHES]
+        table = rate_distortion.markdown(rate_distortion.measured(patches))
+        write_atomically(wanted.out / "steps.md", table.encode())
+        console.print(table)
+    _played(chosen, contenders, wanted.seeds, wanted.out, console)
+    console.print(written(_all_runs(chosen, wanted.out), wanted.out))
+
+
+def _settings(names: str, rounds: int | None, data: str | None) -> dict[str, Setting]:
+    chosen = {}
+    for name in names.split(","):
+        if name not in SETTINGS:
+            raise SettingError(f"--settings: no {name!r}; there are {', '.join(SETTINGS)}")
+        chosen[name] = SETTINGS[name]
+    if data is not None and len(chosen) > 1:
+        raise SettingError("--data goes with one of --settings")
+    changes = {"rounds": rounds, "source": data}
+    given = {key: value for key, value in changes.items() if value is not None}
+    return {name: replace(setting, **given) for name, setting in chosen.items()}  # type: ignore[arg-type]
+
+
+def _senders(only: str) -> list[str]:
+    patterns = only.split(",")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in SENDERS):
+            raise SettingError(f"--only: no {pattern!r}; there are {', '.join(SENDERS)}")
+    return [name for name in SENDERS if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _played(
+    settings: dict[str, Setting], contenders: list[Contender], seeds: int, out: Path, console: Console
+) -> None:
+    with Progress(console=console) as progress:
+        bar = progress.add_task("runs", total=len(settings) * seeds * len(contenders))
+        for name, setting in settings.items():
+            for seed in range(seeds):
+                fleet: Fleet | None = None
+                for contender in contenders:
+                    label = f"{name}, {contender.label}, seed {seed}"
+                    progress.update(bar, description=label)
+                    path = _path(out, name, setting, contender.label, seed)
+                    if recalled(path) is None:
+                        fleet = fleet or Fleet(setting, seed)
+                        run = race(fleet, name, contender)
+                        kept(run, path)
+                        sent = f"{run.bytes_up[-1] / 1e3:,.0f} kB up"
+                        progress.print(f"{label}: {100 * run.final:.2f} %, {sent}")
+                    progress.advance(bar)
+
+
+def _path(out: Path, name: str, setting: Setting, label: str, seed: int) -> Path:
+    return _folder(out, name, setting) / f"{label.replace(' ', '-')}-{seed}.json"
+
+
+def _folder(out: Path, name: str, setting: Setting) -> Path:
+    """Runs of another length are not compared with these."""
+    return out / "runs" / f"{name}-{setting.rounds}"
+
+
+def _all_runs(settings: dict[str, Setting], out: Path) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for name, setting in settings.items():
+        paths = sorted(_folder(out, name, setting).glob("*.json"))
+        found[name] = [run for run in map(recalled, paths) if run is not None]
+    return found

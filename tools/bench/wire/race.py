@@ -1,0 +1,107 @@
+"""A run of federated averaging in memory, every byte up counted, and when it was how good."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.methods.fedavg import FedAvg
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.skeletons.averaging import SharedModel, Update
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything
+from fleetune.protocols.wire.payloads import run_key
+from fleetune.tools.bench.wire.contenders import SENDERS
+from fleetune.tools.bench.wire.fleet import Fleet
+
+_LAST = 5  # rounds whose mean is the final accuracy
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of the table.
+
+    Attributes:
+        sender: how devices send, a name of `SENDERS`.
+        rate, momentum: of the coordinator's step, see `protocols.methods.fedavg`.
+    """
+
+    sender: str
+    rate: float = 1.0
+    momentum: float = 0.0
+
+    @property
+    def label(self) -> str:
+        rate = "" if self.rate == 1 else f" rate {self.rate:g}"
+        return self.sender + rate + (f" momentum {self.momentum:g}" if self.momentum else "")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a contender with one seed.
+
+    Attributes:
+        setting, contender, seed: who ran.
+        bytes_up: of all rounds so far, after each.
+        accuracy: of the shared model after each round, on all devices' test samples, 0 to 1.
+        bytes_down: of a round that sends plain float32 to every participant.
+        seconds: of processor time.
+    """
+
+    setting: str
+    contender: str
+    seed: int
+    bytes_up: list[float]
+    accuracy: list[float]
+    bytes_down: int
+    seconds: float
+
+    @property
+    def final(self) -> float:
+        """The mean accuracy of the last rounds."""
+        return float(np.mean(self.accuracy[-_LAST:]))
+
+    def bytes_to(self, accuracy: float) -> float | None:
+        """Bytes up until this accuracy was first there; None: it never was."""
+        rounds = zip(self.bytes_up, self.accuracy, strict=True)
+        return next((bytes_up for bytes_up, reached in rounds if reached >= accuracy), None)
+
+
+def race(fleet: Fleet, setting: str, contender: Contender) -> Run:
+    """Run a contender to the end of the setting's rounds."""
+    began, spec = time.process_time(), fleet.spec
+    method = FedAvg(spec, server_rate=contender.rate, server_momentum=contender.momentum)
+    sender, state = SENDERS[contender.sender](spec), SharedModel(fleet.first_weights.copy())
+    total, bytes_up, accuracy = 0.0, list[float](), list[float]()
+    for number in range(1, fleet.setting.rounds + 1):
+        drawn = fleet.participants(number)
+        samples = sum(map(fleet.num_samples, drawn))
+        shares = {device: fleet.num_samples(device) / samples for device in drawn}
+        trained = {device: fleet.trained(state.weights, device, number) for device in drawn}
+        arrived = sender.send(state.weights, trained, shares, run_key(fleet.seed).child("wire", number))
+        state = _stepped(method, state, arrived.step)
+        total += arrived.num_bytes
+        bytes_up.append(total)
+        accuracy.append(fleet.accuracy(state.weights))
+    down = 4 * spec.size * fleet.setting.participants
+    seconds = time.process_time() - began
+    return Run(setting, contender.label, fleet.seed, bytes_up, accuracy, down, seconds)
+
+
+def _stepped(method: FedAvg, state: SharedModel, step: FlatArray) -> SharedModel:
+    """The method's own step, given the mean of what devices sent."""
+    mean = Patch.of(state.weights + step, Everything(), method.spec)
+    return method.aggregate(state, [("all", Update(mean, 1))])
+
+
+def kept(run: Run, path: Path) -> None:
+    """Write a finished run down."""
+    write_atomically(path, json.dumps(asdict(run)).encode())
+
+
+def recalled(path: Path) -> Run | None:
+    """A run that was finished before."""
+    return Run(**json.loads(path.read_bytes())) if path.exists() else None
