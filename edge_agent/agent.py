@@ -28,7 +28,7 @@ from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import SampleStream
-from fleetune.protocols.errors import PacketError, PacketForeign, StoreError, TrainingStopped
+from fleetune.protocols.errors import BaseUnknown, PacketError, PacketForeign, StoreError, TrainingStopped
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.version import VERSION
 from fleetune.protocols.wire import topics
@@ -256,12 +256,12 @@ class Agent:
     def _say_ready(self) -> None:
         """Or why not, for the time being."""
         assert self._joined is not None
-        run, spec = self._joined.enrolment.run, self._joined.enrolment.spec
+        run = self._joined.enrolment.run
         self._resting = self._guard.objection() or self._joined.refusal
         if self._resting is None:
             self._joined.note_samples(replied=bool(self._link.outbox))
             self._noted.note(resting=None)
-            self._send(wire.Ready(run, spec.hash, self._joined.membership.tell()))
+            self._send(self._joined.ready())
         else:
             self._decline(TransferKey("enrolment", run), "resting", TrainingStopped(self._resting))
         if self._guard.is_on or self._resting is not None or self._joined.grows:
@@ -329,6 +329,10 @@ class Agent:
             self._work(*newer)
             return
         problem = event.reply.exception()
+        if isinstance(problem, BaseUnknown):
+            log.info("round %d: %s; asking for all of it", key.round, problem)
+            self._say_ready()
+            return
         if problem is not None:
             self._decline(key, f"round {key.round}", problem)
             self._look_at = now if self._guard.is_on else self._look_at
@@ -337,8 +341,7 @@ class Agent:
         log.info("round %d: done in %.1f s; %d bytes to send", key.round, event.seconds, len(reply))
         assert self._joined is not None
         if self._joined.note_samples(replied=True):  # before the reply, which claims them
-            membership, spec = self._joined.membership, self._joined.enrolment.spec
-            self._send(wire.Ready(key.run, spec.hash, membership.tell()))
+            self._send(self._joined.ready())
         self._tell_measured(key)
         self._pass(self._link.post(key.update, reply, now))
 

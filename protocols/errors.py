@@ -111,5 +111,5 @@ class PacketForeign(PacketError):  # noqa: N818
     """Made for another model, run, round or device."""
 
 
-class BaseUnknown(PacketForeign):  # noqa: N818
+class BaseUnknown(PacketForeign):
     """Its values are differences to what this side does not hold."""

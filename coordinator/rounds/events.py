@@ -14,9 +14,13 @@ from fleetune.protocols.skeletons.method import DeviceId
 
 @dataclass(frozen=True)
 class DeviceReady:
-    """A device is enrolled and there: for the first time, late, or again."""
+    """A device is enrolled and there: for the first time, late, or again.
+
+    `base`: digest of what it holds of the model, where tasks are differences to that; None: it reads none.
+    """
 
     report: DeviceReport
+    base: str | None = None
 
 
 @dataclass(frozen=True)

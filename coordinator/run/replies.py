@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceId, Method
@@ -19,6 +20,7 @@ class ArrivingReply:
     Attributes:
         reply: as it was read.
         data: as it came.
+        delivered: what its device had of its task; None: it is not known any more, or needs not be.
         actual: what the round took of its device.
         predicted: what its device had expected of the round.
         staleness: by how many aggregations the model it trained from is older than the newest.
@@ -26,6 +28,7 @@ class ArrivingReply:
 
     reply: Reply[Any]
     data: bytes
+    delivered: Delivered | None
     actual: RoundCost
     predicted: RoundCost
     staleness: int

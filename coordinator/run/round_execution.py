@@ -29,7 +29,6 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.aggregation import Aggregating
-from fleetune.coordinator.run.assignment import OutgoingTask, Tasks
 from fleetune.coordinator.run.method_internals import MethodInternals
 from fleetune.coordinator.run.replies import ArrivingReply
 from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims, check_scores
@@ -47,6 +46,9 @@ from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger
 from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
 from fleetune.coordinator.store.release_store import ReleaseStore
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.tasks.assignment import OutgoingTask, Tasks
+from fleetune.coordinator.tasks.downlink import Delivered, Downlink, add_unsent
+from fleetune.coordinator.tasks.held_models import HeldModels
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
@@ -85,7 +87,7 @@ class RoundExecution:
         store: RunStore,
     ) -> None:
         self._settings = settings
-        self._encoding = enrolment.uplink.name
+        self._up = enrolment.uplink
         self._run_id = enrolment.run
         self._method = method
         self._store = store
@@ -94,6 +96,9 @@ class RoundExecution:
         self.method_state: Any = method.init_coordinator(enrolment.weights)
         self._state = EngineState()
         self._tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
+        if enrolment.downlink.name != RAW:
+            held, key = HeldModels(store, method.spec, enrolment.weights), run_key(settings.run.seed)
+            self._tasks.downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)
         self._arrived: dict[DeviceId, DeviceRound] = {}
         self._written: Any = None
         self._rows = DeviceRows(store)
@@ -131,6 +136,8 @@ class RoundExecution:
         self._aggregating.planned = self._written = self.method_state
         if self._releases is not None:
             self._releases.recall()
+        if self._tasks.downlink is not None:
+            self._tasks.downlink.held.recall()
         self._arrived = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
         opened = self._store.get("opened")
         assert opened is not None, "it is written in the same transaction as the engine's state"
@@ -151,24 +158,45 @@ class RoundExecution:
         if counts and reply.update is not None:
             self._scrutiny.check(reply.update, lambda: self._others(reply.device))
 
-    def base(self, device: DeviceId, turn: Turn) -> Base | None:
-        """What the task of this reply brought, nothing where it is not known any more; None: values are
-        written as they are.
-        """
-        if self._encoding == RAW:
+    def note_held(self, device: DeviceId, digest: str | None) -> None:
+        """What a device says that it holds; None: it reads no differences. Inside `store.step()`."""
+        self._tasks.note_held(device, digest, self._state.awaited_turn(device), self._state.turn)
+
+    def delivered(self, device: DeviceId, turn: Turn) -> Delivered | None:
+        """What a device had of its task; None: it is not known any more, or all travels as it is."""
+        if self._up.name == RAW and self._tasks.downlink is None:
             return None
-        task = self._tasks.sent(device, turn, self._state.turn)
-        spec = self._method.spec
-        return Base.nothing(spec) if task is None else Base.of_task(task, spec)
+        return self._tasks.delivered(device, turn, self._state.turn)
+
+    def base(self, delivered: Delivered | None) -> Base | None:
+        """What an update was written with, nothing where that is not known any more; None: values are written
+        as they are.
+        """
+        if self._up.name == RAW:
+            return None
+        return Base.nothing(self._method.spec) if delivered is None else delivered.base
 
     def keep(self, arriving: ArrivingReply) -> None:
         """Store a reply that counts, so that the engine may close the round with it; so that it can be read
         without its base.
         """
-        if arriving.reply.update is not None:
-            plain = self._encoding == RAW
-            data = arriving.data if plain else codec.encode(arriving.reply, self._method.spec)
-            self._store.add_reply(arriving.reply.device, data)
+        reply, delivered, spec = arriving.reply, arriving.delivered, self._method.spec
+        if reply.update is None:
+            return
+        if delivered is None:
+            self._store.add_reply(reply.device, arriving.data)
+            return
+        if delivered.unsent is not None and self._method.starts_from_task:
+            add_unsent(reply.update, delivered.unsent, spec)
+        self._store.add_reply(reply.device, codec.encode(reply, spec))
+        self._tasks.taken(reply.device, delivered)
+
+    def _note_unanswered(self, turn: Turn) -> None:
+        """Who had its task in this turn, and has not said what became of it."""
+        for device in self.accounts.sent_bytes.keys() & self._tasks.planned.keys():
+            member = self._state.members[device]
+            if member.answer != "declined" or member.declined_round != turn.number:
+                self._tasks.perhaps_taken(device, turn)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
         """Do one action at `now`; what is left to do outside, and what became of it.
@@ -294,6 +322,7 @@ class RoundExecution:
     def _close(self, action: CloseRound | CloseFinalEvaluation, now: float) -> RoundClosed:
         final_evaluation = isinstance(action, CloseFinalEvaluation)
         if not final_evaluation:
+            self._note_unanswered(Turn(action.number, action.attempt))
             self._before, self._closes = self.method_state, True
             self.method_state = self._aggregating.merged
         began = self.accounts.ledger.began_at or 0.0
@@ -331,6 +360,7 @@ class RoundExecution:
         absent = sorted(self._tasks.planned.keys() - self._arrived.keys())
         self.accounts.ledger.refuse(f"abandoned-{action.reason}")
         self._store.drop_device_rounds(action.number)
+        self._note_unanswered(Turn(action.number, action.attempt))
         self._forget_replies()
         return RoundAbandoned(action.number, action.attempt, action.reason, tuple(absent))
 

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from fleetune.coordinator.rounds.actions import Action
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
-from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
+from fleetune.coordinator.rounds.events import Declined, DeviceReady, Event, ReplyArrived
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.coordinator.rounds.reply_objections import Objection, objection_to
 from fleetune.coordinator.rounds.rollout import Rollout
@@ -127,7 +127,8 @@ class RunController:
         """
         try:
             objection = self.objection(device, turn)
-            base = self._execution.base(device, turn)
+            delivered = self._execution.delivered(device, turn)
+            base = self._execution.base(delivered)
             reply = read_reply(data, device, turn, self._method, base)
             if objection is None and reply.base not in (UNSET, None if base is None else base.digest):
                 raise PacketForeign(f"update of {device} was written with another base than its task")
@@ -138,7 +139,7 @@ class RunController:
         except PacketError as problem:
             return self._refuse_reply(device, turn, problem, now)
         staleness = self.turn.number - reply.round
-        arriving = ArrivingReply(reply, data, actual, predicted, staleness)
+        arriving = ArrivingReply(reply, data, delivered, actual, predicted, staleness)
         event = ReplyArrived(device, *turn, objection, reply.leaving)
         return self._handle(event, now, arriving if objection is None else None)
 
@@ -256,7 +257,13 @@ class RunController:
     def _handle(self, event: Event, now: float, arriving: ArrivingReply | None) -> list[Outcome]:
         if self.ledger.began_at is None:
             self.ledger.began_at = now
-        return self._carry_out(lambda: self._engine.handle(event, now), now, arriving)
+
+        def decide() -> list[Action]:
+            if isinstance(event, DeviceReady):
+                self._execution.note_held(event.report.device, event.base)
+            return self._engine.handle(event, now)
+
+        return self._carry_out(decide, now, arriving)
 
     def _carry_out(
         self, decide: Callable[[], list[Action]], now: float, arriving: ArrivingReply | None = None

@@ -14,7 +14,6 @@ from msgspec import UNSET
 import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
-from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_events import (
@@ -35,6 +34,7 @@ from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.coordinator.serving.reply_intake import take_in
+from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.inbox import Arrived
@@ -244,7 +244,7 @@ class Dialogue:
         if ready.run != self.run_id:
             return  # of an earlier run; our own enrolment is on its way
         check_ready(ready, peer, self.run)
-        self.tell(DeviceReady(ready.report))
+        self.tell(DeviceReady(ready.report, None if ready.base is UNSET else ready.base))
 
     def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
         reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"

@@ -17,7 +17,7 @@ from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import make_folder
 
-Rows = Literal["member", "traffic"]
+Rows = Literal["member", "traffic", "held"]
 
 _OUTER = "BEGIN", ("ROLLBACK",), "COMMIT"
 _INNER = "SAVEPOINT inner", ("ROLLBACK TO inner", "RELEASE inner"), "RELEASE inner"
@@ -151,6 +151,27 @@ class RunStore:
 
     def drop_tasks(self) -> None:
         self._connection.execute("DELETE FROM task")
+
+    def add_held_model(self, digest: str, data: bytes) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO held_model VALUES (?, ?)", (digest, data))
+
+    def held_model(self, digest: str) -> bytes:
+        """What some devices hold, by its digest.
+
+        Raises:
+            StoreError: it is missing.
+        """
+        data = self._one("SELECT data FROM held_model WHERE digest = ?", digest)
+        if data is None:
+            raise StoreError(f"{self.path}: what devices hold ({digest[:12]}) is missing")
+        return data
+
+    def drop_held_model(self, digest: str) -> None:
+        self._connection.execute("DELETE FROM held_model WHERE digest = ?", (digest,))
+
+    def drop_row(self, table: Rows, device: str) -> None:
+        """Forget what is kept of a device."""
+        self._connection.execute(f"DELETE FROM {table} WHERE device = ?", (device,))  # noqa: S608
 
     def array_names(self) -> set[bytes]:
         return {name for (name,) in self._rows("SELECT name FROM array")}

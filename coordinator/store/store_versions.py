@@ -82,7 +82,18 @@ def _put_replies(connection: sqlite3.Connection, turn: tuple[int, int], replies:
     connection.executemany("INSERT INTO device_round VALUES (?, ?, ?, ?)", rows)
 
 
-STEPS = (_first_tables, _rows_of_devices)
+_HELD_TABLES = """
+CREATE TABLE held (device TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE held_model (digest TEXT PRIMARY KEY, data BLOB NOT NULL)
+"""
+
+
+def _tables_of_what_devices_hold(connection: sqlite3.Connection) -> None:
+    for table in _HELD_TABLES.split(";"):
+        connection.execute(table)
+
+
+STEPS = (_first_tables, _rows_of_devices, _tables_of_what_devices_hold)
 VERSION = len(STEPS)
 
 

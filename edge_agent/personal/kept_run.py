@@ -23,7 +23,8 @@ class Kept(Generic[D]):
     """What a session remembers: the method's device state, its last reply (round 0: none yet), what is
     known of the run's best model, what the optimiser remembers, where the run has that kept, the model that
     the device trains alone, where the run asks for one, the shared model's versions that it was given, and
-    what its updates have left out so far, shape (spec.size,), where their encoding leaves something out.
+    what its updates have left out so far, shape (spec.size,), where their encoding leaves something out, and
+    what tasks have brought over the first weights, same shape, where they are differences to that.
     """
 
     run: str
@@ -36,6 +37,7 @@ class Kept(Generic[D]):
     alone: Alone | UnsetType = UNSET
     releases: Releases | UnsetType = UNSET
     residual: FlatArray | UnsetType = UNSET
+    held: FlatArray | UnsetType = UNSET
 
 
 def recall(

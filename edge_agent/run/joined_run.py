@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from msgspec import UNSET
+
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.personal.served_model import Memory
@@ -14,7 +16,7 @@ from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.messages import Ready, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class JoinedRun:
         self.enrolment = enrolment
         self.session: Session | None = session if growing is None else None
         self.last_round = session.last_round
+        self.base = session.base
         self._growing, self._of_round = growing, of_round
         self.membership = membership
         self._meter = meter
@@ -76,6 +79,11 @@ class JoinedRun:
     def refusal(self) -> str | None:
         """Why it does not take part just now; None: it does."""
         return self.membership.refusal
+
+    def ready(self) -> Ready:
+        """What it says of itself: from now on the coordinator knows it."""
+        base = UNSET if self.base is None else self.base
+        return Ready(self.enrolment.run, self.enrolment.spec.hash, self.membership.tell(), base)
 
     @property
     def taken(self) -> RoundCost:
@@ -110,9 +118,13 @@ class JoinedRun:
     def _reply(self, payload: bytes, key: TransferKey, budget: Budget) -> bytes:
         if self._growing is None or self._of_round is None:
             assert self.session is not None
-            return self.session.reply(payload, budget)
+            session = self.session
+            reply = session.reply(payload, budget)
+            self.base = session.base
+            return reply
         session = self._of_round(key)
         reply = session.reply(payload, budget)
+        self.base = session.base
         self._held = session.num_samples
         self._growing.trained(key)
         return reply

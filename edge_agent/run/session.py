@@ -4,28 +4,26 @@ The personal model and the method's device state live here. A reply is kept with
 one write: the same assignment, asked again after any crash, gets the same reply and trains nothing twice.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET, UnsetType
-from numpy.typing import NDArray
 
 from fleetune.edge_agent.personal.alone import Alone, Turn, trained_alone
 from fleetune.edge_agent.personal.kept_run import Kept, first_alone, recall
 from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Serving
+from fleetune.edge_agent.run.observed_trainer import EvaluatingTrainer, ObservedTrainer
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
-from fleetune.protocols.bounds import LARGEST_LOSS
-from fleetune.protocols.errors import PacketForeign, TrainingDiverged
+from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, Number
+from fleetune.protocols.errors import BaseUnknown, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import Method
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, Trainer
-from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
@@ -34,30 +32,6 @@ from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Re
 from fleetune.protocols.wire.release import ReleaseWord
 
 D = TypeVar("D")
-
-
-class EvaluatingTrainer(Trainer, Protocol):
-    """A trainer that also knows the device's test split, and which round it is."""
-
-    def in_round(self, number: int, optimiser_states: KeptStates | None) -> "EvaluatingTrainer":
-        """The trainer for a round; it leaves in `optimiser_states` what the optimiser is to remember."""
-        ...
-
-    @property
-    def num_test(self) -> int: ...
-
-    def on_all(self) -> Trainer: ...
-
-    def score(self, weights: FlatArray, part: Part = "test") -> float | None:
-        """On the device's test split, if not said otherwise; None without one."""
-        ...
-
-    def scores(self, weights: FlatArray, part: Part = "test") -> dict[str, float]:
-        """All that the task has, by name."""
-        ...
-
-    @property
-    def task(self) -> Task: ...
 
 
 class Session:
@@ -122,11 +96,17 @@ class Session:
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
+            BaseUnknown: it is a difference to what this device does not hold; nothing was changed.
             TrainingStopped: the agent stops; nothing was changed.
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
-        assignment = self._read(data)
+        try:
+            assignment = self._read(data)
+        except BaseUnknown:
+            if self._is_done(data):
+                return self._kept.reply
+            raise
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) == (self._kept.round, self._kept.attempt) and self._kept.reply:
             return self._kept.reply
@@ -144,7 +124,8 @@ class Session:
         state, measures = done.state, done.measures
         if self._adoption is not None:
             measures = replace(measures, **{**self._adoption.told(done.alone), "kept": UNSET})
-        writer = self._writer(assignment)
+        base = self._base_after(assignment)
+        writer = self._writer(assignment, base)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -167,11 +148,18 @@ class Session:
                 UNSET if done.alone is None else done.alone,
                 done.releases,
                 UNSET if writer is None or writer.left_out is None else writer.left_out,
+                self._kept.held if assignment.base is UNSET else base.values,
             )
         )
         return encoded
 
-    def _writer(self, assignment: Assignment[Any]) -> PatchWriter | None:
+    def _base_after(self, assignment: Assignment[Any]) -> Base:
+        """What both sides hold when this task is here."""
+        if assignment.base is UNSET:
+            return Base.of_task(assignment.task, self.spec)
+        return self._base_of(assignment).after(assignment.task, self.spec)
+
+    def _writer(self, assignment: Assignment[Any], base: Base) -> PatchWriter | None:
         """Of the values of an update, as the run wants them; None: as they are."""
         encoding = self._enrolment.uplink
         if encoding.name == RAW:
@@ -179,7 +167,6 @@ class Session:
         turn = assignment.round, assignment.attempt
         key = work_key(self._enrolment.seed, *turn, self._device).child("encoding")
         residual = self._kept.residual
-        base = Base.of_task(assignment.task, self.spec)
         return PatchWriter(encoding, self.spec, key, base, None if residual is UNSET else residual)
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
@@ -205,7 +192,7 @@ class Session:
     ) -> "_Done":
         turn = _turn(assignment)
         trainer = self._trainer.in_round(assignment.round, optimiser_states)
-        observed = _Observed(trainer, self._offer_start(assignment))
+        observed = ObservedTrainer(trainer, self._offer_start(assignment))
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
             state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
@@ -293,11 +280,39 @@ class Session:
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self._method.task_type]  # type: ignore[name-defined]
         assignment: Assignment[Any] = codec.decode(
-            data, kind, self.spec, limit=codec.payload_limit(self.spec)
+            data, kind, self.spec, limit=codec.payload_limit(self.spec), base=self._base_of
         )
         if assignment.device != self._device:
             raise PacketForeign(f"task for {assignment.device}; this is {self._device}")
         return assignment
+
+    def _base_of(self, assignment: Assignment[Any]) -> Base:
+        """What a task was written with. Raises BaseUnknown: this device does not hold it."""
+        if assignment.base is UNSET:
+            return Base.nothing(self.spec)
+        for weights in (self._held, self._enrolment.weights):
+            base = Base.whole(weights)
+            if base.digest == assignment.base:
+                return base
+        raise BaseUnknown(
+            f"task of round {assignment.round} is a difference to what this device does not hold"
+        )
+
+    @property
+    def _held(self) -> FlatArray:
+        held = self._kept.held
+        return self._enrolment.weights if held is UNSET else held
+
+    @property
+    def base(self) -> str | None:
+        """The digest of what it holds of the model; None: the run's tasks are no differences to it."""
+        return None if self._enrolment.downlink.name == RAW else Base.whole(self._held).digest
+
+    def _is_done(self, data: bytes) -> bool:
+        """Whether it has replied to this task: what that was written with is no longer held then."""
+        turn = codec.decode(data, _AssignmentTurn, self.spec, limit=codec.payload_limit(self.spec))
+        done = turn.device, turn.round, turn.attempt
+        return bool(self._kept.reply) and done == (self._device, self._kept.round, self._kept.attempt)
 
     def _keep(self, kept: Kept[Any]) -> None:
         self._memory.write(codec.encode(kept, self.spec))
@@ -309,6 +324,15 @@ def _turn(assignment: Assignment[Any]) -> Turn:
 
 
 @dataclass(frozen=True)
+class _AssignmentTurn:
+    """Of an `Assignment`, whose task is passed over."""
+
+    device: FleetName
+    round: Number
+    attempt: Number
+
+
+@dataclass(frozen=True)
 class _Done:
     """What a round's work came to: see `Kept` and `Reply`."""
 
@@ -317,61 +341,3 @@ class _Done:
     measures: Measures
     alone: Alone | None
     releases: Releases | UnsetType
-
-
-class _Observed:
-    """A trainer that notes the score of the first weights trained from, and the last training loss.
-
-    Args:
-        trainer: does the work.
-        started: told of these first weights, and their score, before they are trained.
-    """
-
-    def __init__(
-        self, trainer: EvaluatingTrainer, started: Callable[[FlatArray, float | None], None]
-    ) -> None:
-        self._trainer, self._started = trainer, started
-        self.before: float | None = None
-        self.train_loss: float | None = None
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._trainer.spec
-
-    @property
-    def num_samples(self) -> int:
-        return self._trainer.num_samples
-
-    @property
-    def num_classes_held(self) -> int:
-        return self._trainer.num_classes_held
-
-    def fit(self, weights: FlatArray, plan: FitPlan, key: Key) -> Fit:
-        if self.train_loss is None:
-            self.before = self._trainer.score(weights)
-            self._started(weights, self.before)
-        fit = self._trainer.fit(weights, plan, key)
-        self.train_loss = fit.loss
-        return fit
-
-    def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:
-        return self._trainer.loss(weights, part, rows)
-
-    def accuracy(self, weights: FlatArray, part: Part) -> float | None:
-        return self._trainer.accuracy(weights, part)
-
-    def losses(self, weights: FlatArray, part: Part = "train") -> NDArray[np.float64]:
-        return self._trainer.losses(weights, part)
-
-    def score(self, weights: FlatArray, part: Part) -> float | None:
-        return self._trainer.score(weights, part)
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self._trainer.lower_is_better
-
-    def gradient(self, weights: FlatArray, rows: Rows | None = None) -> FlatArray:
-        return self._trainer.gradient(weights, rows)
-
-    def batches(self, key: Key) -> Iterable[Rows]:
-        return self._trainer.batches(key)

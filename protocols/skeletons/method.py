@@ -62,6 +62,11 @@ class Method(Protocol[S, D, T, U]):
     serves_shared_model: ClassVar[bool] = False
     """Whether the shared model is one that a device may serve as it is (`adoption.canary`)."""
 
+    starts_from_task: ClassVar[bool] = False
+    """Whether the values that an update sends have come, by local training, from those that the task brought
+    of the same entries. Where a lossy downlink brought less than was planned, they are moved by the
+    difference before they are aggregated, or what was not sent would be lost."""
+
     internals: ClassVar[tuple[Internal, ...]] = ()
     """What it tells of its inner workings, by `seen_in_update` and `seen_in_round`."""
 

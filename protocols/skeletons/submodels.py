@@ -119,6 +119,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
     spec: ModelSpec
 
     state_type, task_type, update_type = ServerState, Task, Update
+    starts_from_task: ClassVar[bool] = True
     internals: ClassVar[tuple[Internal, ...]] = (ACTIVE_SHARE,)
 
     def known(self, ratio: float) -> Selection:

@@ -4,6 +4,9 @@ What `raw` wrote is framed as any other float32 array, as it always was. An enco
 that a patch selects: base and residual are cut to these here.
 """
 
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +24,27 @@ from fleetune.protocols.update.patch import Patch, patches_in
 
 
 @dataclass
+class Written:
+    """What was written of late, for patches that several peers are sent alike and hold alike.
+
+    Attributes:
+        most: of the latest are remembered.
+    """
+
+    most: int = 4
+    _latest: OrderedDict[bytes, WireArray] = field(default_factory=OrderedDict, init=False)
+
+    def found(self, digest: bytes, write: Callable[[], WireArray]) -> WireArray:
+        """What was written under this digest, or is now."""
+        if digest not in self._latest:
+            self._latest[digest] = write()
+        self._latest.move_to_end(digest)
+        while len(self._latest) > self.most:
+            self._latest.popitem(last=False)
+        return self._latest[digest]
+
+
+@dataclass
 class PatchWriter:
     """Writes the values of one payload's patches.
 
@@ -31,6 +55,7 @@ class PatchWriter:
         base: what both sides hold; None: nothing. A patch that has an entry beyond it travels whole: the
             entry's value is no small difference to anything.
         residual: what earlier payloads left out, shape (spec.size,); None: nothing.
+        written: remembers what was written, of writers without a residual; None: nothing is.
         left_out: the residual for the next payload, a new array; None: nothing. Of patches that overlap, the
             last one's stands.
     """
@@ -40,6 +65,7 @@ class PatchWriter:
     key: Key
     base: Base | None = None
     residual: FlatArray | None = None
+    written: Written | None = None
     left_out: FlatArray | None = field(default=None, init=False)
     _written: int = field(default=0, init=False)
 
@@ -54,19 +80,33 @@ class PatchWriter:
     def write(self, patch: Patch) -> WireArray:
         """The values of the payload's next patch, framed."""
         mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
+        self._written += 1
+        if self.written is None:
+            return self._write(patch, mask, key)
+        return self.written.found(self._digest(patch, mask, key), lambda: self._write(patch, mask, key))
+
+    def _write(self, patch: Patch, mask: MaskArray, key: Key) -> WireArray:
         residual = None if self.residual is None else self.residual[mask]
         encoding = self.encoding
         beyond = self.base is not None and not encoding.lossless and not self.base.held[mask].all()
         if beyond or not patch.values.size:
             encoding = encodings.find(encodings.RAW)
         encoded = encoding.encode(patch.values, _known(self.spec, self.base, mask), residual, key)
-        self._written += 1
-        if encoded.residual is not None and self.left_out is None:
+        if encoded.residual is not None and self.left_out is None and self.written is None:
             self.left_out = np.zeros(self.spec.size, np.float32)
         if self.left_out is not None:
             self.left_out[mask] = 0 if encoded.residual is None else encoded.residual
         name = FLOAT32 if encoding.name == encodings.RAW else encoding.name
         return name, [patch.values.size], encoded.data
+
+    def _digest(self, patch: Patch, mask: MaskArray, key: Key) -> bytes:
+        """Of all that decides what is written."""
+        found = hashlib.blake2b(
+            f"{self.encoding.name} {vars(self.encoding)} {self.base_digest} {key}".encode(), digest_size=16
+        )
+        found.update(np.packbits(mask).data)
+        found.update(np.ascontiguousarray(patch.values).data)
+        return found.digest()
 
 
 @dataclass

@@ -118,7 +118,7 @@ class Lacking(Message, frozen=True):
 class Ready(Message, frozen=True):
     """Device: enrolled in this run.
 
-    `base`: digest of what it holds of the model (`protocols.update.base`), where tasks are differences to that.
+    `base`: digest of what it holds of the model (`protocols.update.base`), where tasks are differences to it.
     """
 
     run: RunId

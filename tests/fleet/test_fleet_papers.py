@@ -87,7 +87,7 @@ def test_fedspu_stops_a_device_early(play):
 def test_srp_pfeds_memory_prefers_rates(play):
     text = toml("srp-pfed", "num_rates = 5", "draws = 3", rounds=4)
     found, state, wanted = play(
-        text + '\n[encoding]\nup = "int4"\n'
+        text + '\n[encoding]\nup = "int4"\ndown = "int8"\n'
     )  # what is left out is kept on the device
     assert np.array_equal(state.memory, wanted.memory)
     assert state.memory.max() > state.memory.min() + 0.1

@@ -12,11 +12,11 @@ from tests.helpers.slow_proxy import SlowProxy
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
-from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.methods import REGISTRY, create
 from fleetune.protocols.round_cost import RoundCost

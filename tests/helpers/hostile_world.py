@@ -8,9 +8,9 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Tick
-from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
+from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.errors import PacketNotFinite, TrainingDiverged
 from fleetune.protocols.finite import not_finite

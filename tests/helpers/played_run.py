@@ -13,14 +13,15 @@ from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
-from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
@@ -49,14 +50,14 @@ MODES = {
 ROUNDS = 4
 
 
-def settings(method: str, mode: str, up: str = "raw") -> RunSettings:
+def settings(method: str, mode: str, up: str = "raw", down: str = "raw") -> RunSettings:
     return parse_run(
         {
             "run": {"name": "played", "rounds": ROUNDS},
             "model": {"name": "tiny", "input_shape": [4], "num_classes": 3},
             "method": {"name": method},
             "data": {"source": "digits", "validation_fraction": 0.2},
-            "encoding": {"up": up},
+            "encoding": {"up": up, "down": down},
             "round": MODES[mode],
         }
     )
@@ -68,7 +69,7 @@ def enrolment(run_settings: RunSettings) -> Enrolment:
     begun = Enrolment(
         "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
     )
-    return begun if encoding.up == "raw" else replace(begun, encoding=encoding)
+    return begun if encoding == EncodingSection() else replace(begun, encoding=encoding)
 
 
 def digest(data: bytes) -> str:
@@ -78,8 +79,8 @@ def digest(data: bytes) -> str:
 class PlayedRun:
     """Coordinator in `folder`/run, agents in `folder`/agents."""
 
-    def __init__(self, folder: Path, method: str, mode: str, up: str = "raw") -> None:
-        asked = settings(method, mode, up)
+    def __init__(self, folder: Path, method: str, mode: str, up: str = "raw", down: str = "raw") -> None:
+        asked = settings(method, mode, up, down)
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
         self.sessions = {device: self.session(device) for device in DEVICES}
@@ -97,7 +98,8 @@ class PlayedRun:
         self.take(self.run.controller.resume(float(begin)) if begin else [])
         for device, ratio in DEVICES.items():
             report = DeviceReport(device, num_samples=10, ratio=ratio)
-            self.take(self.run.controller.handle(DeviceReady(report), float(begin)))
+            ready = DeviceReady(report, self.sessions[device].base)
+            self.take(self.run.controller.handle(ready, float(begin)))
         number = begin
         while number < end and self.run.controller.finished is None:
             number += 1

@@ -33,6 +33,8 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.tasks import task_of
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import digest_of
 from fleetune.tools.simulator import worker
@@ -226,12 +228,15 @@ def _play(
 def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> list[Player]:
     method, policy = method_of(enrolment), convert(settings.fleet.policy, Policy, "fleet.policy")
     growing = growing_devices(settings, enrolment, shares, Path(), None)
-    players = []
+    players, base = [], None
+    if enrolment.downlink.name != RAW:
+        base = Base.whole(enrolment.weights).digest
     for device in simulated_devices(settings):
         index = device.index
         data = shares.of(index, enrolment.spec) if growing is None else growing.first_data(index)
         ratio_controller = ratio_controller_of(device, enrolment, method, data, policy)
         players.append(Player.of(device, ratio_controller, policy, enrolment.flops_per_sample))
+        players[-1].base = base
     return players
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Self
 
+from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
 from fleetune.edge_agent.budget.ratio_controller import RatioController
@@ -43,6 +44,7 @@ class Player:
         replies: those that may still be asked for again.
         figures: of its data, where they grow, as they are now.
         turns: of samples that have come.
+        base: digest of what it holds of the model, where tasks are differences to that.
         sends_until: its latest reply is on its way until then, on the virtual clock.
     """
 
@@ -57,6 +59,7 @@ class Player:
     replies: dict[Turn, MadeReply] = field(default_factory=dict)
     figures: Figures | None = None
     turns: int = 0
+    base: str | None = None
     sends_until: float = 0.0
 
     @classmethod
@@ -128,6 +131,10 @@ class Player:
         if self.battery is not None:
             idle_j = self.battery.idle_w * taken.known_s
             self.battery.drain(now, max(0.0, (taken.joules or 0) - idle_j))
+
+    def ready(self) -> DeviceReady:
+        """What it tells the coordinator of itself."""
+        return DeviceReady(self.membership.tell(), self.base)
 
     @property
     def drift(self) -> float | None:

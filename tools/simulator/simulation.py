@@ -20,19 +20,18 @@ from fleetune.coordinator.rounds.events import (
     ClockSet,
     Declined,
     DeviceGone,
-    DeviceReady,
     Paused,
     RoundsEnded,
     Tick,
 )
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.rounds.schedule import TOLD
-from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
+from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -198,7 +197,7 @@ class Simulation:
         """It says that it is ready, or why it takes no part for the time being."""
         refusal = player.refusal
         if refusal is None:
-            self._tell(DeviceReady(player.membership.tell()))
+            self._tell(player.ready())
             return
         self._tell(Declined(player.name, 0, 0, refusal))
         controller = player.membership.ratio_controller
@@ -337,12 +336,16 @@ class Simulation:
         """A device is done with a task; `turns`: of samples that had come when it began."""
         if worked.figures is not None and player.turns == turns:
             player.figures = worked.figures
+        player.base = worked.base or player.base
         if worked.reply is None:
             player.working = None
+            if not worked.declined:
+                self._tell(player.ready())  # it holds something else than was thought
+                return
             self._tell(Declined(player.name, work.key.round, work.key.attempt, worked.declined))
             return
         if player.there and player.note_samples(self.now, claimed=worked.held):
-            self._tell(DeviceReady(player.membership.tell()))  # before the reply, which claims them
+            self._tell(player.ready())  # before the reply, which claims them
         self._trained(player, work, worked.reply, train_s)
 
     def _trained(self, player: Player, work: RoundWork, reply: bytes, train_s: float) -> None:

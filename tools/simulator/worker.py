@@ -15,7 +15,7 @@ from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.feature_data import FeatureData, features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
-from fleetune.protocols.errors import TrainingStopped
+from fleetune.protocols.errors import BaseUnknown, TrainingStopped
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import Budget
@@ -57,16 +57,18 @@ class Worked:
     """What came of it.
 
     Attributes:
-        reply: encoded; None: the device declined.
+        reply: encoded; None: the device declined, or cannot read its task, and then nothing is `declined`.
         figures: what it tells of its data, where they grow.
         held: training samples of the round, there.
         declined: why, in one line.
+        base: digest of what the device holds of the model, where tasks are differences to that.
     """
 
     reply: bytes | None
     figures: Figures | None = None
     held: int = 0
     declined: str = ""
+    base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Stage:
             return self._reply_growing(job, self.growing)
         data = for_vocabulary(self.shares.of(job.index, self.enrolment.spec), self.backend.vocabulary)
         session = self._session(job.name, self._with_features(job.name, data))
-        return Worked(session.reply(job.payload, Budget(job.ratio)))
+        return Worked(_replied(session, job), base=session.base)
 
     def _reply_growing(self, job: Job, devices: GrowingDevices) -> Worked:
         """With the samples of the round."""
@@ -100,9 +102,10 @@ class Stage:
                 return Worked(None, growing.figures(), declined=str(problem))
             growing.note_round(LocalTrainer(self.backend, data, self.enrolment.training))
             session = self._session(job.name, data if self.upper is None else features_of(self.upper, data))
-            reply = session.reply(job.payload, Budget(job.ratio))
-            growing.trained(job.key)
-            return Worked(reply, growing.figures(), session.num_samples)
+            reply = _replied(session, job)
+            if reply is not None:
+                growing.trained(job.key)
+            return Worked(reply, growing.figures(), session.num_samples, base=session.base)
 
     def _session(self, name: str, data: DeviceData) -> Session:
         backend = self.backend if self.upper is None else self.upper.backend
@@ -129,6 +132,14 @@ class Stage:
         while len(self.features) > 1 and sum(map(_num_bytes, self.features.values())) > _MOST_FEATURE_BYTES:
             self.features.popitem(last=False)
         return self.features[name]
+
+
+def _replied(session: Session, job: Job) -> bytes | None:
+    """None: the task is a difference to what the device does not hold."""
+    try:
+        return session.reply(job.payload, Budget(job.ratio))
+    except BaseUnknown:
+        return None
 
 
 def _num_bytes(data: FeatureData) -> int:

@@ -18,19 +18,21 @@ SPEC = tiny_spec()
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("down", ["raw", "as up"])
 @pytest.mark.parametrize("name", NAMES)
-def test_kills_of_both_sides_change_no_bit(tmp_path, name, mode):
-    whole = PlayedRun(tmp_path / "whole", "fedavg", mode, name)
+def test_kills_of_both_sides_change_no_bit(tmp_path, name, down, mode):
+    ways = name, name if down == "as up" else down
+    whole = PlayedRun(tmp_path / "whole", "fedavg", mode, *ways)
     whole.play()
     wanted = whole.end()
     whole.close()
     for stopped in (3, 5, 8):
         folder = tmp_path / f"stopped-{stopped}"
-        first = PlayedRun(folder, "fedavg", mode, name)
+        first = PlayedRun(folder, "fedavg", mode, *ways)
         first.play(end=stopped)
         first.close()
         shutil.copytree(folder, tmp_path / f"copy-{stopped}")
-        rest = PlayedRun(tmp_path / f"copy-{stopped}", "fedavg", mode, name)
+        rest = PlayedRun(tmp_path / f"copy-{stopped}", "fedavg", mode, *ways)
         rest.play(begin=stopped)
         found = rest.end()
         rest.close()

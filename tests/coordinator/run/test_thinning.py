@@ -16,13 +16,13 @@ from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.run import thinning
-from fleetune.coordinator.run.assignment import OutgoingTask
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.run_events import RoundClosed
 from fleetune.coordinator.run.thinning import Thinning, stride
 from fleetune.coordinator.store.run_folder import PAST
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import Session
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.coordinator import RoundSection

@@ -1,4 +1,4 @@
-"""Updates written by encodings: those that keep every bit change nothing, others lose nothing for good."""
+"""Updates and tasks written by encodings: some keep every bit, others lose nothing for good."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ SMALL = {"run": {"name": "sim", "rounds": 2}, "fleet": {"devices": 4}}
 
 
 def asked(name, **sections):
-    return {"encoding": {"up": name}, **sections}
+    return {"encoding": {"up": name, "down": name}, **sections}
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
@@ -27,6 +27,7 @@ def test_every_bit_is_as_without_it(tmp_path, name, method):
     _, encoded, same = play(tmp_path, name, **asked(name, **chosen))
     assert same.tobytes() == weights.tobytes()
     assert encoded.bytes.up < plain.bytes.up
+    assert encoded.bytes.down < plain.bytes.down
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,7 +47,23 @@ def test_a_few_bits_a_value_learn_as_all_of_them_do(tmp_path, name):
     _, plain, _ = play(tmp_path, "raw", **chosen)
     _, encoded, _ = play(tmp_path, name, **asked(name, **chosen))
     assert encoded.bytes.up < 0.6 * plain.bytes.up
+    assert encoded.bytes.down < 0.7 * plain.bytes.down
     assert encoded.accuracy.before_mean >= plain.accuracy.before_mean - 0.05
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_devices_that_come_and_go_and_are_late_are_still_sent_differences(tmp_path, name):
+    chosen = {
+        "method": {"name": "fedspu"},
+        "run": {"name": "sim", "rounds": 5},
+        "fleet": {"devices": 6, "availability": 0.7},
+        "round": {"participants": 2, "quorum": 1, "deadline_s": 20, "over_selection": 2},
+    }
+    _, plain, _ = play(tmp_path, "raw", **chosen)
+    _, encoded, found = play(tmp_path, name, **asked(name, **chosen))
+    assert plain.rounds == encoded.rounds == 5
+    assert np.isfinite(found).all()
+    assert encoded.bytes.down < 0.7 * plain.bytes.down
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

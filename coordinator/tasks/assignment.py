@@ -1,0 +1,183 @@
+"""The tasks of the open round: made when they are sent, and fit for that."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.events import Declined
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.tasks.downlink import Delivered, Downlink
+from fleetune.protocols.errors import PacketNotFinite
+from fleetune.protocols.finite import not_finite
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.protocols.wire.payloads import Assignment
+from fleetune.protocols.wire.release import Release
+
+
+@dataclass(frozen=True)
+class OutgoingTask:
+    """A task to be carried to its device: the payload that `make` returns, made when it is sent, not before.
+
+    `make` raises PacketNotFinite when the task is not fit to be sent; then tell the run controller
+    `declined`.
+    """
+
+    device: DeviceId
+    transfer_key: TransferKey
+    make: Callable[[], bytes]
+
+    def declined(self, problem: PacketNotFinite) -> Declined:
+        """As if the device had tried it."""
+        return Declined(
+            self.device, self.transfer_key.round, self.transfer_key.attempt, str(problem), diverged=True
+        )
+
+
+@dataclass
+class Tasks:
+    """Planned tasks as they are sent.
+
+    Attributes:
+        store: of the run.
+        spec: its model.
+        kind: of the method's tasks.
+        outlive: semi-asynchronously tasks outlive the state they were planned on, so they are kept, as they
+            were planned.
+        planned: of the open round, by participant.
+        release: which version of the shared model a device may serve; None: the run has no roll-out.
+        downlink: writes them as differences; None: they travel whole.
+    """
+
+    store: RunStore
+    spec: ModelSpec
+    kind: type
+    outlive: bool
+    planned: Mapping[DeviceId, Any] = field(default_factory=dict)
+    release: Callable[[DeviceId], Release] | None = None
+    downlink: Downlink | None = None
+
+    def keeps(self, transfer_key: TransferKey) -> bool:
+        """Whether a task is kept until it is answered, or replaced by the next one."""
+        return self.outlive and not transfer_key.final_evaluation
+
+    def ready(self, device: DeviceId, transfer_key: TransferKey) -> Callable[[], bytes]:
+        """What makes the encoded task; it raises PacketNotFinite (see `assigned`). Inside `store.step()`."""
+        if not self.keeps(transfer_key):
+            tasks = self.planned
+            return lambda: self._written(self._assigned(tasks, device, transfer_key))
+        if (
+            self.store.task(device, transfer_key.round, transfer_key.attempt) is None
+        ):  # else it came back to the task it had
+            with suppress(PacketNotFinite):  # it is made again, and found again, when it is to be sent
+                data = codec.encode(self._assigned(self.planned, device, transfer_key), self.spec)
+                self.store.add_task(device, transfer_key.round, transfer_key.attempt, data)
+        return lambda: self.payload(device, transfer_key)
+
+    def payload(self, device: DeviceId, transfer_key: TransferKey) -> bytes:
+        """The task as it is sent, or was."""
+        turn = Turn.of(transfer_key)
+        kept = self.store.task(device, *turn) if self.keeps(transfer_key) else None
+        if kept is not None and self.downlink is None:
+            return kept
+        planned = self._assigned(self.planned, device, transfer_key) if kept is None else self._read(kept)
+        return self._written(planned)
+
+    def sent(self, device: DeviceId, turn: Turn, open_turn: Turn) -> Assignment[Any] | None:
+        """What was planned for a device that answers in this turn; None: it is not known any more."""
+        if not self.outlive:
+            known = turn == open_turn and device in self.planned
+            return Assignment(device, *turn, False, self.planned[device]) if known else None
+        data = self.store.task(device, *turn)
+        return None if data is None else self._read(data)
+
+    def delivered(self, device: DeviceId, turn: Turn, open_turn: Turn) -> Delivered | None:
+        """What its device has of such a task; None: it is not known any more."""
+        planned = self.sent(device, turn, open_turn)
+        if planned is None:
+            return None
+        if self.downlink is None:
+            return Delivered(planned.task, Base.of_task(planned.task, self.spec))
+        return self.downlink.delivered(planned)
+
+    def note_held(self, device: DeviceId, digest: str | None, awaited: Turn | None, open_turn: Turn) -> None:
+        """What a device says that it holds; inside `store.step()`.
+
+        Args:
+            device: that says so.
+            digest: of what it holds; None: it reads no differences.
+            awaited: the turn that it is expected to answer; None: none.
+            open_turn: of the round that is open, or comes next.
+        """
+        if self.downlink is None:
+            return
+        held = self.downlink.held
+        if digest is None:
+            held.forget(device)
+        elif not held.is_known(device, digest):
+            delivered = None if awaited is None else self.delivered(device, awaited, open_turn)
+            if delivered is None or delivered.base.digest != digest:  # else its reply is on the way
+                held.begin_anew(device)
+
+    def taken(self, device: DeviceId, delivered: Delivered) -> None:
+        """It has answered: it holds what its task brought. Inside `store.step()`."""
+        if self.downlink is not None and delivered.advances:
+            self.downlink.held.advance(device, delivered.base)
+
+    def perhaps_taken(self, device: DeviceId, turn: Turn) -> None:
+        """It had its task in this turn, and nobody waits for its answer any more: as far as anybody knows it
+        goes on with the work, and holds then what its task brought. Inside `store.step()`.
+        """
+        if self.downlink is None or self.outlive:
+            return
+        delivered = self.delivered(device, turn, turn)
+        if delivered is not None and delivered.advances:
+            self.downlink.held.advance(device, delivered.base, unsure=True)
+
+    def answered(self, device: DeviceId) -> None:
+        """Its task has done its part."""
+        if self.outlive:
+            self.store.drop_task(device)
+
+    def _read(self, data: bytes) -> Assignment[Any]:
+        kind = Assignment[self.kind]  # type: ignore[name-defined]
+        assignment: Assignment[Any] = codec.decode(data, kind, self.spec)
+        return assignment
+
+    def _written(self, assignment: Assignment[Any]) -> bytes:
+        if self.downlink is None:
+            return codec.encode(assignment, self.spec)
+        return self.downlink.write(assignment)
+
+    def _assigned(
+        self, tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey
+    ) -> Assignment[Any]:
+        release = UNSET if self.release is None else self.release(device)
+        return assigned(tasks, device, transfer_key, release)
+
+
+def assigned(
+    tasks: Mapping[DeviceId, Any],
+    device: DeviceId,
+    transfer_key: TransferKey,
+    release: Release | UnsetType = UNSET,
+) -> Assignment[Any]:
+    """The `Assignment` of a device; its task may only be made now.
+
+    Raises:
+        PacketNotFinite: a number in the task is NaN or infinite, and nobody could train on it.
+    """
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found below
+        task = tasks[device]
+    if (where := not_finite(task, "task")) is not None:
+        raise PacketNotFinite(f"{where} for {device} is not finite: it is not sent")
+    turn = transfer_key.round, transfer_key.attempt, transfer_key.final_evaluation
+    return Assignment(device, *turn, task, release)

@@ -1,0 +1,95 @@
+"""Tasks written as differences to what their devices hold, and read as these do.
+
+What many devices are sent alike, and hold alike, is written once. A device that comes late, or of which
+nobody knows what it holds, gets all of its task, lossless, over the run's first weights; others get what the
+run's encoding leaves of the difference. What that leaves out goes along with the next task by itself, because
+that is written as the difference to what the device then holds.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fleetune.coordinator.tasks.held_models import HeldModels
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update import codec, encodings
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.encodings.encoding import Encoding
+from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.patch_values import PatchWriter, Written
+from fleetune.protocols.wire.payloads import Assignment
+
+LOSSLESS = "lossless"
+_ROUNDS_OF_FIRST = 2  # until then no device can hold anything newer than what one round has changed
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A task as its device has it.
+
+    Attributes:
+        task: what the device reads.
+        base: what both sides hold when it has, and what the device writes its update with.
+        unsent: what the plan had beyond that, shape (spec.size,); None: nothing.
+        advances: the device holds `base` from then on.
+    """
+
+    task: Any
+    base: Base
+    unsent: FlatArray | None = None
+    advances: bool = False
+
+
+@dataclass
+class Downlink:
+    """Writes the tasks of a run.
+
+    Attributes:
+        encoding: of the values of tasks.
+        spec: the model.
+        kind: of the method's tasks.
+        key: of the run.
+        held: what devices hold.
+    """
+
+    encoding: Encoding
+    spec: ModelSpec
+    kind: type
+    key: Key
+    held: HeldModels
+    _written: Written = field(default_factory=Written, init=False)
+
+    def write(self, assignment: Assignment[Any]) -> bytes:
+        """The payload. Raises StoreError."""
+        base = self.held.of(assignment.device)
+        if base is None:
+            return codec.encode(assignment, self.spec)
+        key = self.key.child("down", assignment.round, assignment.attempt)
+        writer = PatchWriter(self._encoding(base, assignment), self.spec, key, base, written=self._written)
+        return codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
+
+    def delivered(self, planned: Assignment[Any]) -> Delivered:
+        """What becomes of a planned task at its device. Raises StoreError."""
+        base = self.held.of(planned.device)
+        if base is None:
+            return Delivered(planned.task, Base.of_task(planned.task, self.spec))
+        if self._encoding(base, planned).lossless:
+            return Delivered(planned.task, base.after(planned.task, self.spec), advances=True)
+        kind = Assignment[self.kind]  # type: ignore[name-defined]
+        read: Assignment[Any] = codec.decode(self.write(planned), kind, self.spec, base=base)
+        after, whole = base.after(read.task, self.spec), base.after(planned.task, self.spec)
+        return Delivered(read.task, after, whole.values - after.values, advances=True)
+
+    def _encoding(self, base: Base, assignment: Assignment[Any]) -> Encoding:
+        """Over first weights that are old, a lossy encoding would leave too much for later tasks."""
+        old = base is self.held.first and assignment.round > _ROUNDS_OF_FIRST
+        return encodings.find(LOSSLESS) if old else self.encoding
+
+
+def add_unsent(update: Any, unsent: FlatArray, spec: ModelSpec) -> None:
+    """Move an update's values, in place, as if its device had started from all that was planned for it."""
+    for patch in patches_in(update):
+        values = patch.values + unsent[patch.selection.mask(spec)]
+        object.__setattr__(patch, "values", values.astype(np.float32))  # it has just been read

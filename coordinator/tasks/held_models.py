@@ -1,0 +1,122 @@
+"""What each device holds of the model, as far as the coordinator knows: the base of its next task.
+
+It is the run's first weights, over them what its tasks have brought. A device that answers holds what its
+task brought; one that had its task and did not answer probably does, and what it held before is remembered
+too. When a device comes, it says what it holds, by digest; where that is none of these, its next task is
+written over the first weights, which every device has: nobody guesses.
+
+Each model is stored once, however many devices hold it.
+"""
+
+from collections import Counter, OrderedDict
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
+
+_IN_MEMORY = 4  # models
+
+
+class Standing(Struct, frozen=True, omit_defaults=True):
+    """Digests of what a device holds, and of what it holds if it did not take the last task it was sent."""
+
+    held: str
+    before: str = ""
+
+
+class HeldModels:
+    """Keeps what devices hold; all that changes anything is called inside `store.step()`.
+
+    Args:
+        store: of the run.
+        spec: its model.
+        weights: its first, shape (spec.size,).
+    """
+
+    def __init__(self, store: RunStore, spec: ModelSpec, weights: FlatArray) -> None:
+        self._store, self._spec = store, spec
+        self.first = Base.whole(weights)
+        self._standings: dict[DeviceId, Standing] = {}
+        self._holders: Counter[str] = Counter()
+        self._read: OrderedDict[str, Base] = OrderedDict()
+
+    def recall(self) -> None:
+        """Take over what the store holds."""
+        rows = self._store.rows("held")
+        self._standings = {name: msgspec.json.decode(data, type=Standing) for name, data in rows}
+        self._holders = Counter(one for found in self._standings.values() for one in _digests(found))
+
+    def of(self, device: DeviceId) -> Base | None:
+        """What its next task is written with; None: the device reads no differences. Raises StoreError."""
+        standing = self._standings.get(device)
+        return None if standing is None else self._model(standing.held)
+
+    def is_known(self, device: DeviceId, digest: str) -> bool:
+        """Whether a device that says that it holds this holds what we think, or could; then it does."""
+        standing = self._standings.get(device)
+        if digest == self.first.digest or (standing is not None and digest in _digests(standing)):
+            self._stand(device, Standing(digest))
+            return True
+        return False
+
+    def begin_anew(self, device: DeviceId) -> None:
+        """What it holds is not known: its next task is written over the first weights."""
+        self._stand(device, Standing(self.first.digest))
+
+    def forget(self, device: DeviceId) -> None:
+        """It reads no differences."""
+        self._release(self._standings.pop(device, None))
+        self._store.drop_row("held", device)
+
+    def advance(self, device: DeviceId, base: Base, *, unsure: bool = False) -> None:
+        """It holds this from now on; `unsure`: if it took its task."""
+        before = self._standings[device].held if unsure and device in self._standings else ""
+        self._add(base)
+        self._stand(device, Standing(base.digest, before if before != base.digest else ""))
+
+    def _stand(self, device: DeviceId, standing: Standing) -> None:
+        old = self._standings.get(device)
+        if old == standing:
+            return
+        self._standings[device] = standing
+        self._holders.update(_digests(standing))
+        self._store.put_rows("held", [(device, msgspec.json.encode(standing))])
+        self._release(old)
+
+    def _release(self, standing: Standing | None) -> None:
+        for digest in () if standing is None else _digests(standing):
+            self._holders[digest] -= 1
+            if not self._holders[digest]:
+                del self._holders[digest]
+                self._read.pop(digest, None)
+                self._store.drop_held_model(digest)
+
+    def _add(self, base: Base) -> None:
+        if base.digest not in self._holders and base.digest != self.first.digest:
+            self._store.add_held_model(base.digest, codec.encode(base.values, self._spec))
+        self._remember(base)
+
+    def _model(self, digest: str) -> Base:
+        if digest == self.first.digest:
+            return self.first
+        if digest not in self._read:
+            data = self._store.held_model(digest)
+            values: FlatArray = codec.decode(data, np.ndarray, self._spec, finite=False)
+            self._remember(Base.whole(values))
+        self._read.move_to_end(digest)
+        return self._read[digest]
+
+    def _remember(self, base: Base) -> None:
+        self._read[base.digest] = base
+        while len(self._read) > _IN_MEMORY:
+            self._read.popitem(last=False)
+
+
+def _digests(standing: Standing) -> list[str]:
+    return [one for one in (standing.held, standing.before) if one]
