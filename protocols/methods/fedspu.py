@@ -82,6 +82,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
+    starts_from_task: ClassVar[bool] = True
     internals: ClassVar[tuple[Internal, ...]] = (
         ACTIVE_SHARE,
         Internal(

@@ -73,6 +73,7 @@ class LotteryFL(PartAveraging[ClientState]):
 
     tasks = frozenset({"classification"})  # when a ticket is pruned, the accuracy decides
     device_state_type = ClientState
+    starts_from_task = False  # a ticket that was just pruned starts from the first weights
 
     def init_device(self, weights: FlatArray) -> ClientState:
         return ClientState(weights, weights, Everything().mask(self.spec))

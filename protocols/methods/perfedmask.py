@@ -176,6 +176,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
+    starts_from_task: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         split_at_head(self.spec, self.head_layers)

@@ -34,6 +34,12 @@ class EncodingSection(Settings, frozen=True, omit_defaults=True):
                 raise ValueError(f"{direction}: {problem}") from None
 
     @property
+    def ways(self) -> dict[str, Choice]:
+        """The choice for each direction that has another than the default."""
+        choices = {"up": self.up, "down": self.down}
+        return {way: choice for way, choice in choices.items() if choice != encodings.RAW}
+
+    @property
     def uplink(self) -> Encoding:
         """What writes updates."""
         return encodings.chosen(self.up)

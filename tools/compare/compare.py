@@ -228,8 +228,8 @@ def _contender(settings: RunSettings, label: str) -> Contender:
     section, ratios, encoding = _method_section(settings, label), None, None
     if "ratios" in section:
         ratios = convert({"ratios": section.pop("ratios")}, FleetSection, f"compare.{label}").ratios
-    if "up" in section:
-        encoding = convert({"up": section.pop("up")}, EncodingSection, f"compare.{label}")
+    if ways := {way: section.pop(way) for way in ("up", "down") if way in section}:
+        encoding = convert(ways, EncodingSection, f"compare.{label}")
     return Contender(label, section, ratios, encoding)
 
 

@@ -40,7 +40,7 @@ class Contender:
         if self.ratios is not None:
             options.append(f"ratios = {list(self.ratios)}" if self.ratios else "ratios: as each chooses")
         if self.encoding is not None:
-            options.append(f"up = {self.encoding.up}")
+            options += [f"{way} = {choice}" for way, choice in self.encoding.ways.items()]
         return ", ".join(options)
 
 

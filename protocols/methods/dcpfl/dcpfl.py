@@ -101,6 +101,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
+    starts_from_task: ClassVar[bool] = True
     internals: ClassVar[tuple[Internal, ...]] = seen.INTERNALS
 
     @classmethod

@@ -133,6 +133,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, RatedUpdate
     semi_asynchronous: ClassVar[bool] = True
+    starts_from_task: ClassVar[bool] = True
     internals: ClassVar[tuple[Internal, ...]] = INTERNALS
 
     @classmethod
