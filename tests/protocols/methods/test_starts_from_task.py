@@ -1,4 +1,4 @@
-"""Methods that say that their devices train from what their task brings: without training they send it back."""
+"""Methods whose devices train from what their task brings: without training they send it back."""
 
 import numpy as np
 import pytest
@@ -37,9 +37,9 @@ def played(method, last_trainer, rounds=3):
     for number in range(1, rounds + 1):
         state, tasks = method.plan(state, Round(number, tuple(DEVICES)), Key.of(number))
         made, updates = {name: tasks[name] for name in DEVICES}, {}
-        for name in DEVICES:
+        for name, ratio in DEVICES.items():
             trainer = (last_trainer if number == rounds else PullToTarget)(SPEC, name)
-            given = devices[name], made[name], trainer, Budget(DEVICES[name]), Key.of(number, name)
+            given = devices[name], made[name], trainer, Budget(ratio), Key.of(number, name)
             devices[name], updates[name] = method.work(*given)
         state = method.aggregate(state, updates.items())
     return made, updates
