@@ -17,7 +17,7 @@ from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.stored_run import method_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
@@ -109,17 +109,24 @@ def updates_of(method_name: str, fleet: Fleet) -> Iterator[Sent]:
             states[name], update = method.work(states[name], task, trainer, Budget(fleet.ratio), draws)
             _overlay(held[name], patches_in(task), spec)
             for patch in patches_in(update):
-                yield Sent(known_of(patch, held[name], spec), patch.values, number)
+                known = known_of(patch.selection.mask(spec), held[name], spec)
+                yield Sent(known, patch.values, number)
             _overlay(held[name], patches_in(update), spec)
             updates.append((name, update))
         state = method.aggregate(state, updates)
 
 
-def known_of(patch: Patch, base: FlatArray, spec: ModelSpec) -> Known:
-    """What is known of a patch's entries where `base`, shape (spec.size,), is known."""
-    mask = patch.selection.mask(spec)
+def known_of(mask: MaskArray, base: FlatArray, spec: ModelSpec) -> Known:
+    """What is known of the entries in `mask` where `base`, shape (spec.size,), is known."""
     sizes = [tensor.size for tensor in spec.tensors]
-    return Known(base[mask], np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)[mask])
+    tensors = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
+    rows = tuple(
+        tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
+    )
+    if mask.all():
+        return Known(base.copy(), tensors, rows)
+    places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    return Known(base[mask], tensors[mask], rows, places[mask])
 
 
 def _overlay(held: FlatArray, patches: Iterator[Patch], spec: ModelSpec) -> None:

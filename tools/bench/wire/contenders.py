@@ -12,7 +12,8 @@ import numpy as np
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
-from fleetune.protocols.update.encodings.encoding import Encoding, Known
+from fleetune.protocols.update.encodings.encoding import Encoding
+from fleetune.tools.bench.trained_differences import known_of
 from fleetune.tools.bench.wire.power_sgd import PowerSgd
 from fleetune.tools.bench.wire.rivals import Compressor, eden, qsgd, stc
 from fleetune.tools.bench.wire.sending import Arrived, Sender
@@ -37,7 +38,8 @@ class Encoded:
     def send(
         self, base: FlatArray, trained: Mapping[int, FlatArray], weights: Mapping[int, float], key: Key
     ) -> Arrived:
-        known, mean, num_bytes = known_of(base, self.spec), np.zeros(base.size), 0
+        known = known_of(np.ones(base.size, np.bool_), base, self.spec)
+        mean, num_bytes = np.zeros(base.size), 0
         for device, values in trained.items():
             residual = self._residuals.get(device)
             encoded = self.encoding.encode(values, known, residual, key.child(device))
@@ -77,15 +79,6 @@ class Compressed:
             mean += weights[device] * read.astype(np.float64)
             num_bytes += size
         return Arrived(mean.astype(np.float32), num_bytes)
-
-
-def known_of(base: FlatArray, spec: ModelSpec) -> Known:
-    """What both sides hold where an update is of the whole model."""
-    sizes = [tensor.size for tensor in spec.tensors]
-    rows = tuple(
-        tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
-    )
-    return Known(base, np.repeat(np.arange(len(sizes), dtype=np.int16), sizes), rows)
 
 
 def _whole(step: FlatArray, key: Key) -> tuple[FlatArray, float]:  # noqa: ARG001 - nothing is drawn

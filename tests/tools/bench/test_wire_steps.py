@@ -1,0 +1,44 @@
+"""Single steps in `edge-sim bench wire --steps`: what each encoding and rival costs and loses."""
+
+import numpy as np
+import pytest
+from tests.conftest import tiny_spec
+
+from fleetune.protocols.randomness import Key
+from fleetune.tools.bench.trained_differences import Sent, known_of
+from fleetune.tools.bench.wire import nnc
+from fleetune.tools.bench.wire.rate_distortion import markdown, measured
+
+
+@pytest.fixture(scope="module")
+def found():
+    spec, draws = tiny_spec(60), Key.of("steps").generator()
+    base = draws.standard_normal(spec.size).astype(np.float32)
+    step = (1e-3 * draws.standard_normal(spec.size) ** 3).astype(np.float32)
+    known = known_of(np.ones(spec.size, np.bool_), base, spec)
+    return measured([Sent(known, base + step, 2)])
+
+
+def test_less_is_lost_where_more_is_sent(found):
+    assert found["lossless"]["error"] == 0
+    ours = [found[name] for name in ("fp16", "int8", "int4", "sparse 0.1", "sparse 0.02", "sparse 0.005")]
+    assert [row["share"] for row in ours] == sorted((row["share"] for row in ours), reverse=True)
+    assert [row["error"] for row in ours] == sorted(row["error"] for row in ours)
+    assert found["stc 1/200"]["error"] > found["stc 1/50"]["error"] > found["sparse 0.02"]["error"]
+
+
+def test_a_table_has_a_line_each_the_largest_first(found):
+    lines = markdown(found).splitlines()
+    assert len(lines) == 2 + len(found)
+    shares = [float(line.split("|")[2]) for line in lines[2:]]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_nncodec_reads_what_it_wrote():
+    if not nnc.there():
+        pytest.skip("nncodec is not installed")
+    spec = tiny_spec(60)
+    step = np.where(np.arange(spec.size) % 3, 0, 0.01).astype(np.float32)
+    known = known_of(np.ones(spec.size, np.bool_), np.zeros_like(step), spec)
+    streams, places = nnc.compressed(Sent(known, step, 2), step, -60)
+    assert np.abs(nnc.read(streams, places, step.size) - step).max() < 1e-3
