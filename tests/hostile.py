@@ -67,7 +67,12 @@ def array(kind: str, shape: list[int], num_bytes: int) -> Any:
 
 def as_content(packet: bytes) -> Any:
     """What an honest packet holds, as plain lists and maps."""
-    return msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(packet[codec._HEADER.size :]))
+    return msgspec.msgpack.decode(body_of(packet))
+
+
+def body_of(packet: bytes) -> bytes:
+    """What an honest packet holds, as MessagePack."""
+    return zstandard.ZstdDecompressor().decompress(packet[codec._HEADER.size :])
 
 
 def enrolment(**changes: Any) -> Enrolment:

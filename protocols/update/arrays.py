@@ -8,7 +8,9 @@ before anything is allocated.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Annotated, Any
 
 import msgspec
@@ -17,7 +19,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, PacketTooLarge
-from fleetune.protocols.update.byte_planes import shuffled, unshuffled
+from fleetune.protocols.update.body import STEP, Source
+from fleetune.protocols.update.byte_planes import read_unshuffled, shuffle_into
 
 FLOAT32 = "f4"
 _DTYPES = {"?": np.dtype(bool), FLOAT32: np.dtype("<f4"), "f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
@@ -31,12 +34,24 @@ WireArray = tuple[
 ]
 
 
-def pack(array: Array) -> WireArray:
-    """An array as it travels. Raises TypeError: of another type of element."""
+def dtype_name(array: Array) -> str:
+    """Of an array that may travel. Raises TypeError: of another type of element."""
     if array.dtype not in _NAMES:
         raise TypeError(f"cannot send an array of {array.dtype}")
-    data = np.packbits(array.ravel()).tobytes() if array.dtype == bool else shuffled(array)
-    return _NAMES[array.dtype], list(array.shape), data
+    return _NAMES[array.dtype]
+
+
+def num_array_bytes(array: Array) -> int:
+    """How long an array's data are."""
+    return -(-array.size // 8) if array.dtype == bool else array.nbytes
+
+
+def write_array(array: Array, out: memoryview) -> None:
+    """Write an array's data; `out` has room for `num_array_bytes`."""
+    if array.dtype == bool:
+        out[:] = np.packbits(array.ravel()).tobytes()
+    else:
+        shuffle_into(array, out)
 
 
 def parts_of(obj: Any) -> WireArray:
@@ -67,17 +82,37 @@ class Arrays:
         name, shape, data = parts
         if name not in _DTYPES:
             raise PacketCorrupt(f"array of type {name!r}, which this side does not know")
-        dtype, size = _DTYPES[name], math.prod(shape)
-        if len(data) != (-(-size // 8) if name == "?" else size * dtype.itemsize):
+        array = self.read_from(BytesIO(data), name, shape, len(data))
+        if array is None:
             raise PacketCorrupt(f"array of shape {tuple(shape)} and type {name} with {len(data)} bytes")
+        return self.checked(array)
+
+    def read_from(self, source: Source, name: str, shape: list[int], length: int) -> Array | None:
+        """An array whose data, of this length, come next, not yet `checked`; None: there is none of this type
+        and shape with so many bytes, and none is read.
+
+        Raises:
+            PacketTooLarge, or whatever `source` raises.
+        """
+        if name not in _DTYPES:
+            return None
+        dtype, size = _DTYPES[name], math.prod(shape)
+        if length != (-(-size // 8) if name == "?" else size * dtype.itemsize):
+            return None
         if not size and max(shape, default=0) > 2**31:
-            raise PacketCorrupt(f"array of shape {tuple(shape)}")
+            return None
         self.take(size, size * dtype.itemsize)
-        if name == "?":
-            bits = np.unpackbits(np.frombuffer(data, np.uint8), count=size)
-            return bits.view(bool).reshape(shape)
-        array = unshuffled(data, dtype).reshape(shape)
-        if self.finite and dtype.kind == "f" and not np.isfinite(array).all():
+        if name != "?":
+            return read_unshuffled(source, size, dtype).reshape(shape)
+        bits = np.empty(size, np.uint8)
+        for chunk in _chunks(size):
+            packed = np.frombuffer(source.read(-(-(chunk.stop - chunk.start) // 8)), np.uint8)
+            bits[chunk] = np.unpackbits(packed, count=chunk.stop - chunk.start)
+        return bits.view(bool).reshape(shape)
+
+    def checked(self, array: Array) -> Array:
+        """The array, if its numbers are what they have to be. Raises PacketNotFinite."""
+        if self.finite and not all_finite(array):
             raise PacketNotFinite("array holds NaN or infinite values")
         return array
 
@@ -89,3 +124,15 @@ class Arrays:
             self.left -= num_bytes
             if self.left < 0:
                 raise PacketTooLarge("the arrays of a packet are larger than it may be altogether")
+
+
+def all_finite(array: Array) -> bool:
+    """Whether no number is NaN or infinite, found without a copy."""
+    if array.dtype.kind != "f":
+        return True
+    numbers = array.reshape(-1)
+    return all(np.isfinite(numbers[chunk]).all() for chunk in _chunks(numbers.size))
+
+
+def _chunks(size: int) -> Iterator[slice]:
+    return (slice(start, min(start + STEP, size)) for start in range(0, size, STEP))

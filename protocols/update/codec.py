@@ -19,7 +19,6 @@ from typing import Any, TypeVar, get_origin
 
 import msgspec
 import numpy as np
-import zstandard
 
 from fleetune.protocols.errors import (
     PacketCorrupt,
@@ -32,9 +31,10 @@ from fleetune.protocols.errors import (
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.update import encodings
-from fleetune.protocols.update.arrays import Array, Arrays, pack
+from fleetune.protocols.update.arrays import Array, Arrays, dtype_name
 from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.elements import check_elements
+from fleetune.protocols.update.body import Body
+from fleetune.protocols.update.body_writer import BodyWriter, compressed, num_bytes, streamed
 from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.update.patch_values import PatchReader, PatchWriter
 
@@ -43,6 +43,7 @@ ZSTD_LEVEL = 3
 MODELS_PER_PAYLOAD = 3
 MAX_ELEMENTS = 20_000  # of a task or an update: the names of layers, and little else
 MAX_SMALL_BYTES = 2**24
+MAX_PLAIN_BYTES = 2**18  # beside arrays, of a packet that hardly shrank
 MAX_SHRINKING = 100  # times longer than packed; graphs of operators come to 40
 
 MAGIC = b"FLTN"
@@ -89,18 +90,24 @@ def encode(
         writer: writes the values of patches; None: they are written as any other array, which is `raw`.
     """
     patches = {} if writer is None else {id(patch.values): patch for patch in patches_in(message)}
+    body = BodyWriter()
 
     def write(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             raise TypeError(f"cannot send a {type(value).__name__}")
         if writer is not None and id(value) in patches:
-            return writer.write(patches[id(value)])
-        return keep(value) or pack(value)
+            return body.hold(*writer.write(patches[id(value)]))
+        return keep(value) or body.hold(dtype_name(value), list(value.shape), value)
 
-    body = msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message)
-    num_bytes, packed = len(body), zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
-    del body  # a whole model may be in it, and the header in front of `packed` makes another copy
-    return _HEADER.pack(MAGIC, VERSION, bytes.fromhex(spec.hash), num_bytes, _checksum(packed)) + packed
+    parts = body.parts(msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message))
+    # In one piece gives other bytes than as a stream: what travels raw keeps those that it always had.
+    frame_of = streamed if writer is not None and writer.encoded else compressed
+    packet = frame_of(parts, ZSTD_LEVEL, _HEADER.size)
+    with packet.getbuffer() as whole:
+        checksum = _checksum(whole[_HEADER.size :])
+        length = sum(map(num_bytes, parts))
+        _HEADER.pack_into(whole, 0, MAGIC, VERSION, bytes.fromhex(spec.hash), length, checksum)
+    return packet.getvalue()
 
 
 def decode(
@@ -113,6 +120,7 @@ def decode(
     finite: bool = True,
     kept: Callable[[bytes], Array] | None = None,
     base: Base | Callable[[M], Base | None] | None = None,
+    verified: bool = False,
 ) -> M:
     """Read a `kind` back.
 
@@ -126,17 +134,22 @@ def decode(
         kept: gives the arrays that `encode` only named; None: there are none.
         base: the one that patches were written with, or what tells it of the message before the values of
             its patches are read, and may raise; None: without.
+        verified: the caller has just held all of `data` against a digest (a transfer does), so that the
+            header's checksum has nothing to add.
 
     Raises:
         PacketTruncated, PacketVersion, PacketTooLarge, PacketCorrupt, PacketNotFinite, PacketForeign.
     """
     if limit is not None and spec is None:  # the model does not say how long it may be
         limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
-    body = _open(data, spec, limit)
+    packed, num_bytes = _opened(data, spec, limit, verified)
     arrays = Arrays(finite, left=limit, largest=None if limit is None or spec is None else spec.size)
-    reader = PatchReader(spec, arrays)
-    if limit is not None:
-        check_elements(body, elements)
+    reader = PatchReader(spec, arrays, lambda: Body(packed, num_bytes))
+    if limit is None:
+        small, most = None, None
+    else:
+        small, most = min(limit, MAX_PLAIN_BYTES + MAX_SHRINKING * len(data)), elements
+    body = reader.without_arrays(most, small)
 
     def read(expected: type, obj: Any) -> Any:
         if (get_origin(expected) or expected) is np.ndarray:
@@ -171,7 +184,7 @@ def check_model(data: bytes, spec: ModelSpec) -> None:
         )
 
 
-def _open(data: bytes, spec: ModelSpec | None, limit: int | None) -> bytes:
+def _opened(data: bytes, spec: ModelSpec | None, limit: int | None, verified: bool) -> tuple[memoryview, int]:
     if len(data) < _HEADER.size:
         raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
     magic, version, _, num_bytes, checksum = _HEADER.unpack_from(data)
@@ -179,22 +192,13 @@ def _open(data: bytes, spec: ModelSpec | None, limit: int | None) -> bytes:
         raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {VERSION}")
     if spec is not None:
         check_model(data, spec)
-    packed = data[_HEADER.size :]
+    packed = memoryview(data)[_HEADER.size :]
     if limit is not None and max(num_bytes, len(packed)) > limit:
         raise PacketTooLarge(f"packet of {max(num_bytes, len(packed))} bytes unpacked; at most {limit}")
-    if _checksum(packed) != checksum:
+    if not verified and _checksum(packed) != checksum:
         raise PacketTruncated("checksum differs: the packet is damaged or cut short")
-    return _unpack(packed, num_bytes)
+    return packed, num_bytes
 
 
-def _unpack(packed: bytes, num_bytes: int) -> bytes:
-    try:
-        if zstandard.get_frame_parameters(packed).content_size != num_bytes:
-            raise PacketCorrupt("the compressed body is not as long as the header says")
-        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=num_bytes)
-    except zstandard.ZstdError as problem:
-        raise PacketCorrupt(f"body does not unpack: {problem}") from None
-
-
-def _checksum(packed: bytes) -> bytes:
+def _checksum(packed: memoryview) -> bytes:
     return hashlib.blake2b(packed, digest_size=8).digest()

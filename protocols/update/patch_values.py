@@ -6,21 +6,28 @@ that a patch selects: base and residual are cut to these here.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from msgspec import UNSET, UnsetType
+from msgspec.msgpack import Ext
+from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
-from fleetune.protocols.update.arrays import FLOAT32, Array, Arrays, WireArray, parts_of
+from fleetune.protocols.update.arrays import FLOAT32, Array, Arrays, WireArray, all_finite, parts_of
 from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.body import Body
+from fleetune.protocols.update.elements import Head, without_arrays
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
 from fleetune.protocols.update.patch import Patch, patches_in
+
+Where = slice | MaskArray  # entries of the flat vector
 
 
 @dataclass
@@ -58,6 +65,7 @@ class PatchWriter:
         written: remembers what was written, of writers without a residual; None: nothing is.
         left_out: the residual for the next payload, a new array; None: nothing. Of patches that overlap, the
             last one's stands.
+        encoded: whether an encoding other than `raw` wrote any of them.
     """
 
     encoding: Encoding
@@ -67,10 +75,11 @@ class PatchWriter:
     residual: FlatArray | None = None
     written: Written | None = None
     left_out: FlatArray | None = field(default=None, init=False)
+    encoded: bool = field(default=False, init=False)
     _written: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.left_out = None if self.residual is None else self.residual.copy()
+        self.left_out = self.residual
 
     @property
     def base_digest(self) -> str | UnsetType:
@@ -82,20 +91,22 @@ class PatchWriter:
         mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
         self._written += 1
         if self.written is None:
-            return self._write(patch, mask, key)
-        return self.written.found(self._digest(patch, mask, key), lambda: self._write(patch, mask, key))
+            framed = self._write(patch, mask, key)
+        else:
+            framed = self.written.found(self._digest(patch, mask, key), lambda: self._write(patch, mask, key))
+        self.encoded |= framed[0] != FLOAT32
+        return framed
 
     def _write(self, patch: Patch, mask: MaskArray, key: Key) -> WireArray:
-        residual = None if self.residual is None else self.residual[mask]
+        where = _where(mask)
+        residual = None if self.residual is None else self.residual[where]
         encoding = self.encoding
-        beyond = self.base is not None and not encoding.lossless and not self.base.held[mask].all()
+        beyond = self.base is not None and not encoding.lossless and bool((mask > self.base.held).any())
         if beyond or not patch.values.size:
             encoding = encodings.find(encodings.RAW)
-        encoded = encoding.encode(patch.values, _known(self.spec, self.base, mask), residual, key)
-        if encoded.residual is not None and self.left_out is None and self.written is None:
-            self.left_out = np.zeros(self.spec.size, np.float32)
-        if self.left_out is not None:
-            self.left_out[mask] = 0 if encoded.residual is None else encoded.residual
+        encoded = encoding.encode(patch.values, _KnownOfPatch(self.spec, self.base, where), residual, key)
+        if self.written is None:
+            self._leave(where, encoded.residual)
         name = FLOAT32 if encoding.name == encodings.RAW else encoding.name
         return name, [patch.values.size], encoded.data
 
@@ -108,6 +119,32 @@ class PatchWriter:
         found.update(np.ascontiguousarray(patch.values).data)
         return found.digest()
 
+    def _leave(self, where: Where, residual: FlatArray | None) -> None:
+        """Keep what was left out of these entries; None: nothing."""
+        before = self.left_out
+        if residual is not None and residual.size == self.spec.size:
+            self.left_out = residual
+        elif residual is not None or before is not None:
+            if before is None:
+                before = np.zeros(self.spec.size, np.float32)
+            elif before is self.residual:
+                before = before.copy()
+            before[where] = 0 if residual is None else residual
+            self.left_out = before
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """Values that an encoding wrote: `count` of them in `length` bytes, from byte `start` of the body on or,
+    where the body is read without its arrays, in `data`.
+    """
+
+    name: str
+    count: int
+    length: int
+    start: int
+    data: bytes | None = None
+
 
 @dataclass
 class PatchReader:
@@ -116,11 +153,29 @@ class PatchReader:
     Attributes:
         spec: the model; None: not known, and what an encoding wrote cannot be read.
         arrays: reads what no encoding wrote, and counts everything.
+        body: the payload's, from its front. It is unpacked twice where an encoding wrote something: to know
+            what is around the values, and to read these as they come.
     """
 
     spec: ModelSpec | None
     arrays: Arrays
-    _held: dict[int, tuple[Array, WireArray]] = field(default_factory=dict, init=False)
+    body: Callable[[], Body]
+    _lifted: list[Array | _Unread] = field(default_factory=list, init=False)
+    _held: dict[int, tuple[Array, _Unread]] = field(default_factory=dict, init=False)
+
+    def without_arrays(self, most: int | None, most_bytes: int | None) -> bytes:
+        """The body with numbers in the place of its arrays, which are held for `read`; the arguments and what
+        is raised are those of `elements.without_arrays`.
+        """
+        data, self._lifted = without_arrays(self.body(), self._lift, most=most, most_bytes=most_bytes)
+        return data
+
+    def _lift(self, head: Head, body: Body) -> Array | _Unread | None:
+        if head.name in encodings.REGISTRY and len(head.shape) == 1:
+            written = _Unread(head.name, head.shape[0], head.length, body.at)
+            body.skip(head.length)
+            return written
+        return self.arrays.read_from(body, head.name, head.shape, head.length)
 
     def read(self, obj: Any) -> Array:
         """An array, or an empty one that stands for encoded values until `fill`.
@@ -128,14 +183,20 @@ class PatchReader:
         Raises:
             PacketCorrupt, PacketTooLarge, PacketNotFinite.
         """
-        name, shape, _ = parts = parts_of(obj)
-        if name not in encodings.REGISTRY:
-            return self.arrays.read(parts)
-        if len(shape) != 1:
-            raise PacketCorrupt(f"values in encoding {name} of shape {tuple(shape)}; a patch has one axis")
-        self.arrays.take(shape[0], 4 * shape[0])
+        if isinstance(obj, list) and obj and isinstance(obj[-1], Ext):  # none but ours are let through
+            found = self._lifted[int.from_bytes(obj[-1].data, "big")]
+            if not isinstance(found, _Unread):
+                return self.arrays.checked(found)
+        else:
+            name, shape, data = parts = parts_of(obj)
+            if name not in encodings.REGISTRY:
+                return self.arrays.read(parts)
+            if len(shape) != 1:
+                raise PacketCorrupt(f"values in encoding {name} of shape {shape}; a patch has one axis")
+            found = _Unread(name, shape[0], len(data), 0, data)
+        self.arrays.take(found.count, 4 * found.count)
         stand_in = np.empty(0, np.float32)
-        self._held[id(stand_in)] = stand_in, parts
+        self._held[id(stand_in)] = stand_in, found
         return stand_in
 
     def fill(self, message: object, base: Base | None = None) -> None:
@@ -148,34 +209,86 @@ class PatchReader:
         Raises:
             PacketCorrupt, PacketNotFinite, or another PacketError of the encoding.
         """
+        self._lifted = []
         if self.spec is not None:
+            waiting = [patch for patch in patches_in(message) if id(patch.values) in self._held]
+            waiting.sort(key=lambda patch: self._held[id(patch.values)][1].start)
+            body = self.body()
+            for patch in waiting:
+                _, written = self._held.pop(id(patch.values))
+                self._fill(patch, written, body, self.spec, base)
             for patch in patches_in(message):
-                self._fill(patch, self.spec, base)
                 patch.check(self.spec)
         if self._held:
             raise PacketCorrupt("encoded values that are not those of a patch of a known model")
 
-    def _fill(self, patch: Patch, spec: ModelSpec, base: Base | None) -> None:
-        if id(patch.values) not in self._held:
-            return
-        _, (name, (count,), data) = self._held.pop(id(patch.values))
-        mask = patch.selection.mask(spec)
+    def _fill(self, patch: Patch, written: _Unread, body: Body, spec: ModelSpec, base: Base | None) -> None:
+        count, mask = written.count, patch.selection.mask(spec)
         if count != np.count_nonzero(mask):
             raise PacketCorrupt(f"patch with {count} values for {np.count_nonzero(mask)} selected entries")
-        values = encodings.find(name).decode(data, count, _known(spec, base, mask))
-        if self.arrays.finite and not np.isfinite(values).all():
+        where = _where(mask)
+        encoding, known = encodings.find(written.name), _KnownOfPatch(spec, base, where)
+        if written.data is not None:
+            values = encoding.decode(written.data, count, known)
+        else:
+            body.skip(written.start - body.at)
+            values = encoding.decode_from(body, written.length, count, known)
+        if self.arrays.finite and not all_finite(values):
             raise PacketNotFinite("patch holds NaN or infinite values")
         object.__setattr__(patch, "values", values)  # it has just been made, nobody has seen it yet
 
 
-def _known(spec: ModelSpec, base: Base | None, mask: MaskArray) -> Known:
-    sizes = [tensor.size for tensor in spec.tensors]
-    rows = tuple(
-        tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
-    )
-    tensors = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
-    values = None if base is None else base.values
-    if mask.all():  # views are enough
-        return Known(values, tensors, rows)
-    places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
-    return Known(None if values is None else values[mask], tensors[mask], rows, places[mask])
+class _KnownOfPatch(Known):
+    """What both sides know of a patch's entries; what takes memory is made when an encoding asks for it."""
+
+    _spec: ModelSpec
+    _where: Where
+
+    def __init__(self, spec: ModelSpec, base: Base | None, where: Where) -> None:
+        rows = tuple(
+            tensor.size // tensor.shape[0] if tensor.shape and tensor.size else 1 for tensor in spec.tensors
+        )
+        values = None if base is None else base.values[where]
+        copied = values is not None and not isinstance(where, slice)
+        self.__dict__.update(base=values, row_sizes=rows, spare=copied, _spec=spec, _where=where)
+
+    @cached_property
+    def tensors(self) -> NDArray[np.int16]:
+        return np.repeat(np.arange(len(self._sizes), dtype=np.int16), self._sizes)
+
+    @cached_property
+    def places(self) -> NDArray[np.int32] | None:
+        if sum(self._sizes) == self._spec.size:
+            return None
+        inside = _by_tensor(self._spec, self._where)
+        return np.concatenate([np.flatnonzero(selected).astype(np.int32) for selected in inside])
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [int(np.count_nonzero(selected)) for selected in _by_tensor(self._spec, self._where)]
+
+    def beginnings(self, chunk: slice) -> list[int]:
+        starts = np.unique(np.cumsum(self._sizes))
+        return [int(start) - chunk.start for start in starts if chunk.start < start < chunk.stop]
+
+
+def _by_tensor(spec: ModelSpec, where: Where) -> Iterator[MaskArray]:
+    """Of each tensor, which entries are selected."""
+    start = 0
+    for tensor in spec.tensors:
+        stop = start + tensor.size
+        if isinstance(where, slice):
+            selected = np.zeros(tensor.size, np.bool_)
+            selected[max(0, where.start - start) : max(0, where.stop - start)] = True
+            yield selected
+        else:
+            yield where[start:stop]
+        start = stop
+
+
+def _where(mask: MaskArray) -> Where:
+    """The selected entries, as a slice where they are neighbours: that takes views instead of copies."""
+    first, count = int(np.argmax(mask)), int(np.count_nonzero(mask))
+    if mask[first : first + count].all():
+        return slice(first, first + count)
+    return mask

@@ -21,6 +21,7 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.chunks import (
     Bytes,
+    Chunked,
     Reader,
     chunks,
     difference,
@@ -30,8 +31,9 @@ from fleetune.protocols.update.encodings.chunks import (
     tag_of,
     wanted_of,
     with_base,
+    written_so_far,
 )
-from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, Known
+from fleetune.protocols.update.encodings.encoding import Encoded, Known
 
 BLOCK = 64
 
@@ -39,7 +41,7 @@ Integers = NDArray[np.int8]
 Starts = NDArray[np.int64]
 
 
-class Blockwise(Encoding):
+class Blockwise(Chunked):
     """Integers with a scale a block. What they lose is left in the residual.
 
     Attributes:
@@ -63,45 +65,41 @@ class Blockwise(Encoding):
         """Of so many integers, not compressed."""
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        wanted, compressor, parts = wanted_of(values, residual), new_compressor(), [tag_of(known)]
-        left, least = np.empty(wanted.size, np.float32), self.floor * _root_mean_square(wanted, known.base)
-        for chunk in chunks(wanted.size):
-            base, starts = part_of(known.base, chunk), _starts(known, chunk)
-            differences = difference(wanted[chunk], base)
+        compressor, out = new_compressor(), written_so_far(tag_of(known))
+        least = self.floor * _root_mean_square(values, known, residual)
+        left = np.empty(values.size, np.float32)
+        for chunk in chunks(values.size):
+            wanted, base = wanted_of(values, residual, chunk), part_of(known.base, chunk)
+            differences, starts = difference(wanted, base), _starts(known, chunk)
             scales = _scales(np.maximum.reduceat(np.abs(differences), starts), self.largest, least)
             spread = _spread(scales, starts, differences.size)
             integers = _nearest(differences, spread)
-            parts += stream_of((scales.view(np.uint32) >> 16).astype("<u2"), compressor)
-            parts += stream_of(self.packed(integers), compressor)
-            left[chunk] = difference(wanted[chunk], _values(spread, integers, base))
-        return Encoded(b"".join(parts), left)
+            out.writelines(stream_of((scales.view(np.uint32) >> 16).astype("<u2"), compressor))
+            out.writelines(stream_of(self.packed(integers), compressor))
+            left[chunk] = difference(wanted, _values(spread, integers, base))
+        return Encoded(out.getvalue(), left)
 
-    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        reader, values = Reader(data), np.empty(count, np.float32)
-        base = reader.base(known)
-        for chunk in chunks(count):
-            length, starts = chunk.stop - chunk.start, _starts(known, chunk)
-            halves = reader.stream(2 * starts.size).view("<u2")
-            scales = (halves.astype(np.uint32) << 16).view(np.float32)
-            integers = self.unpacked(reader.stream(self.num_bytes(length)), length)
-            values[chunk] = _values(_spread(scales, starts, length), integers, part_of(base, chunk))
-        reader.end()
-        return values
+    def read_chunk(self, reader: Reader, known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
+        length, starts = chunk.stop - chunk.start, _starts(known, chunk)
+        halves = reader.stream(2 * starts.size).view("<u2")
+        scales = (halves.astype(np.uint32) << 16).view(np.float32)
+        integers = self.unpacked(reader.stream(self.num_bytes(length)), length)
+        return _values(_spread(scales, starts, length), integers, base)
 
 
 def _starts(known: Known, chunk: slice) -> Starts:
     """Where each block of a chunk begins, counted from the chunk's own beginning."""
-    tensors, length = known.tensors[chunk], chunk.stop - chunk.start
-    new = np.flatnonzero(tensors[1:] != tensors[:-1]) + 1
-    bounds = [0, *new.tolist(), length]
+    bounds = [0, *known.beginnings(chunk), chunk.stop - chunk.start]
     return np.concatenate([np.arange(a, b, BLOCK) for a, b in pairwise(bounds)])
 
 
-def _root_mean_square(wanted: FlatArray, base: FlatArray | None) -> float:
+def _root_mean_square(values: FlatArray, known: Known, residual: FlatArray | None) -> float:
+    """Of all differences."""
     total = 0.0
-    for chunk in chunks(wanted.size):
-        total += float(np.square(difference(wanted[chunk], part_of(base, chunk)), dtype=np.float64).sum())
-    return float(np.sqrt(total / max(1, wanted.size)))
+    for chunk in chunks(values.size):
+        apart = difference(wanted_of(values, residual, chunk), part_of(known.base, chunk))
+        total += float(np.square(apart, dtype=np.float64).sum())
+    return float(np.sqrt(total / max(1, values.size)))
 
 
 def _scales(highest: FlatArray, largest: int, least: float) -> FlatArray:

@@ -7,8 +7,10 @@ stored: a zstd frame that says its content's size where that is shorter than the
 Who reads knows how long a stream is unpacked, which is how the two are told apart.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.update.encodings.encoding import Known
+from fleetune.protocols.update.body import Source
+from fleetune.protocols.update.encodings.encoding import Encoding, Known
 
 CHUNK = 2**16  # values: scratch arrays of this size stay in a processor's cache
 WITHOUT_BASE, WITH_BASE = b"\0", b"\1"
@@ -37,12 +40,19 @@ def tag_of(known: Known) -> bytes:
     return WITHOUT_BASE if known.base is None else WITH_BASE
 
 
-def wanted_of(values: FlatArray, residual: FlatArray | None) -> FlatArray:
-    """What is to arrive, finite, shape (n,)."""
+def written_so_far(tag: bytes) -> BytesIO:
+    """Where an encoding goes on behind its tag."""
+    out = BytesIO()
+    out.write(tag)
+    return out
+
+
+def wanted_of(values: FlatArray, residual: FlatArray | None, chunk: slice) -> FlatArray:
+    """What is to arrive of a chunk, finite."""
     if residual is None:
-        return values
+        return values[chunk]
     with np.errstate(over="ignore"):
-        wanted: FlatArray = np.clip(values + residual, -LARGEST, LARGEST)
+        wanted: FlatArray = np.clip(values[chunk] + residual[chunk], -LARGEST, LARGEST)
         return wanted
 
 
@@ -81,17 +91,44 @@ def new_compressor() -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
 
 
+class Chunked(Encoding):
+    """Encodings that read chunk by chunk, from whatever the bytes come from."""
+
+    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
+        return self.decode_from(BytesIO(data), len(data), count, known)
+
+    def decode_from(self, source: Source, length: int, count: int, known: Known) -> FlatArray:
+        reader = Reader(source, length)
+        base = reader.base(known)
+        values = base if base is not None and known.spare else np.empty(count, np.float32)
+        for chunk in chunks(count):
+            values[chunk] = self.read_chunk(reader, known, chunk, part_of(base, chunk))
+        reader.end()
+        return values
+
+    @abstractmethod
+    def read_chunk(self, reader: "Reader", known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
+        """The values of the next chunk.
+
+        Args:
+            reader: stands before it.
+            known: of all entries.
+            chunk: which of them are in it.
+            base: of these; None: they were written without one.
+        """
+
+
 @dataclass
 class Reader:
     """Goes through what was written, from the front.
 
     Attributes:
-        data: all of it.
-        at: where it goes on.
+        source: where it comes from.
+        left: how many bytes are still to come.
     """
 
-    data: bytes
-    at: int = 0
+    source: Source
+    left: int
 
     def __post_init__(self) -> None:
         self._unpacker = zstandard.ZstdDecompressor()
@@ -109,11 +146,10 @@ class Reader:
 
     def take(self, length: int) -> bytes:
         """The next bytes. Raises PacketCorrupt: there are not so many."""
-        taken = self.data[self.at : self.at + length]
-        if len(taken) != length:
-            raise PacketCorrupt(f"encoded values are cut short at byte {len(self.data)}")
-        self.at += length
-        return taken
+        if length > self.left:
+            raise PacketCorrupt(f"encoded values are cut short: {length} bytes are due, {self.left} are left")
+        self.left -= length
+        return self.source.read(length)
 
     def plane(self, length: int) -> Bytes:
         """The next bytes, shape (length,). Raises PacketCorrupt."""
@@ -134,5 +170,5 @@ class Reader:
 
     def end(self) -> None:
         """Raises PacketCorrupt: something follows."""
-        if self.at != len(self.data):
-            raise PacketCorrupt(f"{len(self.data) - self.at} bytes behind the encoded values")
+        if self.left:
+            raise PacketCorrupt(f"{self.left} bytes behind the encoded values")

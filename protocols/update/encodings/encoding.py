@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.body import Source
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,20 @@ class Known:
         row_sizes: how many entries a row of each tensor of the model has, by its number, a row being what has
             one index on its first axis; empty: not known.
         places: each entry's place in its tensor, shape (n,); None: the tensors are whole.
+        spare: `base` is a copy that nobody needs any more: `decode` may make its values there.
     """
 
     base: FlatArray | None = None
     tensors: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, np.int16))
     row_sizes: tuple[int, ...] = ()
     places: NDArray[np.int32] | None = None
+    spare: bool = False
+
+    def beginnings(self, chunk: slice) -> list[int]:
+        """Where in these entries, counted from the chunk's own beginning, further tensors begin."""
+        tensors = self.tensors[chunk]
+        beginnings: list[int] = (np.flatnonzero(tensors[1:] != tensors[:-1]) + 1).tolist()
+        return beginnings
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,10 @@ class Encoding(Protocol):
             PacketError: `encode` never makes such bytes for so many values, or not without a base.
         """
         ...
+
+    def decode_from(self, source: Source, length: int, count: int, known: Known) -> FlatArray:
+        """Read a peer's bytes as they come, `length` of them; else as `decode`."""
+        return self.decode(source.read(length), count, known)
 
     def size(self, num_values: int) -> int:
         """About how many bytes so many values take in a payload."""

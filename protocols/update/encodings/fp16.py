@@ -8,6 +8,7 @@ from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.chunks import (
+    Chunked,
     Reader,
     chunks,
     difference,
@@ -17,13 +18,14 @@ from fleetune.protocols.update.encodings.chunks import (
     tag_of,
     wanted_of,
     with_base,
+    written_so_far,
 )
-from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+from fleetune.protocols.update.encodings.encoding import Encoded, EncodingCost, Known
 
 _LEAST_SHIFT, _MOST_SHIFT = -113, 126  # 2^shift and 2^-shift are normal float32 numbers
 
 
-class Float16(Encoding):
+class Float16(Chunked):
     """11 bits of each difference; what that loses is left in the residual.
 
     The power of two keeps float16's narrow range on the chunk's own: nothing overflows, and what is smaller
@@ -35,23 +37,18 @@ class Float16(Encoding):
     lossless = False
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        wanted, compressor, parts = wanted_of(values, residual), new_compressor(), [tag_of(known)]
-        left = np.empty(wanted.size, np.float32)
-        for chunk in chunks(wanted.size):
-            base = part_of(known.base, chunk)
-            halves, shift = _halves(difference(wanted[chunk], base))
-            parts += _written(halves, shift, compressor)
-            left[chunk] = difference(wanted[chunk], with_base(_scaled(halves, shift), base))
-        return Encoded(b"".join(parts), left)
+        compressor, out = new_compressor(), written_so_far(tag_of(known))
+        left = np.empty(values.size, np.float32)
+        for chunk in chunks(values.size):
+            wanted, base = wanted_of(values, residual, chunk), part_of(known.base, chunk)
+            halves, shift = _halves(difference(wanted, base))
+            out.writelines(_written(halves, shift, compressor))
+            left[chunk] = difference(wanted, with_base(_scaled(halves, shift), base))
+        return Encoded(out.getvalue(), left)
 
-    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        reader, values = Reader(data), np.empty(count, np.float32)
-        base = reader.base(known)
-        for chunk in chunks(count):
-            halves, shift = _read(reader, chunk.stop - chunk.start)
-            values[chunk] = with_base(_scaled(halves, shift), part_of(base, chunk))
-        reader.end()
-        return values
+    def read_chunk(self, reader: Reader, known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
+        halves, shift = _read(reader, chunk.stop - chunk.start)
+        return with_base(_scaled(halves, shift), base)
 
 
 def _halves(differences: FlatArray) -> tuple[NDArray[np.uint16], int]:

@@ -17,6 +17,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.byte_planes import shuffled
 from fleetune.protocols.update.encodings.chunks import (
     Bytes,
+    Chunked,
     Reader,
     chunks,
     new_compressor,
@@ -24,13 +25,14 @@ from fleetune.protocols.update.encodings.chunks import (
     stream_of,
     tag_of,
     wanted_of,
+    written_so_far,
 )
-from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+from fleetune.protocols.update.encodings.encoding import Encoded, EncodingCost, Known
 
 _BELOW_SIGN = 0x7FFFFFFF
 
 
-class Lossless(Encoding):
+class Lossless(Chunked):
     """The values as they are. Adds a residual where there is one, and leaves none.
 
     Without a base, the difference is to 0: sign and mantissa are noise, the exponents compress.
@@ -41,19 +43,14 @@ class Lossless(Encoding):
     lossless = True
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
-        wanted, compressor, parts = wanted_of(values, residual), new_compressor(), [tag_of(known)]
-        for chunk in chunks(wanted.size):
-            zigzag = _zigzag(wanted[chunk], part_of(known.base, chunk))
-            parts += _written(zigzag, compressor)
-        return Encoded(b"".join(parts))
+        compressor, out = new_compressor(), written_so_far(tag_of(known))
+        for chunk in chunks(values.size):
+            zigzag = _zigzag(wanted_of(values, residual, chunk), part_of(known.base, chunk))
+            out.writelines(_written(zigzag, compressor))
+        return Encoded(out.getvalue())
 
-    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        reader, values = Reader(data), np.empty(count, np.float32)
-        base = reader.base(known)
-        for chunk in chunks(count):
-            values[chunk] = _values(_read(reader, chunk.stop - chunk.start), part_of(base, chunk))
-        reader.end()
-        return values
+    def read_chunk(self, reader: Reader, known: Known, chunk: slice, base: FlatArray | None) -> FlatArray:
+        return _values(_read(reader, chunk.stop - chunk.start), base)
 
 
 def _ordered(values: FlatArray) -> NDArray[np.int32]:

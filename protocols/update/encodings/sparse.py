@@ -84,7 +84,10 @@ class Sparse(Encoding):
         return Encoded(out.finish(), left_out)
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        values = np.zeros(count, np.float32) if known.base is None else known.base.copy()
+        if known.base is None:
+            values = np.zeros(count, np.float32)
+        else:
+            values = known.base if known.spare else known.base.copy()
         source = RangeDecoder(data)
         form = source.peek(_FORMS)
         source.take(form, 1)

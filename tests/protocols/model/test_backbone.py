@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load, save_file
+from tests.hostile import body_of
 from torch import nn
 
 from fleetune.coordinator.export.make_bundle import make_run_model_bundle
@@ -111,7 +112,7 @@ def test_a_model_that_trains_in_whole_is_described_as_ever():
     everything, _ = described(section(trainable=("*",)), Key(1))
     assert codec.encode(whole, whole) == codec.encode(everything, everything)
     frozen, _ = described(section(**HEAD), Key(1))
-    bodies = [codec._open(codec.encode(spec, spec), None, None) for spec in (whole, frozen)]
+    bodies = [body_of(codec.encode(spec, spec)) for spec in (whole, frozen)]
     assert [b"backbone\x83" in body for body in bodies] == [False, True]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 from safetensors.numpy import load
+from tests import hostile
 from tests.protocols.model.test_backbone import (
     HEAD,
     LORA,
@@ -126,7 +127,7 @@ def test_a_run_says_that_its_backbone_is_int8_and_others_say_nothing_of_it():
     begun = {numbers: begin(run_of(trainable=["head"], backbone=numbers)) for numbers in ("float32", "int8")}
     plain = begin(run_of(trainable=["head"]))
     assert begun["float32"].backbone == plain.backbone
-    body = codec._open(codec.encode(plain.enrolment, plain.enrolment.spec), None, None)
+    body = hostile.body_of(codec.encode(plain.enrolment, plain.enrolment.spec))
     assert b"backbone\x83" in body  # tensors, adapters, digest, and nothing else
     assert b"int8" not in body
     spec = begun["int8"].enrolment.spec

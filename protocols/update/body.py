@@ -1,0 +1,75 @@
+"""The body of a payload, unpacked from the front as it is asked for, never all of it at once."""
+
+from typing import Protocol
+
+import zstandard
+
+from fleetune.protocols.errors import PacketCorrupt
+
+STEP = 2**16  # bytes that are unpacked at a time, and passed on at most
+_MOST_WINDOW = 2**23  # that a frame may need to look back; our own need 2^21 at most
+_READ = 2**17
+
+
+class Source(Protocol):
+    """What bytes are read from, in their order."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, fewer at the end of all."""
+        ...
+
+
+class Body:
+    """What a zstd frame holds, from its front.
+
+    Attributes:
+        num_bytes: all of it, as the frame says itself.
+        at: how much of it is passed.
+    """
+
+    def __init__(self, packed: memoryview, num_bytes: int) -> None:
+        """Raises PacketCorrupt: it is no frame, or not of so many bytes."""
+        self.num_bytes, self.at = num_bytes, 0
+        self._ahead, self._passed = b"", 0  # unpacked bytes, and how many of these are passed
+        try:
+            if zstandard.get_frame_parameters(packed).content_size != num_bytes:
+                raise PacketCorrupt("the compressed body is not as long as the header says")
+        except zstandard.ZstdError as problem:
+            raise _not_unpacked(problem) from None
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
+        self._unpacking = unpacker.stream_reader(packed, read_size=_READ)
+
+    def peek(self, size: int) -> bytes:
+        """The next bytes, fewer at the end of the body. Raises PacketCorrupt: they do not unpack."""
+        if len(self._ahead) - self._passed < size:
+            self._ahead = self._ahead[self._passed :] + self._unpacked(max(size, STEP))
+            self._passed = 0
+        return self._ahead[self._passed : self._passed + size]
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, passed. Raises PacketCorrupt: there are not so many, or they do not unpack."""
+        if size > self.num_bytes - self.at:
+            raise PacketCorrupt("packet ends in the middle of a value")
+        taken = self._ahead[self._passed : self._passed + size]
+        self._passed += len(taken)
+        if len(taken) < size:
+            taken += self._unpacked(size - len(taken))
+        if len(taken) < size:
+            raise PacketCorrupt("the compressed body is cut short")
+        self.at += size
+        return taken
+
+    def skip(self, size: int) -> None:
+        """Pass so many bytes. Raises PacketCorrupt: there are not so many, or they do not unpack."""
+        while size > 0:
+            size -= len(self.read(min(size, STEP)))
+
+    def _unpacked(self, size: int) -> bytes:
+        try:
+            return self._unpacking.read(size)
+        except zstandard.ZstdError as problem:
+            raise _not_unpacked(problem) from None
+
+
+def _not_unpacked(problem: Exception) -> PacketCorrupt:
+    return PacketCorrupt(f"body does not unpack: {problem}")
