@@ -63,8 +63,8 @@ class PatchWriter:
             entry's value is no small difference to anything.
         residual: what earlier payloads left out, shape (spec.size,); None: nothing.
         written: remembers what was written, of writers without a residual; None: nothing is.
-        left_out: the residual for the next payload, a new array; None: nothing. Of patches that overlap, the
-            last one's stands.
+        left_out: the residual for the next payload; None: nothing. Of patches that overlap, the last one's
+            stands.
         encoded: whether an encoding other than `raw` wrote any of them.
     """
 
