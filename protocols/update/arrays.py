@@ -1,7 +1,7 @@
 """Arrays in a payload: [dtype, shape, data]; booleans as a bitmap, numbers with their bytes shuffled.
 
-Where an encoding wrote the values of a patch, its name stands in the place of the dtype
-(`protocols.update.patch_values`).
+Where an encoding wrote the values of a patch, its name stands in the place of the dtype, and `CODED_MASK`
+where booleans are coded (`protocols.update.patch_values`).
 
 Reading trusts nothing: shapes and lengths are held against each other, and against what is left to unpack,
 before anything is allocated.
@@ -23,6 +23,7 @@ from fleetune.protocols.update.body import STEP, Source
 from fleetune.protocols.update.byte_planes import read_unshuffled, shuffle_into
 
 FLOAT32 = "f4"
+CODED_MASK = "?c"
 _DTYPES = {"?": np.dtype(bool), FLOAT32: np.dtype("<f4"), "f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 

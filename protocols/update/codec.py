@@ -87,7 +87,7 @@ def encode(
         spec: the model.
         keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
             name is written; None: it is written.
-        writer: writes the values of patches; None: they are written as any other array, which is `raw`.
+        writer: writes the values of patches, and masks; None: as any other array, which is `raw`.
     """
     patches = {} if writer is None else {id(patch.values): patch for patch in patches_in(message)}
     body = BodyWriter()
@@ -97,6 +97,8 @@ def encode(
             raise TypeError(f"cannot send a {type(value).__name__}")
         if writer is not None and id(value) in patches:
             return body.hold(*writer.write(patches[id(value)]))
+        if writer is not None and value.dtype == bool and (coded := writer.write_mask(value)):
+            return body.hold(*coded)
         return keep(value) or body.hold(dtype_name(value), list(value.shape), value)
 
     parts = body.parts(msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message))

@@ -1,10 +1,12 @@
 """The values of patches, written and read by an encoding: [name of the encoding, [how many], data].
 
 What `raw` wrote is framed as any other float32 array, as it always was. An encoding sees only the entries
-that a patch selects: base and residual are cut to these here.
+that a patch selects: base and residual are cut to these here. A payload whose values an encoding writes has
+its masks in few bytes too ([CODED_MASK, shape, data], `protocols.update.masks`).
 """
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,11 +22,20 @@ from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
-from fleetune.protocols.update.arrays import FLOAT32, Array, Arrays, WireArray, all_finite, parts_of
+from fleetune.protocols.update.arrays import (
+    CODED_MASK,
+    FLOAT32,
+    Array,
+    Arrays,
+    WireArray,
+    all_finite,
+    parts_of,
+)
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.body import Body
 from fleetune.protocols.update.elements import Head, without_arrays
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
+from fleetune.protocols.update.masks.coded_mask import read_mask, write_mask
 from fleetune.protocols.update.patch import Patch, patches_in
 
 Where = slice | MaskArray  # entries of the flat vector
@@ -97,6 +108,13 @@ class PatchWriter:
         self.encoded |= framed[0] != FLOAT32
         return framed
 
+    def write_mask(self, mask: MaskArray) -> WireArray | None:
+        """Any array of booleans, framed; None: it travels as a bitmap."""
+        if self.encoding.name == encodings.RAW:
+            return None
+        data = write_mask(mask, self.spec, self.base)
+        return None if data is None else (CODED_MASK, list(mask.shape), data)
+
     def _write(self, patch: Patch, mask: MaskArray, key: Key) -> WireArray:
         where = _where(mask)
         residual = None if self.residual is None else self.residual[where]
@@ -148,7 +166,7 @@ class _Unread:
 
 @dataclass
 class PatchReader:
-    """Reads the arrays of one payload, and the values of its patches once the patch around them is known.
+    """Reads the arrays of one payload; its masks, and its patches' values, once what is around them is known.
 
     Attributes:
         spec: the model; None: not known, and what an encoding wrote cannot be read.
@@ -162,6 +180,7 @@ class PatchReader:
     body: Callable[[], Body]
     _lifted: list[Array | _Unread] = field(default_factory=list, init=False)
     _held: dict[int, tuple[Array, _Unread]] = field(default_factory=dict, init=False)
+    _masks: list[tuple[MaskArray, bytes]] = field(default_factory=list, init=False)
 
     def without_arrays(self, most: int | None, most_bytes: int | None) -> bytes:
         """The body with numbers in the place of its arrays, which are held for `read`; the arguments and what
@@ -175,10 +194,12 @@ class PatchReader:
             written = _Unread(head.name, head.shape[0], head.length, body.at)
             body.skip(head.length)
             return written
+        if head.name == CODED_MASK and self._may_be_mask(head.shape, head.length):
+            return self._blank_mask(head.shape, body.read(head.length))
         return self.arrays.read_from(body, head.name, head.shape, head.length)
 
     def read(self, obj: Any) -> Array:
-        """An array, or an empty one that stands for encoded values until `fill`.
+        """An array, or until `fill` an empty one for encoded values, one without a True for a coded mask.
 
         Raises:
             PacketCorrupt, PacketTooLarge, PacketNotFinite.
@@ -189,6 +210,8 @@ class PatchReader:
                 return self.arrays.checked(found)
         else:
             name, shape, data = parts = parts_of(obj)
+            if name == CODED_MASK and self._may_be_mask(shape, len(data)):
+                return self._blank_mask(shape, data)
             if name not in encodings.REGISTRY:
                 return self.arrays.read(parts)
             if len(shape) != 1:
@@ -199,8 +222,19 @@ class PatchReader:
         self._held[id(stand_in)] = stand_in, found
         return stand_in
 
+    def _may_be_mask(self, shape: list[int], length: int) -> bool:
+        """Whether a writer codes a mask of this shape in so many bytes: it never takes more than a bitmap."""
+        size = math.prod(shape)
+        return self.spec is not None and 0 < size <= self.spec.size and 8 * length < size
+
+    def _blank_mask(self, shape: list[int], data: bytes) -> MaskArray:
+        self.arrays.take(math.prod(shape), math.prod(shape))
+        blank = np.zeros(shape, np.bool_)
+        self._masks.append((blank, data))
+        return blank
+
     def fill(self, message: object, base: Base | None = None) -> None:
-        """Decode the values of the patches in `message`, and hold every patch against the model.
+        """Decode masks and values of the patches in `message`, and hold every patch against the model.
 
         Args:
             message: as it was read.
@@ -211,6 +245,8 @@ class PatchReader:
         """
         self._lifted = []
         if self.spec is not None:
+            for blank, data in self._masks:
+                blank.reshape(-1)[:] = read_mask(data, blank.size, self.spec, base)
             waiting = [patch for patch in patches_in(message) if id(patch.values) in self._held]
             waiting.sort(key=lambda patch: self._held[id(patch.values)][1].start)
             body = self.body()

@@ -5,6 +5,8 @@ whoever reads walk through the same intervals, so both must derive them from wha
 Martin, Range encoding (1979), with the carry resolved in what was written.
 """
 
+from bisect import bisect_right
+
 from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
 
 _WORD = 32
@@ -33,6 +35,21 @@ class RangeEncoder:
         """An evenly distributed number below 2^num_bits, num_bits < 32."""
         if num_bits:
             self.write(value, 1, 1 << num_bits)
+
+    def write_many(self, symbols: bytes, starts: list[int]) -> None:
+        """Symbols of one table: k owns what is from starts[k] up to starts[k + 1] of the last of `starts`."""
+        total, low, width = starts[-1], self._low, self._width
+        for symbol in symbols:
+            step = width // total
+            start = starts[symbol]
+            low += step * start
+            width = step * (starts[symbol + 1] - start)
+            if width <= _LOW_WORD:
+                self._low, self._width = low, width
+                while self._width <= _LOW_WORD:
+                    self._shift()
+                low, width = self._low, self._width
+        self._low, self._width = low, width
 
     def finish(self) -> bytes:
         """What was written, in as few bytes as tell it from everything else."""
@@ -82,6 +99,10 @@ class RangeDecoder:
         """Pass the symbol at which `peek` looked. Raises PacketTruncated: the bytes end before it."""
         self._code -= self._step * start
         self._width = self._step * size
+        if self._width <= _LOW_WORD:
+            self._refill()
+
+    def _refill(self) -> None:
         while self._width <= _LOW_WORD:
             if self._offset >= len(self._data) + _SLACK_BYTES:
                 raise PacketTruncated("entropy-coded values end too early")
@@ -89,6 +110,37 @@ class RangeDecoder:
             self._code = (self._code << _WORD) | int.from_bytes(word, "big")
             self._offset += 4
             self._width <<= _WORD
+
+    def read_symbol(self, starts: list[int], last: int) -> int:
+        """Which of 0..last comes, of a total of 2^16: each owns from its start on, `last` all that is left.
+
+        Raises:
+            PacketTruncated, PacketCorrupt.
+        """
+        symbol = min(last, bisect_right(starts, self.peek(1 << 16)) - 1)
+        end = 1 << 16 if symbol == last else starts[symbol + 1]
+        self.take(starts[symbol], end - starts[symbol])
+        return symbol
+
+    def read_many(self, starts: list[int], count: int) -> bytes:
+        """So many symbols that `write_many` wrote. Raises PacketTruncated, PacketCorrupt."""
+        total, symbols = starts[-1], bytearray(count)
+        code, width = self._code, self._width
+        for place in range(count):
+            step = width // total
+            value = code // step
+            if value >= total:
+                raise PacketCorrupt("entropy-coded values leave their interval")
+            symbols[place] = symbol = bisect_right(starts, value) - 1
+            start = starts[symbol]
+            code -= step * start
+            width = step * (starts[symbol + 1] - start)
+            if width <= _LOW_WORD:
+                self._code, self._width = code, width
+                self._refill()
+                code, width = self._code, self._width
+        self._code, self._width = code, width
+        return bytes(symbols)
 
     def read_bits(self, num_bits: int) -> int:
         """A number below 2^num_bits. Raises PacketTruncated, PacketCorrupt."""

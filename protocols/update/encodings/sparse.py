@@ -19,6 +19,7 @@ from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, SettingErr
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+from fleetune.protocols.update.encodings.quarter_octaves import Ints
 from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.encodings.sparse_entries import (
     MAX_LEVELS,
@@ -28,7 +29,6 @@ from fleetune.protocols.update.encodings.sparse_entries import (
     tensors_of,
     write_number,
 )
-from fleetune.protocols.update.encodings.sparse_places import Ints
 
 MAGNITUDES = 8 * 277  # eighths of an octave from 2^-149, all that float32 has
 _AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # the others are for later versions

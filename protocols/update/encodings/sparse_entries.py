@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.update.encodings.encoding import Known
+from fleetune.protocols.update.encodings.quarter_octaves import Ints
 from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.encodings.sparse_places import (
     BLOCK,
     Activity,
-    Ints,
     places_of,
     read_hits,
     write_hits,

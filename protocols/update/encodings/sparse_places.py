@@ -10,26 +10,23 @@ geometrically distributed. Whole numbers only, so that every machine has the sam
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.update.encodings.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
 from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
 
 BATCH_ENDS = (1, 2, 3, 4, 6, 9, 14, 21, 32, 48, 64)
 BLOCK = 1 << 15  # entries; what reading takes beside the values grows with it
 ALONE = 64  # so few entries are one batch
 LEVELS = 97
-_PER_OCTAVE = 4
-_LOG_STEPS = np.array([35734, 42495, 50536, 60097])  # 2^15 * 2^((k + 1/2) / 4)
 _POWERS = (1 << 32, 3611622603, 3037000500, 2553802834)  # 2^(32 - k / 4)
 _TOTAL = 1 << 16
 _MOST = 1 << 20  # so that sums of squares stay below 2^63
 _PRIOR_EVENLY, _PRIOR_SPREAD = 700, 1000  # in 1/256: few hits say little of how rows differ
 
-Ints = NDArray[np.integer[Any]]
 # members of a batch by level, how many each level has, hits still to come -> places of the hits among them
 CodeBatch = Callable[[Ints, list[int], int], Ints]
 
@@ -44,8 +41,8 @@ class _Gaps:
 
 
 def _gaps(level: int) -> _Gaps:
-    shift = max(0, level // _PER_OCTAVE - 3)
-    hit = _POWERS[level % _PER_OCTAVE] >> (level // _PER_OCTAVE - shift)
+    shift = max(0, level // PER_OCTAVE - 3)
+    hit = _POWERS[level % PER_OCTAVE] >> (level // PER_OCTAVE - shift)
     starts, none_yet = [0], 1 << 32
     while len(starts) < 64 and none_yet >= 1 << 22:
         none_yet -= none_yet * hit >> 32
@@ -81,7 +78,7 @@ class Activity:
         evenly = int((np.minimum(expected, _MOST) ** 2).sum())
         before = 16 * (evenly + _PRIOR_EVENLY) // (max(0, spread) + _PRIOR_SPREAD)
         before = min(max(before, 2), 1024)
-        return _log(hits + before) - _log(expected + before)
+        return quarter_octaves(hits + before) - quarter_octaves(expected + before)
 
 
 def places_of(rows: Ints, columns: Ints, busy_columns: Activity, num_hits: int, code: CodeBatch) -> Ints:
@@ -100,7 +97,7 @@ def places_of(rows: Ints, columns: Ints, busy_columns: Activity, num_hits: int, 
     for batch in _batches(rows, columns):
         if not left:
             break
-        share = int(_log(np.array([rest]))[0] - _log(np.array([left]))[0])
+        share = int(quarter_octaves(np.array([rest]))[0] - quarter_octaves(np.array([left]))[0])
         busier = busy_rows.busier()[rows[batch]] + busy_columns.busier()[columns[batch]]
         level = np.clip(share - busier, 1, LEVELS - 1).astype(np.uint8)
         members = batch[np.argsort(level, kind="stable")]
@@ -120,13 +117,6 @@ def _batches(rows: Ints, columns: Ints) -> list[Ints]:
     turn = np.searchsorted(BATCH_ENDS, np.arange(64), side="right").astype(np.uint8)[(drawn >> 16) & 63]
     order = np.argsort(turn, kind="stable")
     return np.split(order, np.cumsum(np.bincount(turn, minlength=len(BATCH_ENDS)))[:-1])
-
-
-def _log(numbers: Ints) -> Ints:
-    """4 log2 of whole numbers from 1 to 2^53, to the nearest; shape as given."""
-    exponent = np.frexp(numbers.astype(np.float64))[1].astype(np.int64) - 1  # exact: below 2^53
-    leading = (numbers.astype(np.int64) << 10 >> np.maximum(exponent - 5, 0)) << np.maximum(5 - exponent, 0)
-    return _PER_OCTAVE * exponent + np.searchsorted(_LOG_STEPS, leading, side="right")
 
 
 def write_hits(out: RangeEncoder, flags: NDArray[np.bool_]) -> CodeBatch:

@@ -4,6 +4,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from tests.fuzz.encodings import fuzz as fuzz_encoding
+from tests.fuzz.masks import fuzz as fuzz_masks
 from tests.fuzz.run import fuzz
 from tests.fuzz.targets import all_targets
 
@@ -35,5 +36,12 @@ def test_mutated_packets_are_read_or_refused_by_name(seed):
 def test_changed_bytes_of_every_encoding_are_read_or_refused_by_name(name):
     verdicts = fuzz_encoding(encodings.find(name), 7, 1500)
     assert sum(verdicts.values()) == 1500
+    assert verdicts["read"]
+    assert verdicts["PacketCorrupt"]
+
+
+def test_changed_bytes_of_masks_are_read_or_refused_by_name():
+    verdicts = fuzz_masks(7, 600)
+    assert sum(verdicts.values()) == 600
     assert verdicts["read"]
     assert verdicts["PacketCorrupt"]

@@ -1,0 +1,1 @@
+"""Masks in few bytes: which entries are meant, predicted from what both sides hold."""

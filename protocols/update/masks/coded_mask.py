@@ -1,0 +1,194 @@
+"""A mask as one range code: all flags equally likely, or each predicted from what both sides hold.
+
+A mask of as many flags as the model has parameters is walked through tensor by tensor, in blocks whose flags
+are put in the order of the base's magnitude; any other mask is one tensor of unknown rows. Bytes:
+docs/wire.md, Masks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import zstandard
+
+from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import MaskArray, ModelSpec
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.encodings.quarter_octaves import Ints, quarter_octaves
+from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.masks.context import Walk
+from fleetune.protocols.update.masks.flags import read_flags, write_flags
+from fleetune.protocols.update.masks.levels import CHANCES, MOST, TOTAL
+
+BLOCK = 1 << 14  # flags; what reading takes beside the mask grows with it
+SMALLEST = 48  # bytes of a bitmap, compressed; below them nothing is to be gained
+_EVEN, _BY_PLACE, _BY_BASE, _FORMS = 0, 1, 2, 8  # the others are for later versions
+_ROW_UNKNOWN = 64
+_SLACK = 8  # bytes: form, level, and the end of a range code
+# what a True flag takes, in 2^-16 bits, by its level
+_BITS: list[int] = np.rint(-65536 * np.log2(CHANCES / TOTAL)).astype(np.int64).tolist()
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Some flags of a mask: those of a tensor, in the order of the vector.
+
+    Attributes:
+        start, stop: which flags of the mask these are.
+        row_size: how many a row has; 0: rows are not known, or are none.
+        base: what both sides hold of these flags' entries; None: nothing.
+    """
+
+    start: int
+    stop: int
+    row_size: int
+    base: Base | None
+
+    def blocks(self) -> Iterator[tuple[Ints, Ints, Ints]]:
+        """Of each block its flags' places in the mask, in order, with their rows and columns, shapes (n,)."""
+        for start in range(self.start, self.stop, BLOCK):
+            block = slice(start, min(start + BLOCK, self.stop))
+            places = np.arange(start - self.start, block.stop - self.start)
+            first_row = places[0] // (self.row_size or _ROW_UNKNOWN)
+            keys = _shuffling(places) if self.base is None else _magnitudes(self.base, block)
+            places = places[np.argsort(keys, kind="stable")]
+            rows = places // (self.row_size or _ROW_UNKNOWN)
+            columns = places % self.row_size if self.row_size else np.zeros_like(places)
+            yield self.start + places, rows - first_row, columns
+
+
+def _magnitudes(base: Base, block: slice) -> Ints:
+    """In the order of their size, 0 for entries that the base does not hold."""
+    magnitudes = np.abs(base.values[block]).view(np.uint32) + np.uint32(1)
+    magnitudes[~base.held[block]] = 0
+    return magnitudes
+
+
+def _shuffling(places: Ints) -> Ints:
+    """Flags of all rows and columns come early, so that these are soon known."""
+    return places.astype(np.uint32) * np.uint32(0x9E3779B1)
+
+
+def write_mask(mask: MaskArray, spec: ModelSpec, base: Base | None) -> bytes | None:
+    """The mask's smallest code; None: as a bitmap, compressed, it is as small.
+
+    Args:
+        mask: of any shape.
+        spec: the model.
+        base: what both sides hold; None: nothing.
+    """
+    flags = mask.ravel()
+    bitmap = np.packbits(flags).tobytes()
+    plain = min(len(bitmap), len(zstandard.ZstdCompressor(level=3).compress(bitmap)))
+    if plain < SMALLEST or flags.size > spec.size:
+        return None
+    data = predicted(flags, spec, base)
+    hits = int(np.count_nonzero(flags))
+    if _bytes_at(_level(hits, flags.size), hits, flags.size) < len(data):
+        data = evenly(flags)
+    return data if len(data) < plain else None
+
+
+def evenly(flags: MaskArray) -> bytes:
+    """All flags equally likely to be True; shape (n,)."""
+    level = _level(int(np.count_nonzero(flags)), flags.size)
+    out = RangeEncoder()
+    out.write(_EVEN, 1, _FORMS)
+    out.write(level + MOST, 1, 2 * MOST + 1)
+    for start in range(0, flags.size, BLOCK):
+        write_flags(out, flags[start : start + BLOCK], level)
+    return out.finish()
+
+
+def predicted(flags: MaskArray, spec: ModelSpec, base: Base | None) -> bytes:
+    """Each flag as likely as what both sides know makes it; shape (n,)."""
+    base = base if flags.size == spec.num_parameters else None
+    out, walk = RangeEncoder(), Walk()
+    out.write(_BY_PLACE if base is None else _BY_BASE, 1, _FORMS)
+    for tensor in _tensors(flags.size, spec, base):
+        walk.start_tensor(max(1, tensor.row_size))
+        for order, rows, columns in tensor.blocks():
+            walk.block(rows, columns, partial(_write_batch, out, flags[order]))
+    return out.finish()
+
+
+def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> MaskArray:
+    """What `write_mask` wrote of so many flags, shape (size,).
+
+    Raises:
+        PacketCorrupt, PacketTruncated: it never writes such bytes, or not with such a base.
+    """
+    base = base if size == spec.num_parameters else None
+    source = RangeDecoder(data)
+    form = source.peek(_FORMS)
+    source.take(form, 1)
+    flags = np.zeros(size, np.bool_)
+    if form == _EVEN:
+        level = source.peek(2 * MOST + 1)
+        source.take(level, 1)
+        for start in range(0, size, BLOCK):
+            here = flags[start : start + BLOCK]
+            here[:] = read_flags(source, here.size, level - MOST)
+    elif form == (_BY_PLACE if base is None else _BY_BASE):
+        walk = Walk()
+        for tensor in _tensors(size, spec, base):
+            walk.start_tensor(max(1, tensor.row_size))
+            for order, rows, columns in tensor.blocks():
+                flags[order] = walk.block(rows, columns, lambda levels, _: _read_batch(source, levels))
+    else:
+        raise PacketCorrupt(
+            "a mask written with a base where this side has none, or without, or a later form"
+        )
+    source.finish()
+    return flags
+
+
+def _write_batch(out: RangeEncoder, flags: MaskArray, levels: Ints, batch: slice) -> MaskArray:
+    """Level after level, of each its flags in their order."""
+    here = flags[batch]
+    for level, members in _by_level(levels):
+        write_flags(out, here[members], level)
+    return here
+
+
+def _read_batch(source: RangeDecoder, levels: Ints) -> MaskArray:
+    flags = np.zeros(levels.size, np.bool_)
+    for level, members in _by_level(levels):
+        flags[members] = read_flags(source, members.size, level)
+    return flags
+
+
+def _by_level(levels: Ints) -> Iterator[tuple[int, Ints]]:
+    members = np.argsort(levels.astype(np.int8), kind="stable")
+    start = 0
+    for level, size in enumerate(np.bincount(levels + MOST).tolist(), -MOST):
+        if size:
+            yield level, members[start : start + size]
+        start += size
+
+
+def _tensors(size: int, spec: ModelSpec, base: Base | None) -> Iterator[_Tensor]:
+    """Those of the model where a mask has a flag for each parameter, else one for all its flags."""
+    if size != spec.num_parameters:
+        yield _Tensor(0, size, 0, base)
+        return
+    start = 0
+    for tensor in spec.tensors:
+        stop = start + tensor.size
+        if tensor.kind != "stat" and tensor.size:
+            row_size = tensor.size // tensor.shape[0] if tensor.shape else 1
+            yield _Tensor(start, stop, row_size if 1 < row_size <= BLOCK else 0, base)
+        start = stop
+
+
+def _level(hits: int, size: int) -> int:
+    """The level of flags of which so many are True."""
+    true, false = quarter_octaves(np.array([hits + 1, size - hits + 1]))
+    return max(-MOST, min(int(true - false), MOST))
+
+
+def _bytes_at(level: int, hits: int, size: int) -> int:
+    """What flags of one level take."""
+    num_bits: int = (hits * _BITS[MOST + level] + (size - hits) * _BITS[MOST - level]) >> 16
+    return num_bits // 8 + _SLACK
