@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,10 +48,14 @@ class Sparse(Encoding):
     Attributes:
         density: the share that is sent, above 0 and at most 1.
         levels: of magnitude, 1 to 16; 1: all entries have the mean.
+        span: what levels part. `mean`: each is twice as wide as the mean lies above the least, and the last
+            one open, which takes the fewest bytes. `all`: the square roots of magnitudes, evenly up to the
+            largest, which loses least; worth it with 16 levels and a density of 0.1 and more.
     """
 
     density: float = 0.02
     levels: int = 8
+    span: Literal["mean", "all"] = "mean"
 
     name = "sparse"
     cost = EncodingCost(bytes_per_value=0.019, passes=12)
@@ -68,7 +73,7 @@ class Sparse(Encoding):
             wanted = values if residual is None else np.clip(values + residual, -_LARGEST, _LARGEST)
             change = np.clip(wanted - base, -_LARGEST, _LARGEST)
             chosen = _largest(change, self.density)
-            levels, magnitudes = _quantised(change, chosen, self.levels)
+            levels, magnitudes = _quantised(change, chosen, self.levels, self.span)
             sizes = np.array([_magnitude(one) for one in magnitudes])
             arrived = base.copy()
             arrived[chosen] += np.copysign(sizes[levels[chosen]], change[chosen])
@@ -120,20 +125,22 @@ def _largest(change: FlatArray, density: float) -> NDArray[np.bool_]:
     return chosen
 
 
-def _quantised(change: FlatArray, chosen: NDArray[np.bool_], num_levels: int) -> tuple[Ints, list[int]]:
+def _quantised(
+    change: FlatArray, chosen: NDArray[np.bool_], num_levels: int, span: Literal["mean", "all"]
+) -> tuple[Ints, list[int]]:
     """The level of each chosen entry, shape (n,), and each level's mean magnitude, in eighths of an octave.
 
-    Levels start at the least chosen magnitude; each is `_BIN` times as wide as the mean lies above the least.
+    Levels start at the least chosen magnitude. How wide they are says `Sparse.span`; where it is `mean`, a
+    level is `_BIN` times as wide as the mean lies above the least.
     """
     levels, sizes = np.zeros(change.size, np.uint8), np.abs(change[chosen])
     if not sizes.size:
         return levels, [0]
-    least = float(sizes.min())
-    width = _BIN * (_mean(sizes) - least)
+    above = sizes.astype(np.float64) if span == "mean" else np.sqrt(sizes, dtype=np.float64)
+    above -= above.min()
+    width = _BIN * (_mean(sizes) - float(sizes.min())) if span == "mean" else above.max() / num_levels
     if width > 0 and num_levels > 1:
-        levels[chosen] = np.minimum((sizes.astype(np.float64) - least) / width, num_levels - 1).astype(
-            np.uint8
-        )
+        levels[chosen] = np.minimum(above / width, num_levels - 1).astype(np.uint8)
     magnitudes: list[int] = []
     for level in range(int(levels.max()) + 1):
         members = sizes[levels[chosen] == level]

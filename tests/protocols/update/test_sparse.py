@@ -145,6 +145,24 @@ def test_levels_leave_less():
     assert taken[0] < taken[1] < taken[2] < 1.2 * taken[0]
 
 
+def test_levels_up_to_the_largest_lose_less_of_a_heavy_tail():
+    draw = drawn(14)
+    changes = (draw.laplace(0, 1, 20_000) * draw.gamma(0.4, 1, 20_000)).astype(np.float32)
+    encoded = {
+        span: Sparse(density=0.3, levels=16, span=span).encode(changes, Known(), None, KEY)
+        for span in ("mean", "all")
+    }
+    left = {span: np.linalg.norm(one.residual) / np.linalg.norm(changes) for span, one in encoded.items()}
+    assert left["all"] < 0.5 * left["mean"]
+    assert len(encoded["all"].data) < 1.5 * len(encoded["mean"].data)
+    back = Sparse().decode(encoded["all"].data, changes.size, Known())
+    sizes, sent_sizes = np.abs(changes[back != 0]).astype(np.float64), np.abs(back[back != 0])
+    edges = (np.sqrt(sizes) - np.sqrt(sizes.min())) / (np.sqrt(sizes.max()) - np.sqrt(sizes.min()))
+    level = np.minimum(16 * edges, 15).astype(int)
+    means = np.bincount(level, sizes) / np.maximum(1, np.bincount(level))
+    np.testing.assert_allclose(sent_sizes, means[level], rtol=2 ** (1 / 16) - 1 + 1e-3)
+
+
 @pytest.mark.parametrize("levels", [0, 17, -1])
 def test_more_levels_than_there_are_are_refused(levels):
     with pytest.raises(SettingError, match="levels"):

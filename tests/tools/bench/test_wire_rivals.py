@@ -11,7 +11,7 @@ from fleetune.tools.bench.wire.power_sgd import PowerSgd
 from fleetune.tools.bench.wire.rivals import eden, golomb_bits, hadamard, qsgd, stc
 
 KEY = Key.of("wire")
-DRAWN = KEY.generator().standard_normal(50).astype(np.float32)
+DRAWN = KEY.generator().standard_normal(600).astype(np.float32)
 
 
 def test_stc_sends_the_largest_with_their_mean_and_a_sign():
@@ -37,9 +37,9 @@ def test_the_hadamard_transform_of_four_numbers():
 
 def test_eden_sends_a_bit_an_entry_and_is_right_along_the_step():
     sent, num_bytes = eden(DRAWN, KEY)
-    assert num_bytes == 4 + 64 / 8
+    assert num_bytes == (4 + 512 / 8) + (4 + 256 / 8)  # 88 entries are padded to 256
     assert sent @ DRAWN == pytest.approx(DRAWN @ DRAWN, rel=1e-5)  # what its scale is for
-    mean = np.mean([eden(DRAWN, KEY.child(draw))[0] for draw in range(200)], axis=0)
+    mean = np.mean([eden(DRAWN, KEY.child(draw))[0] for draw in range(300)], axis=0)
     assert np.linalg.norm(mean - DRAWN) < 0.1 * np.linalg.norm(DRAWN)
 
 

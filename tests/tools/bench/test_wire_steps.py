@@ -6,7 +6,6 @@ from tests.conftest import tiny_spec
 
 from fleetune.protocols.randomness import Key
 from fleetune.tools.bench.trained_differences import Sent, known_of
-from fleetune.tools.bench.wire import nnc
 from fleetune.tools.bench.wire.rate_distortion import markdown, measured
 
 
@@ -32,13 +31,3 @@ def test_a_table_has_a_line_each_the_largest_first(found):
     assert len(lines) == 2 + len(found)
     shares = [float(line.split("|")[2]) for line in lines[2:]]
     assert shares == sorted(shares, reverse=True)
-
-
-def test_nncodec_reads_what_it_wrote():
-    if not nnc.there():
-        pytest.skip("nncodec is not installed")
-    spec = tiny_spec(60)
-    step = np.where(np.arange(spec.size) % 3, 0, 0.01).astype(np.float32)
-    known = known_of(np.ones(spec.size, np.bool_), np.zeros_like(step), spec)
-    streams, places = nnc.compressed(Sent(known, step, 2), step, -60)
-    assert np.abs(nnc.read(streams, places, step.size) - step).max() < 1e-3

@@ -10,14 +10,21 @@ import numpy as np
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
 from fleetune.tools.bench.trained_differences import Sent
-from fleetune.tools.bench.wire import nnc
 from fleetune.tools.bench.wire.rivals import Compressor, eden, qsgd, stc
 
 _DENSITIES = (0.3, 0.1, 0.05, 0.02, 0.01, 0.005)
-_NNC_QUANTISATIONS = (-56, -48, -44, -40, -36, -32, -28, -24)
 OURS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in ("lossless", "fp16", "int8", "int4")},
     **{f"sparse {density:g}": {"name": "sparse", "density": density} for density in _DENSITIES},
+    **{
+        f"sparse {density:g}, 16 levels of all": {
+            "name": "sparse",
+            "density": density,
+            "levels": 16,
+            "span": "all",
+        }
+        for density in _DENSITIES
+    },
 }
 RIVALS: dict[str, Compressor] = {
     "eden 1 bit": eden,
@@ -52,18 +59,7 @@ def measured(patches: Sequence[Sent]) -> dict[str, dict[str, float]]:
             read, num_bytes = compress(_step(sent), Key(1))
             figures.append(_figures(sent, read, num_bytes, time.process_time() - began))
         found[name] = _summary(figures)
-    if nnc.there():
-        for quantisation in _NNC_QUANTISATIONS:
-            found[f"nncodec {quantisation}"] = _summary([_of_nnc(sent, quantisation) for sent in patches])
     return found
-
-
-def _of_nnc(sent: Sent, quantisation: int) -> tuple[float, float, float]:
-    step = _step(sent)
-    began = time.process_time()
-    streams, places = nnc.compressed(sent, step, quantisation)
-    seconds = time.process_time() - began
-    return _figures(sent, nnc.read(streams, places, step.size), sum(map(len, streams)), seconds)
 
 
 def _step(sent: Sent) -> Any:

@@ -15,6 +15,7 @@ from fleetune.protocols.randomness import Key
 
 Compressor = Callable[[FlatArray, Key], tuple[FlatArray, float]]
 
+_LEAST_PART = 256  # entries that share a scale in EDEN, at least
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -45,18 +46,30 @@ def eden(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
     """EDEN at one bit an entry (Vargaftik et al. 2022, arXiv:2108.08842, Alg. 1; at one bit it is DRIVE's
     unbiased scale): signs after a random rotation, and a scale that makes the mean right.
 
-    The rotation is a Hadamard transform with random signs, of the next power of two; the padded entries'
-    signs are counted.
+    The rotation is a Hadamard transform with random signs. Its sizes are powers of two, so the step is cut
+    into the fewest such parts, the last one padded below `_LEAST_PART`, each with a scale of its own: padding
+    a whole step would cost up to another bit an entry.
     """
-    size = 1 << (step.size - 1).bit_length()
+    sent, num_bytes, start = np.empty_like(step), 0.0, 0
+    while start < step.size:
+        left = step.size - start
+        size = max(_LEAST_PART, 1 << (left.bit_length() - 1))
+        part = slice(start, start + min(size, left))
+        sent[part] = _rotated_signs(step[part], size, key.child(start))
+        num_bytes += 4 + size / 8
+        start = part.stop
+    return sent, num_bytes
+
+
+def _rotated_signs(part: FlatArray, size: int, key: Key) -> FlatArray:
     signs = np.where(key.uniform(size) < 0.5, np.float32(-1), np.float32(1))
     padded = np.zeros(size, np.float32)
-    padded[: step.size] = step
+    padded[: part.size] = part
     rotated = hadamard(padded * signs)
     total = float(np.abs(rotated).sum(dtype=np.float64))
     scale = float(np.dot(rotated, rotated)) / total if total else 0.0
     back = hadamard(np.where(rotated < 0, np.float32(-scale), np.float32(scale))) * signs
-    return back[: step.size], 4 + size / 8
+    return back[: part.size]
 
 
 def hadamard(vector: FlatArray) -> FlatArray:
