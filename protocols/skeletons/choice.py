@@ -65,6 +65,8 @@ class Cost:
             for them alone. Its activations and gradients go by whole tensors (docs/costs.md).
         bytes_vary: rounds send more or less, and `bytes_down` and `bytes_up` are the most that a usual one
             does: past rounds may show that it is more, but light ones do not promise a light one.
+        mask_bytes_up: of `bytes_up`, those that say which entries are sent: an encoding of values does not
+            make them fewer for certain.
     """
 
     bytes_down: int
@@ -74,6 +76,7 @@ class Cost:
     extra_epochs: float = 0.0
     trainable_share: float = 1.0
     bytes_vary: bool = False
+    mask_bytes_up: int = 0
 
     def epochs(self, run_epochs: int) -> float:
         """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs)."""
@@ -89,11 +92,15 @@ class Choice:
 
 
 def with_uplink(choices: Sequence[Choice], encoding: Encoding) -> list[Choice]:
-    """`choices` as they cost where this encoding writes updates. Bitmaps are counted as values are."""
+    """`choices` as they cost where this encoding writes updates. A mask is counted as ever: it may become far
+    smaller (docs/wire.md, Masks), but by how much training decides.
+    """
     share = encoding.cost.bytes_per_value / find(RAW).cost.bytes_per_value
     return [
-        replace(choice, cost=replace(choice.cost, bytes_up=round(choice.cost.bytes_up * share)))
+        replace(choice, cost=replace(cost, bytes_up=cost.mask_bytes_up + round(values * share)))
         for choice in choices
+        for cost in [choice.cost]
+        for values in [cost.bytes_up - cost.mask_bytes_up]
     ]
 
 

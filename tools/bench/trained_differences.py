@@ -25,7 +25,7 @@ from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import patches_in
-from fleetune.protocols.wire.payloads import run_key, work_key
+from fleetune.protocols.wire.payloads import Enrolment, run_key, work_key
 from fleetune.tools.simulator.runner import with_model_shape
 from fleetune.tools.simulator.simulated_fleet import Shares
 
@@ -85,16 +85,41 @@ class Sent:
     round: int
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What one device was sent and sends in a round, from 1."""
+
+    round: int
+    device: str
+    task: Any
+    update: Any
+
+
 def updates_of(method_name: str, fleet: Fleet) -> Iterator[Sent]:
     """The patches that devices send up, round by round."""
+    enrolment, turns = played(method_name, fleet)
+    spec, held = enrolment.spec, dict[str, FlatArray]()
+    for turn in turns:
+        base = held.setdefault(turn.device, enrolment.weights.copy())
+        _overlay(base, patches_in(turn.task), spec)
+        for patch in patches_in(turn.update):
+            yield Sent(known_of(patch.selection.mask(spec), base, spec), patch.values, turn.round)
+        _overlay(base, patches_in(turn.update), spec)
+
+
+def played(method_name: str, fleet: Fleet) -> tuple[Enrolment, Iterator[Turn]]:
+    """What devices begin with, and what they are sent and send, round by round."""
     settings, shares = _settings(method_name, fleet)
     enrolment = prepare(settings)
+    return enrolment, _turns(enrolment, shares, fleet)
+
+
+def _turns(enrolment: Enrolment, shares: Shares, fleet: Fleet) -> Iterator[Turn]:
     spec, method = enrolment.spec, method_of(enrolment)
     names = tuple(f"device-{index}" for index in range(fleet.devices))
     backend = make_backend("torch", spec, None, 1, task=enrolment.learns)
     data = [shares.of(index, spec) for index in range(fleet.devices)]
     state, states = method.init_coordinator(enrolment.weights), dict[str, Any]()
-    held = {name: enrolment.weights.copy() for name in names}
     for name, each in zip(names, data, strict=True):
         states[name] = method.init_device(enrolment.weights)
         state = method.admit(state, DeviceReport(name, num_samples=each.size("train"), ratio=fleet.ratio))
@@ -107,11 +132,7 @@ def updates_of(method_name: str, fleet: Fleet) -> Iterator[Sent]:
             trainer = LocalTrainer(backend, each, enrolment.training)
             draws = work_key(fleet.seed, number, 1, name)
             states[name], update = method.work(states[name], task, trainer, Budget(fleet.ratio), draws)
-            _overlay(held[name], patches_in(task), spec)
-            for patch in patches_in(update):
-                known = known_of(patch.selection.mask(spec), held[name], spec)
-                yield Sent(known, patch.values, number)
-            _overlay(held[name], patches_in(update), spec)
+            yield Turn(number, name, task, update)
             updates.append((name, update))
         state = method.aggregate(state, updates)
 

@@ -240,8 +240,12 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         sizes = [tensor.size for tensor in self.spec.tensors if tensor.kind in SHARED]
         up = sum(int(ratio * size) for size in sizes)
         down = up + round(self._share_of_bar(ratio) * (sum(sizes) - up))
-        return Cost(bytes_down=self._bytes(down), bytes_up=self._bytes(up), bytes_vary=True)
+        return Cost(
+            bytes_down=estimate_bytes(down) + self._bitmap_bytes(down),
+            bytes_up=estimate_bytes(up) + self._bitmap_bytes(up),
+            bytes_vary=True,
+            mask_bytes_up=self._bitmap_bytes(up),
+        )
 
-    def _bytes(self, num_entries: int) -> int:
-        bitmap = estimate_bitmap_bytes(num_entries, self.spec.num_parameters)
-        return estimate_bytes(num_entries) + bitmap
+    def _bitmap_bytes(self, num_entries: int) -> int:
+        return estimate_bitmap_bytes(num_entries, self.spec.num_parameters)

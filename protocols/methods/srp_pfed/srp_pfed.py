@@ -230,11 +230,13 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         fitting = sum(rate <= ratio for rate in self.rates) if whole else len(self.rates)
         tried = fitting if self.fixed_rates else min(self.draws, fitting)
         shared = num_shared(ratio if whole else ratio * max(self.rates), size)
+        bitmap = estimate_bitmap_bytes(shared, size)
         return Cost(
             bytes_down=estimate_bytes(size if whole else num_shared(ratio, size)),
-            bytes_up=estimate_bitmap_bytes(shared, size) + estimate_bytes(shared),
+            bytes_up=bitmap + estimate_bytes(shared),
             extra_epochs=EVALUATION_EPOCHS * tried * self.loss_share,
             bytes_vary=True,
+            mask_bytes_up=bitmap,
         )
 
     def _drawn(self, state: ServerState, key: Key) -> tuple[int, ...]:

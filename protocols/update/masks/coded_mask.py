@@ -97,7 +97,8 @@ def evenly(flags: MaskArray) -> bytes:
     out.write(_EVEN, 1, _FORMS)
     out.write(level + MOST, 1, 2 * MOST + 1)
     for start in range(0, flags.size, BLOCK):
-        write_flags(out, flags[start : start + BLOCK], level)
+        here = flags[start : start + BLOCK]
+        write_flags(out, here, np.full(here.size, level))
     return out.finish()
 
 
@@ -129,13 +130,13 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> Mas
         source.take(level, 1)
         for start in range(0, size, BLOCK):
             here = flags[start : start + BLOCK]
-            here[:] = read_flags(source, here.size, level - MOST)
+            here[:] = read_flags(source, np.full(here.size, level - MOST))
     elif form == (_BY_PLACE if base is None else _BY_BASE):
         walk = Walk()
         for tensor in _tensors(size, spec, base):
             walk.start_tensor(max(1, tensor.row_size))
             for order, rows, columns in tensor.blocks():
-                flags[order] = walk.block(rows, columns, lambda levels, _: _read_batch(source, levels))
+                flags[order] = walk.block(rows, columns, lambda levels, _: read_flags(source, levels))
     else:
         raise PacketCorrupt(
             "a mask written with a base where this side has none, or without, or a later form"
@@ -145,27 +146,8 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> Mas
 
 
 def _write_batch(out: RangeEncoder, flags: MaskArray, levels: Ints, batch: slice) -> MaskArray:
-    """Level after level, of each its flags in their order."""
-    here = flags[batch]
-    for level, members in _by_level(levels):
-        write_flags(out, here[members], level)
-    return here
-
-
-def _read_batch(source: RangeDecoder, levels: Ints) -> MaskArray:
-    flags = np.zeros(levels.size, np.bool_)
-    for level, members in _by_level(levels):
-        flags[members] = read_flags(source, members.size, level)
-    return flags
-
-
-def _by_level(levels: Ints) -> Iterator[tuple[int, Ints]]:
-    members = np.argsort(levels.astype(np.int8), kind="stable")
-    start = 0
-    for level, size in enumerate(np.bincount(levels + MOST).tolist(), -MOST):
-        if size:
-            yield level, members[start : start + size]
-        start += size
+    write_flags(out, flags[batch], levels)
+    return flags[batch]
 
 
 def _tensors(size: int, spec: ModelSpec, base: Base | None) -> Iterator[_Tensor]:

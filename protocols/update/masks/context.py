@@ -42,11 +42,10 @@ class Beyond:
     def shift(self) -> Ints:
         """Quarter octaves by which the odds are above what was expected, shape (size,)."""
         seen, hits, expected = 16 * self._seen, 16 * self._hits, self._expected >> 12
-        more = quarter_octaves(hits + self._believed) - quarter_octaves(expected + self._believed)
-        fewer = quarter_octaves(seen - hits + self._believed) - quarter_octaves(
-            seen - expected + self._believed
-        )
-        return more - fewer
+        counts = np.stack([hits, expected, seen - hits, seen - expected])
+        more, less, fewer, rest = quarter_octaves(counts + self._believed)
+        shift: Ints = more - less - fewer + rest
+        return shift
 
     def add(self, members: Ints, flags: MaskArray, levels: Ints) -> None:
         """Flags of these members, of which `levels` were expected."""
@@ -126,8 +125,8 @@ def _near(known: MaskArray, size: int) -> tuple[Ints, Ints]:
 
     The nearest are believed first, the farther ones where these are few.
     """
-    hits = np.pad(np.concatenate([[0], np.cumsum(known)]), _FAR, "edge")
-    seen = np.pad(np.arange(known.size + 1), _FAR, "edge")
+    seen = np.clip(np.arange(-_FAR, known.size + _FAR + 1), 0, known.size)  # up to each place between them
+    hits = np.concatenate([[0], np.cumsum(known)])[seen]
     num_hits = int(hits[-1])
     chance = np.full(size, (2 * num_hits + 1) * TOTAL // (2 * known.size + 2))
     inside = hits

@@ -1,4 +1,4 @@
-"""Flags of one level, written and read: rare surprises by the gaps between them, others eight in a symbol.
+"""Flags of given levels, written and read: rare surprises by the gaps between them, others eight in a symbol.
 
 So no more than one symbol is coded for eight flags or for a surprise, however many they are.
 """
@@ -7,32 +7,71 @@ import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import MaskArray
+from fleetune.protocols.update.encodings.quarter_octaves import Ints
 from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.masks.levels import PATTERN, RUNS_FROM, TOTAL, Runs, patterns, runs, surprise
+from fleetune.protocols.update.masks.levels import (
+    MOST,
+    PATTERN,
+    RUNS_FROM,
+    TOTAL,
+    Runs,
+    patterns,
+    runs,
+    surprise,
+)
 
 
-def write_flags(out: RangeEncoder, flags: MaskArray, level: int) -> None:
-    """Flags that are all of this level, shape (n,)."""
-    surprises = flags ^ (level > 0)
-    if abs(level) >= RUNS_FROM:
-        _write_runs(out, np.flatnonzero(surprises).tolist(), flags.size, runs(abs(level)))
-        return
-    starts, whole = patterns(abs(level)), flags.size // PATTERN * PATTERN
-    out.write_many(np.packbits(surprises[:whole]).tobytes(), starts)
-    chance = surprise(abs(level))
+def write_flags(out: RangeEncoder, flags: MaskArray, levels: Ints) -> None:
+    """Level after level, of each its flags in their order; shapes (n,)."""
+    members, groups = _by_level(levels)
+    surprises = flags[members] ^ (levels[members] > 0)
+    places = np.flatnonzero(surprises)
+    ends = np.searchsorted(places, [stop for _, _, stop in groups]).tolist()
+    first = 0
+    for (level, start, stop), last in zip(groups, ends, strict=True):
+        if abs(level) >= RUNS_FROM:
+            _write_runs(out, (places[first:last] - start).tolist(), stop - start, runs(abs(level)))
+        else:
+            _write_patterns(out, surprises[start:stop], abs(level))
+        first = last
+
+
+def read_flags(data: RangeDecoder, levels: Ints) -> MaskArray:
+    """What `write_flags` wrote. Raises PacketCorrupt, PacketTruncated."""
+    members, groups = _by_level(levels)
+    surprises, places = np.zeros(levels.size, np.bool_), list[int]()
+    for level, start, stop in groups:
+        if abs(level) >= RUNS_FROM:
+            places += [start + place for place in _read_runs(data, stop - start, runs(abs(level)))]
+        else:
+            surprises[start:stop] = _read_patterns(data, stop - start, abs(level))
+    surprises[places] = True
+    flags = np.empty(levels.size, np.bool_)
+    flags[members] = surprises ^ (levels[members] > 0)
+    return flags
+
+
+def _by_level(levels: Ints) -> tuple[Ints, list[tuple[int, int, int]]]:
+    """The flags in the order of their levels, and where in it each level that there is begins and ends."""
+    members = np.argsort(levels.astype(np.int8), kind="stable")
+    counts = np.bincount(levels + MOST)
+    present = np.flatnonzero(counts)
+    stops = np.cumsum(counts)[present]
+    starts = stops - counts[present]
+    return members, list(zip((present - MOST).tolist(), starts.tolist(), stops.tolist(), strict=True))
+
+
+def _write_patterns(out: RangeEncoder, surprises: MaskArray, level: int) -> None:
+    whole, chance = surprises.size // PATTERN * PATTERN, surprise(level)
+    out.write_many(np.packbits(surprises[:whole]).tobytes(), patterns(level))
     for one in surprises[whole:].tolist():
         out.write(0 if one else chance, chance if one else TOTAL - chance, TOTAL)
 
 
-def read_flags(data: RangeDecoder, size: int, level: int) -> MaskArray:
-    """What `write_flags` wrote of so many. Raises PacketCorrupt, PacketTruncated."""
-    if abs(level) >= RUNS_FROM:
-        surprises = np.zeros(size, np.bool_)
-        surprises[_read_runs(data, size, runs(abs(level)))] = True
-        return surprises ^ (level > 0)
-    whole = np.frombuffer(data.read_many(patterns(abs(level)), size // PATTERN), np.uint8)
-    single = [_read_surprise(data, surprise(abs(level))) for _ in range(size % PATTERN)]
-    return np.concatenate([np.unpackbits(whole).view(np.bool_), np.array(single, np.bool_)]) ^ (level > 0)
+def _read_patterns(data: RangeDecoder, size: int, level: int) -> MaskArray:
+    whole = np.frombuffer(data.read_many(patterns(level), size // PATTERN), np.uint8)
+    single = [_read_surprise(data, surprise(level)) for _ in range(size % PATTERN)]
+    return np.concatenate([np.unpackbits(whole).view(np.bool_), np.array(single, np.bool_)])
 
 
 def _read_surprise(data: RangeDecoder, chance: int) -> bool:

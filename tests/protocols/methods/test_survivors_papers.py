@@ -248,9 +248,11 @@ def test_the_bitmap_is_part_of_the_cost():
     cost = create("fedpurin", spec, {"tau": 1.0}).choices(DeviceReport("d"))[-1].cost
     bitmap = estimate_bitmap_bytes(shared, spec.num_parameters)
     assert (cost.bytes_down, cost.bytes_up) == (estimate_bytes(shared) + bitmap,) * 2
+    assert cost.mask_bytes_up == bitmap
     cost = create("srp-pfed", spec, {}).choices(DeviceReport("d"))[0].cost
     sent = num_shared(0.1, spec.num_parameters)
-    assert cost.bytes_up == estimate_bitmap_bytes(sent, spec.num_parameters) + estimate_bytes(sent)
+    assert cost.mask_bytes_up == estimate_bitmap_bytes(sent, spec.num_parameters)
+    assert cost.bytes_up == cost.mask_bytes_up + estimate_bytes(sent)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.35, 0.8])

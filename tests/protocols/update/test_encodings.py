@@ -247,6 +247,9 @@ def test_prices_of_the_uplink_follow_the_encoding(name):
     share = encodings.find(name).size(10_000) / encodings.find("raw").size(10_000)
     assert priced.cost.bytes_up == pytest.approx(4_000_000 * share, rel=0.01)
     assert priced.cost.bytes_down == 1000
+    masked = Choice(1.0, Cost(bytes_down=1000, bytes_up=4_500_000, mask_bytes_up=500_000))
+    (beside,) = with_uplink([masked], encodings.find(name))
+    assert beside.cost.bytes_up == priced.cost.bytes_up + 500_000
     assert with_uplink([plain], encodings.find("raw")) == [plain]
 
 
