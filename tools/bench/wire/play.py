@@ -52,7 +52,7 @@ def play(wanted: Wanted, console: Console) -> None:
         write_atomically(wanted.out / "steps.md", table.encode())
         console.print(table)
     _played(chosen, contenders, wanted.seeds, wanted.out, console)
-    console.print(written(_all_runs(chosen, wanted.out), wanted.out))
+    console.print(written(_all_runs(chosen, wanted.out), wanted.out), markup=False, soft_wrap=True)
 
 
 def _settings(names: str, rounds: int | None, data: str | None) -> dict[str, Setting]:

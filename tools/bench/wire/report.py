@@ -70,7 +70,7 @@ def markdown(setting: str, table: Sequence[dict[str, Any]]) -> str:
     for row in table:
         cells = [_bytes(row["up"][place], row, dense, place) for place in range(len(SHARES))]
         both = _NEVER if row["both"] is None else f"{row['both'] / 1e3:,.0f}"
-        final = f"{100 * row['final']:.2f} ({-100 * row['behind']:+.2f})"
+        final = f"{100 * row['final']:.2f} ({0.0 - 100 * row['behind']:+.2f})"
         lines.append(f"| {' | '.join([row['contender'], str(row['seeds']), *cells, both, final])} |")
     return "\n".join(lines) + "\n"
 
