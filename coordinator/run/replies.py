@@ -44,7 +44,7 @@ def read_reply(
     """What a device offered as its reply to `turn`.
 
     Args:
-        data: as it came.
+        data: as a transfer brought it, which has held it against its digest.
         device: that offered it.
         turn: that it answers.
         method: of the run.
@@ -55,7 +55,7 @@ def read_reply(
     """
     kind = Reply[method.update_type]  # type: ignore[name-defined]
     reply: Reply[Any] = codec.decode(
-        data, kind, method.spec, limit=codec.payload_limit(method.spec), base=base
+        data, kind, method.spec, limit=codec.payload_limit(method.spec), base=base, verified=True
     )
     if reply.device != device:
         raise PacketForeign(f"reply of {reply.device!r} came from {device}")

@@ -116,7 +116,7 @@ class RunController:
         Args:
             device: that it came from.
             turn: what it was offered as.
-            data: the encoded `Reply`.
+            data: the encoded `Reply`, as a transfer has verified it.
             actual: what the round took of the device.
             now: on the run's clock.
             predicted: what the device expected the round to take.

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.msgpack import Ext
 from numpy.typing import NDArray
 
-from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite
+from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, PacketTooLarge
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
@@ -178,6 +178,7 @@ class PatchReader:
     spec: ModelSpec | None
     arrays: Arrays
     body: Callable[[], Body]
+    _most_bytes: int | None = field(default=None, init=False)
     _lifted: list[Array | _Unread] = field(default_factory=list, init=False)
     _held: dict[int, tuple[Array, _Unread]] = field(default_factory=dict, init=False)
     _masks: list[tuple[MaskArray, bytes]] = field(default_factory=list, init=False)
@@ -186,11 +187,14 @@ class PatchReader:
         """The body with numbers in the place of its arrays, which are held for `read`; the arguments and what
         is raised are those of `elements.without_arrays`.
         """
+        self._most_bytes = most_bytes
         data, self._lifted = without_arrays(self.body(), self._lift, most=most, most_bytes=most_bytes)
         return data
 
     def _lift(self, head: Head, body: Body) -> Array | _Unread | None:
         if head.name in encodings.REGISTRY and len(head.shape) == 1:
+            if self._most_bytes is not None and head.length > self._most_bytes:
+                raise PacketTooLarge(f"values of {head.length} encoded bytes; at most {self._most_bytes}")
             written = _Unread(head.name, head.shape[0], head.length, body.at)
             body.skip(head.length)
             return written
