@@ -207,7 +207,7 @@ def _ratio_controller(
         base_bytes=process_memory().resident,
     )
     ratio_controller = RatioController(
-        with_uplink(method.choices(report), enrolment.uplink),
+        with_uplink(method.choices(report), enrolment.uplink, enrolment.spec.size),
         capability,
         board,
         settings.policy,

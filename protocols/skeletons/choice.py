@@ -91,17 +91,19 @@ class Choice:
     cost: Cost
 
 
-def with_uplink(choices: Sequence[Choice], encoding: Encoding) -> list[Choice]:
-    """`choices` as they cost where this encoding writes updates. A mask is counted as ever: it may become far
-    smaller (docs/wire.md, Masks), but by how much training decides.
+def with_uplink(choices: Sequence[Choice], encoding: Encoding, num_entries: int) -> list[Choice]:
+    """`choices` as they cost where this encoding writes updates of a model of so many entries. A mask is counted
+    as ever: it may become far smaller (docs/wire.md, Masks), but by how much training decides.
     """
     share = encoding.cost.bytes_per_value / find(RAW).cost.bytes_per_value
-    return [
-        replace(choice, cost=replace(cost, bytes_up=cost.mask_bytes_up + round(values * share)))
-        for choice in choices
-        for cost in [choice.cost]
-        for values in [cost.bytes_up - cost.mask_bytes_up]
-    ]
+    held = round(encoding.cost.held_bytes * num_entries)
+    return [replace(choice, cost=_encoded(choice.cost, share, held)) for choice in choices]
+
+
+def _encoded(cost: Cost, share: float, held: int) -> Cost:
+    values = cost.bytes_up - cost.mask_bytes_up
+    bytes_up = cost.mask_bytes_up + round(values * share)
+    return replace(cost, bytes_up=bytes_up, memory_bytes=cost.memory_bytes + held)
 
 
 @dataclass(frozen=True)

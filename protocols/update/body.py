@@ -4,7 +4,7 @@ from typing import Protocol
 
 import zstandard
 
-from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
 
 STEP = 2**16  # bytes that are unpacked at a time, and passed on at most
 _MOST_WINDOW = 2**23  # that a frame may need to look back; our own need 2^21 at most
@@ -47,7 +47,7 @@ class Body:
         return self._ahead[self._passed : self._passed + size]
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, passed. Raises PacketCorrupt: there are not so many, or they do not unpack."""
+        """The next bytes, passed. Raises PacketCorrupt, PacketTruncated: there are not so many."""
         if size > self.num_bytes - self.at:
             raise PacketCorrupt("packet ends in the middle of a value")
         taken = self._ahead[self._passed : self._passed + size]
@@ -55,12 +55,12 @@ class Body:
         if len(taken) < size:
             taken += self._unpacked(size - len(taken))
         if len(taken) < size:
-            raise PacketCorrupt("the compressed body is cut short")
+            raise PacketTruncated("the compressed body is cut short")
         self.at += size
         return taken
 
     def skip(self, size: int) -> None:
-        """Pass so many bytes. Raises PacketCorrupt: there are not so many, or they do not unpack."""
+        """Pass so many bytes. Raises PacketCorrupt, PacketTruncated: there are not so many."""
         while size > 0:
             size -= len(self.read(min(size, STEP)))
 

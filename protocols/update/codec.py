@@ -182,7 +182,7 @@ def check_model(data: bytes, spec: ModelSpec) -> None:
     _, _, model, _, _ = _HEADER.unpack_from(data)
     if model.hex() != spec.hash:
         raise PacketForeign(
-            f"packet for model {model.hex()}; this fleet's model is {spec.hash} ({spec.name})"
+            f"packet for model {model.hex()}; this fleet's model is {spec.hash} ({flat(spec.name)})"
         )
 
 

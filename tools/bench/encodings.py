@@ -47,7 +47,7 @@ class Xor(Encoding):
     """For comparison: bit patterns XOR those of the base, in byte planes."""
 
     name = "xor planes"
-    cost = EncodingCost(bytes_per_value=4 * 0.5, passes=4)
+    cost = EncodingCost(bytes_per_value=4 * 0.5, encode_ns=5, decode_ns=5)
     lossless = True
 
     def encode(

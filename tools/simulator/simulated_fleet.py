@@ -167,7 +167,7 @@ def ratio_controller_of(
     )
     fixed = device.ratio is not None
     return RatioController(
-        with_uplink(method.choices(report), enrolment.uplink),
+        with_uplink(method.choices(report), enrolment.uplink, enrolment.spec.size),
         capability,
         board,
         Policy(ratio=device.ratio) if fixed else policy,

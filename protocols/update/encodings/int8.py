@@ -16,7 +16,7 @@ class Int8(Blockwise):
     floor: float = 0.03
 
     name = "int8"
-    cost = EncodingCost(bytes_per_value=4 * 0.13, passes=8)
+    cost = EncodingCost(4 * 0.13, encode_ns=15, decode_ns=5, held_bytes=8, relative_error=0.009)
     largest = 127
 
     def packed(self, integers: Integers) -> Bytes:

@@ -19,7 +19,7 @@ class Raw(Encoding):
     """
 
     name = "raw"
-    cost = EncodingCost(bytes_per_value=4 * 0.92, passes=4)  # shuffled and compressed, and back
+    cost = EncodingCost(bytes_per_value=4 * 0.92, encode_ns=4, decode_ns=4)
     lossless = True
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
