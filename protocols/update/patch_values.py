@@ -101,10 +101,12 @@ class PatchWriter:
         """The values of the payload's next patch, framed."""
         mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
         self._written += 1
-        if self.written is None:
-            framed = self._write(patch, mask, key)
+        where, digest = _where(mask), None if self.written is None else self._digest(patch, mask, key)
+        del mask  # a byte an entry, which a slice has no need of
+        if self.written is None or digest is None:
+            framed = self._write(patch, where, key)
         else:
-            framed = self.written.found(self._digest(patch, mask, key), lambda: self._write(patch, mask, key))
+            framed = self.written.found(digest, lambda: self._write(patch, where, key))
         self.encoded |= framed[0] != FLOAT32
         return framed
 
@@ -115,11 +117,10 @@ class PatchWriter:
         data = write_mask(mask, self.spec, self.base)
         return None if data is None else (CODED_MASK, list(mask.shape), data)
 
-    def _write(self, patch: Patch, mask: MaskArray, key: Key) -> WireArray:
-        where = _where(mask)
+    def _write(self, patch: Patch, where: Where, key: Key) -> WireArray:
         residual = None if self.residual is None else self.residual[where]
         encoding = self.encoding
-        beyond = self.base is not None and not encoding.lossless and bool((mask > self.base.held).any())
+        beyond = not encoding.lossless and self._beyond_base(where)
         if beyond or not patch.values.size:
             encoding = encodings.find(encodings.RAW)
         encoded = encoding.encode(patch.values, _KnownOfPatch(self.spec, self.base, where), residual, key)
@@ -127,6 +128,13 @@ class PatchWriter:
             self._leave(where, encoded.residual)
         name = FLOAT32 if encoding.name == encodings.RAW else encoding.name
         return name, [patch.values.size], encoded.data
+
+    def _beyond_base(self, where: Where) -> bool:
+        """Whether any of these entries is not in the base."""
+        if self.base is None:
+            return False
+        held = self.base.held
+        return not held[where].all() if isinstance(where, slice) else bool((where > held).any())
 
     def _digest(self, patch: Patch, mask: MaskArray, key: Key) -> bytes:
         """Of all that decides what is written."""
@@ -267,6 +275,7 @@ class PatchReader:
         if count != np.count_nonzero(mask):
             raise PacketCorrupt(f"patch with {count} values for {np.count_nonzero(mask)} selected entries")
         where = _where(mask)
+        del mask
         encoding, known = encodings.find(written.name), _KnownOfPatch(spec, base, where)
         if written.data is not None:
             values = encoding.decode(written.data, count, known)
@@ -305,7 +314,11 @@ class _KnownOfPatch(Known):
 
     @cached_property
     def _sizes(self) -> list[int]:
-        return [int(np.count_nonzero(selected)) for selected in _by_tensor(self._spec, self._where)]
+        if not isinstance(self._where, slice):
+            return [int(np.count_nonzero(selected)) for selected in _by_tensor(self._spec, self._where)]
+        ends = np.cumsum([tensor.size for tensor in self._spec.tensors])
+        reached = np.clip([0, *ends], self._where.start, self._where.stop)
+        return [int(size) for size in np.diff(reached)]
 
     def beginnings(self, chunk: slice) -> list[int]:
         starts = np.unique(np.cumsum(self._sizes))

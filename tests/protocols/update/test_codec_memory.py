@@ -21,9 +21,11 @@ from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.update.selection import Everything
 
-SPEC = tiny_spec(hidden=50_000)  # half a million entries
+SPEC = tiny_spec(hidden=200_000)  # two million entries
 LIMIT = codec.payload_limit(SPEC)
-WORKING_SPACE = 1_500_000  # bytes: a chunk's scratch space and what is unpacked at a time
+WORKING_SPACE = (
+    1_300_000  # bytes: a chunk's scratch space and what is unpacked at a time; no mask of the model
+)
 
 
 def peak(work: Callable[[], object]) -> int:
@@ -44,9 +46,9 @@ def update():
     return Base.whole(held), Task(Patch.of(values, Everything(), SPEC))
 
 
-# Of the values, float32. Encoding raw values needs them in one piece, and again as they are compressed;
-# encoding with a loss makes the residual, and here its copy, as the model has running statistics.
-MOST = {"raw": (2.1, 1.1), "lossless": (1.5, 1.1), "fp16": (2.9, 1.1), "int8": (2.5, 1.1), "int4": (2.4, 1.1)}
+# To encode, of the values. Raw ones are there in one piece, and again as they are compressed; a loss leaves
+# the residual, and here its copy, as the model has running statistics.
+MOST = {"raw": 2.05, "lossless": 1.55, "fp16": 2.6, "int8": 2.4, "int4": 2.3}
 
 
 @pytest.mark.parametrize(("name", "most"), MOST.items(), ids=str)
@@ -59,11 +61,10 @@ def test_encoding_and_decoding_take_little_beside_the_values(name, most, update)
         data.append(codec.encode(task, SPEC, writer=writer))
 
     encode()
-    assert peak(encode) <= most[0] * num_bytes + WORKING_SPACE
+    assert peak(encode) <= most * num_bytes
     assert data[0] == data[1]
     assert (
-        peak(lambda: codec.decode(data[0], Task, SPEC, limit=LIMIT, base=base))
-        <= most[1] * num_bytes + WORKING_SPACE
+        peak(lambda: codec.decode(data[0], Task, SPEC, limit=LIMIT, base=base)) <= num_bytes + WORKING_SPACE
     )
 
 
