@@ -92,8 +92,8 @@ class Choice:
 
 
 def with_uplink(choices: Sequence[Choice], encoding: Encoding, num_entries: int) -> list[Choice]:
-    """`choices` as they cost where this encoding writes updates of a model of so many entries. A mask is counted
-    as ever: it may become far smaller (docs/wire.md, Masks), but by how much training decides.
+    """`choices` as they cost where this encoding writes updates of a model of so many entries. A mask is
+    counted as ever: it may become far smaller (docs/wire.md, Masks), but by how much training decides.
     """
     share = encoding.cost.bytes_per_value / find(RAW).cost.bytes_per_value
     held = round(encoding.cost.held_bytes * num_entries)

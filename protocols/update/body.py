@@ -30,7 +30,8 @@ class Body:
     def __init__(self, packed: memoryview, num_bytes: int) -> None:
         """Raises PacketCorrupt: it is no frame, or not of so many bytes."""
         self.num_bytes, self.at = num_bytes, 0
-        self._ahead, self._passed = b"", 0  # unpacked bytes, and how many of these are passed
+        self._made = 0  # bytes unpacked so far, of which
+        self._ahead, self._passed = b"", 0  # these were looked at, and so many of them passed
         try:
             if zstandard.get_frame_parameters(packed).content_size != num_bytes:
                 raise PacketCorrupt("the compressed body is not as long as the header says")
@@ -40,7 +41,7 @@ class Body:
         self._unpacking = unpacker.stream_reader(packed, read_size=_READ)
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, fewer at the end of the body. Raises PacketCorrupt: they do not unpack."""
+        """The next bytes, fewer at the end of the body. Raises PacketCorrupt, PacketTruncated."""
         if len(self._ahead) - self._passed < size:
             self._ahead = self._ahead[self._passed :] + self._unpacked(max(size, STEP))
             self._passed = 0
@@ -54,8 +55,6 @@ class Body:
         self._passed += len(taken)
         if len(taken) < size:
             taken += self._unpacked(size - len(taken))
-        if len(taken) < size:
-            raise PacketTruncated("the compressed body is cut short")
         self.at += size
         return taken
 
@@ -66,9 +65,13 @@ class Body:
 
     def _unpacked(self, size: int) -> bytes:
         try:
-            return self._unpacking.read(size)
+            data = self._unpacking.read(size)
         except zstandard.ZstdError as problem:
             raise _not_unpacked(problem) from None
+        self._made += len(data)
+        if len(data) < size and self._made < self.num_bytes:
+            raise PacketTruncated("the compressed body is cut short")
+        return data
 
 
 def _not_unpacked(problem: Exception) -> PacketCorrupt:
