@@ -77,6 +77,8 @@ class Sparse(Encoding):
         spread = _entropy(share) + share if share < 1 else 1.0
         reached = [tail**level * (1 - tail) for level in range(self.levels - 1)] + [tail ** (self.levels - 1)]
         levels = -sum(one * math.log2(one) for one in reached)
+        if self.span == "all":  # 2.1 bits a level with 16 of them, measured
+            levels = max(levels, math.log2(self.levels) - 1.7)
         finest = _FINEST_ERROR * share**_ERROR_SLOPE
         coarser = max(0.0, _TERNARY_ERROR**2 - finest**2) * math.exp(1 - self.levels)
         return EncodingCost(

@@ -131,7 +131,7 @@ def test_the_explanation_fits_into_80_characters(thin):
 class SomeSession:
     """Answers at once, or not at all."""
 
-    last_round = None
+    last_round = base = None
 
     def __init__(self, problem=None):
         self.problem, self.budgets = problem, []
