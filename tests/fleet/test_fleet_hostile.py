@@ -278,7 +278,7 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
                 liar.say(data, channel)
             agent.wait_for("refused a packet", count=7)
             for name, payload, reason in [
-                ("damaged", encoded(run="damaged")[:-9], "checksum"),
+                ("damaged", encoded(run="damaged")[:-9], "cut short"),
                 ("foreign", encoded(run="another"), "came as one of run 'foreign'"),
                 ("method", encoded(run="method", method={"name": "magic"}), "no method 'magic'"),
                 ("weights", encoded(run="weights", weights=enrolment.weights[:9]), "do not fit"),
@@ -290,7 +290,7 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
             assert "not enrolled" in liar.send(TransferKey("task", "other", 1, 1), b"x").refused
             nan = replace(honest.task.patch, values=honest.task.patch.values * np.float32(np.nan))
             for attempt, payload, reason in [
-                (1, codec.encode(honest, spec)[:-9], "checksum"),
+                (1, codec.encode(honest, spec)[:-9], "cut short"),
                 (2, codec.encode(replace(honest, device="device-1"), spec), "device-1"),
                 (3, codec.encode(replace(honest, task=replace(honest.task, patch=nan)), spec), "NaN"),
             ]:
