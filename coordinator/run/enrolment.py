@@ -14,7 +14,7 @@ from fleetune.protocols.methods import with_defaults_of_run
 from fleetune.protocols.model.backbone_file import Tensors, backbone_file
 from fleetune.protocols.model.input_scaling import check_channels
 from fleetune.protocols.model.spec import Backbone, ModelSpec
-from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.encoding import PLAIN
 from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.task import TaskSection
@@ -84,7 +84,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         continues=start.continues,
         task=UNSET if settings.task == TaskSection() else settings.task,
         adoption=adoption if adoption.enabled else UNSET,
-        encoding=UNSET if settings.encoding == EncodingSection() else settings.encoding,
+        encoding=UNSET if settings.encoding == PLAIN else settings.encoding,
     )
     return Beginning(enrolment, backbone)
 

@@ -10,10 +10,12 @@ from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.update import encodings
 from fleetune.protocols.update.encodings.encoding import Encoding
 
+LOSSLESS = "lossless"
+
 Choice = Label | Annotated[dict[Label, Any], Meta(max_length=20)]
 
 
-class EncodingSection(Settings, frozen=True, omit_defaults=True):
+class EncodingSection(Settings, frozen=True):
     """[encoding]
 
     Attributes:
@@ -23,8 +25,8 @@ class EncodingSection(Settings, frozen=True, omit_defaults=True):
             which both sides then keep.
     """
 
-    up: Choice = encodings.RAW
-    down: Choice = encodings.RAW
+    up: Choice = LOSSLESS
+    down: Choice = LOSSLESS
 
     def __post_init__(self) -> None:
         for direction, choice in (("up", self.up), ("down", self.down)):
@@ -37,7 +39,7 @@ class EncodingSection(Settings, frozen=True, omit_defaults=True):
     def ways(self) -> dict[str, Choice]:
         """The choice for each direction that has another than the default."""
         choices = {"up": self.up, "down": self.down}
-        return {way: choice for way, choice in choices.items() if choice != encodings.RAW}
+        return {way: choice for way, choice in choices.items() if choice != LOSSLESS}
 
     @property
     def uplink(self) -> Encoding:
@@ -48,3 +50,7 @@ class EncodingSection(Settings, frozen=True, omit_defaults=True):
     def downlink(self) -> Encoding:
         """What writes tasks."""
         return encodings.chosen(self.down)
+
+
+PLAIN = EncodingSection(encodings.RAW, encodings.RAW)
+"""Of runs that began before there were encodings."""

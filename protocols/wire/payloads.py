@@ -31,7 +31,7 @@ from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
@@ -68,8 +68,8 @@ class Enrolment:
             starts from it; None: all start from `weights`.
         task: the [task] section; left out where it says what every run was before there were several.
         adoption: the [adoption] section, where it is enabled.
-        encoding: the [encoding] section, where it says more than its defaults. An agent of a release that
-            does not know it writes what it always did, which every coordinator reads.
+        encoding: the [encoding] section; left out where nothing is encoded, as before there was one. An agent
+            of a release that does not know it writes what it always did, which every coordinator reads.
     """
 
     run: RunId
@@ -101,7 +101,7 @@ class Enrolment:
 
     @property
     def _encoding(self) -> EncodingSection:
-        return EncodingSection() if self.encoding is UNSET else self.encoding
+        return PLAIN if self.encoding is UNSET else self.encoding
 
     @property
     def learns(self) -> Task:

@@ -21,7 +21,7 @@ from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.encoding import PLAIN
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
@@ -69,7 +69,7 @@ def enrolment(run_settings: RunSettings) -> Enrolment:
     begun = Enrolment(
         "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
     )
-    return begun if encoding == EncodingSection() else replace(begun, encoding=encoding)
+    return begun if encoding == PLAIN else replace(begun, encoding=encoding)
 
 
 def digest(data: bytes) -> str:

@@ -180,7 +180,7 @@ def test_the_owner_may_want_less(tmp_path):
 
 
 def test_what_is_too_much_for_the_link_is_not_chosen(tmp_path):
-    thin = LinkSpeed(uplink_bps=1e4, downlink_bps=10e6, round_trip_s=0.04)
+    thin = LinkSpeed(uplink_bps=5e3, downlink_bps=10e6, round_trip_s=0.04)
     taken = joined(enrolment(round={"deadline_s": 10}), tmp_path, link=thin)
     assert 0 < taken.report.ratio < 1
     assert "would need" in taken.report.reason
