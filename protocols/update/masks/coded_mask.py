@@ -22,6 +22,7 @@ from fleetune.protocols.update.masks.flags import read_flags, write_flags
 from fleetune.protocols.update.masks.levels import CHANCES, MOST, TOTAL
 
 BLOCK = 1 << 14  # flags; what reading takes beside the mask grows with it
+MOST_FLAGS = 1 << 21  # of a mask that is coded: one to two seconds of work here, more on a small board
 SMALLEST = 48  # bytes of a bitmap, compressed; below them nothing is to be gained
 _EVEN, _BY_PLACE, _BY_BASE, _FORMS = 0, 1, 2, 8  # the others are for later versions
 _ROW_UNKNOWN = 64
@@ -81,7 +82,7 @@ def write_mask(mask: MaskArray, spec: ModelSpec, base: Base | None) -> bytes | N
     flags = mask.ravel()
     bitmap = np.packbits(flags).tobytes()
     plain = min(len(bitmap), len(zstandard.ZstdCompressor(level=3).compress(bitmap)))
-    if plain < SMALLEST or flags.size > spec.size:
+    if plain < SMALLEST or flags.size > min(spec.size, MOST_FLAGS):
         return None
     data = predicted(flags, spec, base)
     hits = int(np.count_nonzero(flags))
@@ -120,6 +121,8 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> Mas
     Raises:
         PacketCorrupt, PacketTruncated: it never writes such bytes, or not with such a base.
     """
+    if size > MOST_FLAGS:
+        raise PacketCorrupt(f"coded mask of {size} flags; at most {MOST_FLAGS}")
     base = base if size == spec.num_parameters else None
     source = RangeDecoder(data)
     form = source.peek(_FORMS)

@@ -19,7 +19,7 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.masks.coded_mask import evenly, predicted, read_mask, write_mask
+from fleetune.protocols.update.masks.coded_mask import MOST_FLAGS, evenly, predicted, read_mask, write_mask
 from fleetune.protocols.update.masks.levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
@@ -151,6 +151,7 @@ def packet(shape, data, spec=WIDE):
     ("shape", "data", "fault"),
     [
         ([2**39], b"\0", PacketCorrupt),
+        ([MOST_FLAGS + 1], b"\0", PacketError),
         ([2**20, 2**30], b"\0", PacketCorrupt),
         ([0], b"\0", PacketCorrupt),
         ([100], b"\x60", PacketCorrupt),  # a later form

@@ -318,10 +318,10 @@ def test_contenders_may_differ_in_how_updates_are_written(tmp_path):
     compare = {"thin": {"name": "fedavg", "up": table}, "whole": whole}
     settings = settings_of(compare=compare)
     contenders = contenders_of(settings, ["fedavg", "thin", "whole"])
-    assert [one.options for one in contenders] == ["", f"up = {table}", "up = lossless, down = int8"]
+    assert [one.options for one in contenders] == ["", f"up = {table}", "down = int8"]
     cells = cells_of(settings, contenders, 1, tmp_path)
-    assert [cell.settings.encoding.up for cell in cells] == ["raw", table, "lossless"]
-    assert [cell.settings.encoding.down for cell in cells] == ["raw", "raw", "int8"]
+    assert [cell.settings.encoding.up for cell in cells] == ["lossless", table, "lossless"]
+    assert [cell.settings.encoding.down for cell in cells] == ["lossless", "lossless", "int8"]
     wrong = settings_of(compare={"thin": {"name": "fedavg", "up": "sparce"}})
     with pytest.raises(SettingError, match=r"compare.thin: up: .*did you mean 'sparse'"):
         contenders_of(wrong, ["thin"])

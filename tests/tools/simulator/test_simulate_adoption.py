@@ -30,6 +30,7 @@ def play(folder, method="fedavg", final_evaluation=True, training=(), **adoption
         method={"name": method},
         data={"partition": {"kind": "iid", "samples": 60, "test_fraction": 0.5}},
         round=ROUND,
+        encoding={"up": "raw", "down": "raw"},  # bytes are the same for whatever was learned
         adoption=adoption,
     )
     run, summary = simulate(wanted, folder, workers=0, fresh=True)

@@ -18,6 +18,7 @@ BASE = {
         "partition": {"kind": "dirichlet", "alpha": 1.0, "samples": 60, "test_fraction": 0.5},
     },
     "training": {"epochs": 1, "batch_size": 10, "learning_rate": 0.1},
+    "encoding": {"up": "raw", "down": "raw"},  # what a payload takes is then known before training
     "fleet": {"devices": 4, "boards": {"raspberry-pi-4b": 4}},
 }
 THIN = {"uplink_mbps": 0.02, "downlink_mbps": 1.0}

@@ -23,7 +23,7 @@ def asked(name, **sections):
 @pytest.mark.parametrize("method", ["fedavg", "fedspu", "srp-pfed", "kapc", "fedpurin", "dc-pfl", "fedcac"])
 def test_every_bit_is_as_without_it(tmp_path, name, method):
     chosen = {"method": {"name": method}, **SMALL}
-    _, plain, weights = play(tmp_path, "raw", **chosen)
+    _, plain, weights = play(tmp_path, "raw", **asked("raw", **chosen))
     _, encoded, same = play(tmp_path, name, **asked(name, **chosen))
     assert same.tobytes() == weights.tobytes()
     assert encoded.bytes.up < plain.bytes.up
@@ -34,7 +34,7 @@ def test_every_bit_is_as_without_it(tmp_path, name, method):
 def test_a_semi_asynchronous_round_has_its_base_too(tmp_path, name):
     section = {"round": {"mode": "buffer", "participants": 2, "buffer": 2}}
     chosen = {"method": {"name": "fedavg"}, **SMALL, **section}
-    _, plain, weights = play(tmp_path, "raw", **chosen)
+    _, plain, weights = play(tmp_path, "raw", **asked("raw", **chosen))
     _, encoded, found = play(tmp_path, name, **asked(name, **chosen))
     assert plain.rounds == encoded.rounds == 2
     if name in LOSSLESS:
@@ -44,7 +44,7 @@ def test_a_semi_asynchronous_round_has_its_base_too(tmp_path, name):
 @pytest.mark.parametrize("name", LOSSY)
 def test_a_few_bits_a_value_learn_as_all_of_them_do(tmp_path, name):
     chosen = {"method": {"name": "fedavg"}, "run": {"name": "sim", "rounds": 6}, "fleet": {"devices": 4}}
-    _, plain, _ = play(tmp_path, "raw", **chosen)
+    _, plain, _ = play(tmp_path, "raw", **asked("raw", **chosen))
     _, encoded, _ = play(tmp_path, name, **asked(name, **chosen))
     assert encoded.bytes.up < 0.6 * plain.bytes.up
     assert encoded.bytes.down < 0.7 * plain.bytes.down
@@ -59,7 +59,7 @@ def test_devices_that_come_and_go_and_are_late_are_still_sent_differences(tmp_pa
         "fleet": {"devices": 6, "availability": 0.7},
         "round": {"participants": 2, "quorum": 1, "deadline_s": 20, "over_selection": 2},
     }
-    _, plain, _ = play(tmp_path, "raw", **chosen)
+    _, plain, _ = play(tmp_path, "raw", **asked("raw", **chosen))
     _, encoded, found = play(tmp_path, name, **asked(name, **chosen))
     assert plain.rounds == encoded.rounds == 5
     assert np.isfinite(found).all()

@@ -32,6 +32,7 @@ def play(folder, rounds=9, method="fedavg", model=(), **adoption):
         run={"name": "sim", "rounds": rounds, "final_evaluation": False},
         method={"name": method},
         model=dict(model),
+        encoding={"up": "raw", "down": "raw"},  # tasks are read here without what devices hold
         data={"partition": {"kind": "iid", "samples": 100, "test_fraction": 0.2}},
         adoption={"enabled": True, "compare_alone": 0, "canary": 0.5, "watch": 2, "held_out": 0.5} | adoption,
     )
