@@ -125,10 +125,9 @@ class RunController:
             the tasks to send, and what became of it: `ReplyRefused` where nothing of it was kept because it
             is damaged, implausible or not what it was offered as; `ReplyDropped` where it does not count.
         """
+        objection, delivered = self.objection(device, turn), self._execution.delivered(device, turn)
+        base = self._execution.base(delivered)
         try:
-            objection = self.objection(device, turn)
-            delivered = self._execution.delivered(device, turn)
-            base = self._execution.base(delivered)
             reply = read_reply(data, device, turn, self._method, base)
             if objection is None and reply.base not in (UNSET, None if base is None else base.digest):
                 raise PacketForeign(f"update of {device} was written with another base than its task")
@@ -137,6 +136,8 @@ class RunController:
                 raise PacketForeign(f"reply {kind} an update to round {turn.number}")
             self._execution.check(reply, counts=objection is None)
         except PacketError as problem:
+            if objection and base is not None and delivered is None:  # nobody knows what it was written with
+                return self._handle(ReplyArrived(device, *turn, objection), now, None)
             return self._refuse_reply(device, turn, problem, now)
         staleness = self.turn.number - reply.round
         arriving = ArrivingReply(reply, data, delivered, actual, predicted, staleness)

@@ -55,7 +55,7 @@ from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.choice import DeviceReport, with_uplink
+from fleetune.protocols.skeletons.choice import DeviceReport, as_encoded
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import TransferKey
@@ -207,7 +207,7 @@ def _ratio_controller(
         base_bytes=process_memory().resident,
     )
     ratio_controller = RatioController(
-        with_uplink(method.choices(report), enrolment.uplink, enrolment.spec.size),
+        as_encoded(method.choices(report), enrolment.uplink, enrolment.downlink, enrolment.spec.size),
         capability,
         board,
         settings.policy,

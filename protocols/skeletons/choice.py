@@ -11,6 +11,7 @@ from fleetune.protocols.update.encodings import RAW, find
 from fleetune.protocols.update.encodings.encoding import Encoding
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # to choose from, unless a method says otherwise
+HELD_BYTES = 4  # an entry, of what tasks have brought, where they are differences to that
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
 
 
@@ -91,19 +92,29 @@ class Choice:
     cost: Cost
 
 
-def with_uplink(choices: Sequence[Choice], encoding: Encoding, num_entries: int) -> list[Choice]:
-    """`choices` as they cost where this encoding writes updates of a model of so many entries. A mask is
-    counted as ever: it may become far smaller (docs/wire.md, Masks), but by how much training decides.
+def as_encoded(choices: Sequence[Choice], up: Encoding, down: Encoding, num_entries: int) -> list[Choice]:
+    """`choices` as they cost where these encodings write updates and tasks of a model of so many entries.
+
+    A mask is counted as ever: it may become far smaller (docs/wire.md, Masks), but by how much training
+    decides. A task's is taken to be no larger than the update's.
     """
-    share = encoding.cost.bytes_per_value / find(RAW).cost.bytes_per_value
-    held = round(encoding.cost.held_bytes * num_entries)
-    return [replace(choice, cost=_encoded(choice.cost, share, held)) for choice in choices]
+    raw = find(RAW).cost.bytes_per_value
+    shares = up.cost.bytes_per_value / raw, down.cost.bytes_per_value / raw
+    held = round(up.cost.held_bytes * num_entries) + (0 if down.name == RAW else HELD_BYTES * num_entries)
+    return [replace(choice, cost=_encoded(choice.cost, *shares, held)) for choice in choices]
 
 
-def _encoded(cost: Cost, share: float, held: int) -> Cost:
-    values = cost.bytes_up - cost.mask_bytes_up
-    bytes_up = cost.mask_bytes_up + round(values * share)
-    return replace(cost, bytes_up=bytes_up, memory_bytes=cost.memory_bytes + held)
+def _encoded(cost: Cost, share_up: float, share_down: float, held: int) -> Cost:
+    def scaled(num_bytes: int, share: float) -> int:
+        mask = min(cost.mask_bytes_up, num_bytes)
+        return mask + round((num_bytes - mask) * share)
+
+    return replace(
+        cost,
+        bytes_up=scaled(cost.bytes_up, share_up),
+        bytes_down=scaled(cost.bytes_down, share_down),
+        memory_bytes=cost.memory_bytes + held,
+    )
 
 
 @dataclass(frozen=True)

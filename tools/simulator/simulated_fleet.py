@@ -18,7 +18,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
-from fleetune.protocols.skeletons.choice import with_uplink
+from fleetune.protocols.skeletons.choice import as_encoded
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Enrolment, run_key
@@ -167,7 +167,7 @@ def ratio_controller_of(
     )
     fixed = device.ratio is not None
     return RatioController(
-        with_uplink(method.choices(report), enrolment.uplink, enrolment.spec.size),
+        as_encoded(method.choices(report), enrolment.uplink, enrolment.downlink, enrolment.spec.size),
         capability,
         board,
         Policy(ratio=device.ratio) if fixed else policy,

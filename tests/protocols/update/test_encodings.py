@@ -25,7 +25,7 @@ from fleetune.protocols.errors import (
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import SharedModel, Task
-from fleetune.protocols.skeletons.choice import Choice, Cost, with_uplink
+from fleetune.protocols.skeletons.choice import Choice, Cost, as_encoded
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
@@ -241,18 +241,21 @@ def test_an_entry_that_the_base_lacks_is_never_lost_in_a_small_difference(name, 
 
 
 @every_encoding
-def test_prices_of_the_uplink_follow_the_encoding(name):
-    plain = Choice(1.0, Cost(bytes_down=1000, bytes_up=4_000_000))
-    (priced,) = with_uplink([plain], encodings.find(name), 1_000_000)
-    share = encodings.find(name).size(10_000) / encodings.find("raw").size(10_000)
+def test_prices_follow_the_encodings_of_both_directions(name):
+    encoding, raw, size = encodings.find(name), encodings.find("raw"), 1_000_000
+    plain = Choice(1.0, Cost(bytes_down=2_000_000, bytes_up=4_000_000))
+    (priced,) = as_encoded([plain], encoding, raw, size)
+    share = encoding.size(10_000) / raw.size(10_000)
     assert priced.cost.bytes_up == pytest.approx(4_000_000 * share, rel=0.01)
-    assert priced.cost.bytes_down == 1000
-    masked = Choice(1.0, Cost(bytes_down=1000, bytes_up=4_500_000, mask_bytes_up=500_000))
-    (beside,) = with_uplink([masked], encodings.find(name), 1_000_000)
+    assert priced.cost.bytes_down == 2_000_000
+    masked = Choice(1.0, Cost(bytes_down=2_500_000, bytes_up=4_500_000, mask_bytes_up=500_000))
+    (beside,) = as_encoded([masked], encoding, encoding, size)
     assert beside.cost.bytes_up == priced.cost.bytes_up + 500_000
-    held = 0 if encodings.find(name).lossless or name == "half" else 8_000_000  # residuals, old and new
-    assert priced.cost.memory_bytes == held
-    assert with_uplink([plain], encodings.find("raw"), 1_000_000) == [plain]
+    assert beside.cost.bytes_down == pytest.approx(2_000_000 * share + 500_000, rel=0.01)
+    residuals = 0 if encoding.lossless or name == "half" else 8 * size  # old and new
+    assert priced.cost.memory_bytes == residuals
+    assert beside.cost.memory_bytes == residuals + (0 if name == "raw" else 4 * size)
+    assert as_encoded([plain], raw, raw, size) == [plain]
 
 
 @pytest.mark.parametrize(("density", "levels"), [(0.005, 8), (0.02, 1), (0.05, 1), (0.05, 8), (0.2, 4)])
