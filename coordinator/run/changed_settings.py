@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from fleetune.protocols.errors import SettingError, StoreVersion
 from fleetune.protocols.methods import from_section, with_those_of_run
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.encoding import EncodingSection
 from fleetune.protocols.settings.rate_schedule import with_that_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -58,12 +59,13 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
 
 
 def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
-    """`now`, with what it leaves open of the method and the schedule as the run has decided it.
+    """`now`, with what it leaves open of method, schedule and encodings as the run has decided it.
 
     Raises:
         SettingError: no such method.
     """
-    now = replace(now, training=with_that_of_run(now.training, before.training))
+    encoding = before.encoding if now.encoding == EncodingSection() else now.encoding
+    now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
     if before.method["name"] != now.method["name"]:
         return now
     return replace(now, method=with_those_of_run(now.method, before.method))

@@ -88,12 +88,17 @@ CREATE TABLE held_model (digest TEXT PRIMARY KEY, data BLOB NOT NULL)
 """
 
 
-def _tables_of_what_devices_hold(connection: sqlite3.Connection) -> None:
+def _what_devices_hold(connection: sqlite3.Connection) -> None:
+    """Make the tables of it. A run that began before `lossless` was the default goes on without encodings."""
     for table in _HELD_TABLES.split(";"):
         connection.execute(table)
+    for (data,) in connection.execute("SELECT data FROM value WHERE name = 'settings'").fetchall():
+        settings = msgspec.json.decode(data)
+        settings["encoding"] = {"up": "raw", "down": "raw", **settings.get("encoding", {})}
+        _put_value(connection, "settings", msgspec.json.encode(settings))
 
 
-STEPS = (_first_tables, _rows_of_devices, _tables_of_what_devices_hold)
+STEPS = (_first_tables, _rows_of_devices, _what_devices_hold)
 VERSION = len(STEPS)
 
 

@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import UNSET, Meta
+from numpy.typing import NDArray
 
+from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.averaging import ModelAveraging, SharedModel, Update
 from fleetune.protocols.skeletons.method import DeviceId
 
@@ -32,8 +34,15 @@ class FedAvg(ModelAveraging):
         averaged = super().aggregate(state, updates).weights
         if self.server_rate == 1 and not self.server_momentum:
             return SharedModel(averaged)
-        velocity = averaged - state.weights
+        weights = state.weights.astype(np.float64)  # two extreme float32 numbers are too far apart for one
+        step = averaged - weights
         if state.velocity is not UNSET:
-            velocity += np.float32(self.server_momentum) * state.velocity
-        stepped = state.weights + np.float32(self.server_rate) * velocity
+            step += self.server_momentum * state.velocity
+        velocity = _within_float32(step)
+        stepped = _within_float32(weights + self.server_rate * velocity)
         return SharedModel(stepped, velocity if self.server_momentum else UNSET)
+
+
+def _within_float32(values: NDArray[np.float64]) -> FlatArray:
+    largest = np.finfo(np.float32).max
+    return np.clip(values, -largest, largest).astype(np.float32)

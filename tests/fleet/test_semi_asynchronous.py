@@ -54,6 +54,7 @@ def settings(method="fedavg", rounds=8, fleet=None, **round_):
             "method": {"name": method},
             "data": {"source": "digits", "partition": {"kind": "iid", "samples": 60}},
             "training": {"batch_size": 10},
+            "encoding": {"up": "raw", "down": "raw"},  # who comes first does not hang on what was learned
             "round": round_,
             "fleet": fleet or {"devices": 6, "boards": {"n100-gateway": 4, "raspberry-pi-zero-2w": 2}},
         }

@@ -9,12 +9,13 @@ from tests.fleet.test_semi_asynchronous import Desk
 from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
 from fleetune.coordinator.rounds.events import DeviceReady
-from fleetune.coordinator.run.changed_settings import CHANGEABLE
+from fleetune.coordinator.run.changed_settings import CHANGEABLE, going_on
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -243,3 +244,11 @@ def test_a_run_that_began_without_a_beta_of_its_own_goes_on_with_the_100_of_its_
     run.store.close()
     assert run.resumed
     assert run.method.beta == 100
+
+
+def test_a_run_that_began_without_encodings_goes_on_without_them():
+    plain = desk_settings()
+    silent = replace(plain, encoding=EncodingSection())
+    assert plain.encoding == PLAIN
+    assert going_on(plain, silent).encoding == PLAIN
+    assert going_on(silent, plain).encoding == PLAIN  # another wish, to be refused

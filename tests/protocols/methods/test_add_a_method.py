@@ -24,8 +24,9 @@ def printed_method(tmp_path, monkeypatch):
 
 
 def test_it_trains_and_sends_a_tenth(tmp_path):
-    _, ours, _ = play(tmp_path, "a", method={"name": NAME})
-    _, whole, _ = play(tmp_path, "b", method={"name": "fedavg"})
+    plain = {"encoding": {"up": "raw", "down": "raw"}}
+    _, ours, _ = play(tmp_path, "a", method={"name": NAME}, **plain)
+    _, whole, _ = play(tmp_path, "b", method={"name": "fedavg"}, **plain)
     assert ours.bytes.up < 0.2 * whole.bytes.up
     assert ours.accuracy.personal_mean > 0.1
     assert ours.inside["sent"].value == pytest.approx(0.1, abs=0.01)
