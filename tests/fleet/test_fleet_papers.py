@@ -92,7 +92,7 @@ def test_srp_pfeds_memory_prefers_rates(play):
     assert np.array_equal(state.memory, wanted.memory)
     assert state.memory.max() > state.memory.min() + 0.1
     up = {reply[1] for _, _, _, replies in found.rounds[:-1] for reply in replies.values()}
-    assert max(up) > 2 * min(up)
+    assert max(up) > 1.5 * min(up)  # values at their rates, and half a kilobyte that is the same for all
 
 
 def test_kapcs_cube_leaves_equal_shares(play):
@@ -104,7 +104,8 @@ def test_kapcs_cube_leaves_equal_shares(play):
 
 def test_bls_leaves_layers_out_both_ways(play):
     settings = ("relation_rate = 1.0", "self_threshold = 0.4")
-    found, state, wanted = play(toml("kapc-bls", *settings, rounds=5, learning_rate=0.1))
+    plain = '\n[encoding]\nup = "raw"\ndown = "raw"\n'  # else first weights take next to nothing, too
+    found, state, wanted = play(toml("kapc-bls", *settings, rounds=5, learning_rate=0.1) + plain)
     assert np.array_equal(state.cube, wanted.cube)
     assert state.uploaded == wanted.uploaded
     assert 1 <= min(state.uploaded.values()) < 3

@@ -13,7 +13,7 @@ from fleetune.edge_agent.stream.sample_store import SampleStore
 
 pytestmark = pytest.mark.fleet
 
-TOML = run_toml(method="fedavg", rounds=100, devices=2, start_with=2, quorum=2).replace(
+TOML = run_toml(method="fedavg", rounds=5000, devices=2, start_with=2, quorum=2).replace(
     "[run]", "[run]\nfinal_evaluation = false"
 )
 SHARD = 150
