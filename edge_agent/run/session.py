@@ -280,7 +280,7 @@ class Session:
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self._method.task_type]  # type: ignore[name-defined]
         assignment: Assignment[Any] = codec.decode(
-            data, kind, self.spec, limit=codec.payload_limit(self.spec), base=self._base_of, verified=True
+            data, kind, self.spec, limit=codec.payload_limit(self.spec), base=self._base_of
         )
         if assignment.device != self._device:
             raise PacketForeign(f"task for {assignment.device}; this is {self._device}")

@@ -190,12 +190,15 @@ class OneDevice:
 
 
 def test_hundreds_of_rounds_leave_memory_store_and_summary_as_large_as_they_are(tmp_path, monkeypatch):
-    """10,000 were measured by hand, see docs/open-runs.md."""
+    """10,000 were measured by hand, see docs/open-runs.md.
+
+    Python's free lists take 40 kB over the first 300 rounds, and no more afterwards (3,000 were looked at).
+    """
     monkeypatch.setattr(thinning, "MOST_WHOLE", WHOLE)
     tracemalloc.start()
     try:
         one = OneDevice(tmp_path / "run")
-        (held, stored), (held_later, stored_later) = one.play(150), one.play(300)
+        (held, stored), (held_later, stored_later) = one.play(300), one.play(450)
     finally:
         tracemalloc.stop()
     with closing(one.run.store):
@@ -203,9 +206,9 @@ def test_hundreds_of_rounds_leave_memory_store_and_summary_as_large_as_they_are(
     assert held_later - held < 30_000
     assert stored_later <= stored + 50_000
     assert len(kept) <= 2 * WHOLE + 2
-    assert (summary.rounds, summary.thinned) == (300, 300 - len(kept))
-    assert summary.seconds.train == pytest.approx(300.0), "sums are those of all rounds"
-    assert summary.bytes.up_dense == 300 * 4 * SPEC.num_parameters
+    assert (summary.rounds, summary.thinned) == (450, 450 - len(kept))
+    assert summary.seconds.train == pytest.approx(450.0), "sums are those of all rounds"
+    assert summary.bytes.up_dense == 450 * 4 * SPEC.num_parameters
     past = numbers((tmp_path / "run" / PAST).read_bytes())
     assert past == list(range(1, past[-1] + 1))
-    assert {*past, *(record.number for record in kept)} == set(range(1, 301))
+    assert {*past, *(record.number for record in kept)} == set(range(1, 451))
