@@ -128,10 +128,9 @@ class RunStore:
         Raises:
             StoreError: there is none.
         """
-        data = self._one("SELECT data FROM reply WHERE device = ?", device)
-        if data is None:
-            raise StoreError(f"{self.path}: the reply of {device} is missing")
-        return data
+        return self._needed(
+            f"the reply of {device} is missing", "SELECT data FROM reply WHERE device = ?", device
+        )
 
     def drop_replies(self) -> None:
         self._connection.execute("DELETE FROM reply")
@@ -161,10 +160,11 @@ class RunStore:
         Raises:
             StoreError: it is missing.
         """
-        data = self._one("SELECT data FROM held_model WHERE digest = ?", digest)
-        if data is None:
-            raise StoreError(f"{self.path}: what devices hold ({digest[:12]}) is missing")
-        return data
+        return self._needed(
+            f"what devices hold ({digest[:12]}) is missing",
+            "SELECT data FROM held_model WHERE digest = ?",
+            digest,
+        )
 
     def drop_held_model(self, digest: str) -> None:
         self._connection.execute("DELETE FROM held_model WHERE digest = ?", (digest,))
@@ -185,10 +185,9 @@ class RunStore:
         Raises:
             StoreError: there is none.
         """
-        data = self._one("SELECT data FROM array WHERE name = ?", name)
-        if data is None:
-            raise StoreError(f"array {name.hex()[:12]} is missing")
-        return data
+        return self._needed(
+            f"array {name.hex()[:12]} is missing", "SELECT data FROM array WHERE name = ?", name
+        )
 
     def drop_arrays(self, names: Iterable[bytes]) -> None:
         self._connection.executemany("DELETE FROM array WHERE name = ?", [(name,) for name in names])
@@ -247,6 +246,12 @@ class RunStore:
         self._connection.close()
         if self._lock is not None:
             self._lock.close()
+
+    def _needed(self, what: str, query: str, *key: Any) -> bytes:
+        data = self._one(query, *key)
+        if data is None:
+            raise StoreError(f"{self.path}: {what}")
+        return data
 
     def _one(self, query: str, *key: Any) -> bytes | None:
         rows = self._rows(query, *key)

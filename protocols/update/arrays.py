@@ -56,7 +56,7 @@ def write_array(array: Array, out: memoryview) -> None:
 
 
 def parts_of(obj: Any) -> WireArray:
-    """What `pack` or an encoding made, as it came off the wire. Raises PacketCorrupt."""
+    """An array's name, shape and data, as they came off the wire. Raises PacketCorrupt."""
     try:
         parts: WireArray = msgspec.convert(obj, WireArray)
     except msgspec.ValidationError as problem:

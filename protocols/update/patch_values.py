@@ -87,7 +87,7 @@ class PatchWriter:
     written: Written | None = None
     left_out: FlatArray | None = field(default=None, init=False)
     encoded: bool = field(default=False, init=False)
-    _written: int = field(default=0, init=False)
+    _count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.left_out = self.residual
@@ -99,8 +99,8 @@ class PatchWriter:
 
     def write(self, patch: Patch) -> WireArray:
         """The values of the payload's next patch, framed."""
-        mask, key = patch.selection.mask(self.spec), self.key.child(self._written)
-        self._written += 1
+        mask, key = patch.selection.mask(self.spec), self.key.child(self._count)
+        self._count += 1
         where, digest = _where(mask), None if self.written is None else self._digest(patch, mask, key)
         del mask  # a byte an entry, which a slice has no need of
         if self.written is None or digest is None:

@@ -268,7 +268,7 @@ def test_in_a_steady_world_the_ratio_comes_to_rest(
         return
     moves = [other - one for one, other in pairwise(ratios[15:]) if one != other]
     assert not moves or noisy
-    assert max(moves, default=0) <= 0 or min(moves) >= 0, "noise may move it to the next ratio, never back and forth"
+    assert max(moves, default=0) <= 0 or min(moves) >= 0, "never back and forth"
 
 
 def test_ratios_do_not_swing_when_the_limit_lies_between_two():
