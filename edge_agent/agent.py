@@ -256,17 +256,14 @@ class Agent:
     def _say_ready(self) -> None:
         """Or why not, for the time being."""
         assert self._joined is not None
+        run = self._joined.enrolment.run
         self._resting = self._guard.objection() or self._joined.refusal
         if self._resting is None:
             self._joined.note_samples(replied=bool(self._link.outbox))
             self._noted.note(resting=None)
             self._send(self._joined.ready())
         else:
-            self._decline(
-                TransferKey("enrolment", self._joined.enrolment.run),
-                "resting",
-                TrainingStopped(self._resting),
-            )
+            self._decline(TransferKey("enrolment", run), "resting", TrainingStopped(self._resting))
         if self._guard.is_on or self._resting is not None or self._joined.grows:
             self._look_at = self._clock() + LOOK_EVERY_S
         self._pass(self._link.reconnected(self._clock()))  # the coordinator may be a new process
