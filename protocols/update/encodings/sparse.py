@@ -20,23 +20,19 @@ from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, SettingErr
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
-from fleetune.protocols.update.encodings.quarter_octaves import Ints
-from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.encodings.sparse_entries import (
     MAX_LEVELS,
     Reader,
     Writer,
-    read_number,
     tensors_of,
-    write_number,
 )
+from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, SUBNORMAL, magnitude
+from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
-MAGNITUDES = 8 * 277  # eighths of an octave from 2^-149, all that float32 has
 _AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # the others are for later versions
 _STRIDE_LENGTHS = 13  # a step from one magnitude to another has at most 12 bits
-_MANTISSAS = (32768, 35734, 38968, 42495, 46341, 50535, 55109, 60097)  # 2^15 * 2^(k / 8)
 _LOG_STEPS = (34219, 37316, 40693, 44376, 48393, 52773, 57549, 62757)  # 2^15 * 2^((k + 1/2) / 8)
-_SUBNORMAL = 149  # 2^-149 is the smallest float32
 _BIN = 2.0  # 1.5 to 3 give about the same distortion for the same bytes
 _FINEST_ERROR, _ERROR_SLOPE, _TERNARY_ERROR = 0.24, -0.21, 0.75  # measured, see `Sparse.cost`
 _LARGEST = np.finfo(np.float32).max
@@ -96,7 +92,7 @@ class Sparse(Encoding):
             change = np.clip(wanted - base, -_LARGEST, _LARGEST)
             chosen = _largest(change, self.density)
             levels, magnitudes = _quantised(change, chosen, self.levels, self.span)
-            sizes = np.array([_magnitude(one) for one in magnitudes])
+            sizes = np.array([magnitude(one) for one in magnitudes])
             arrived = base.copy()
             arrived[chosen] += np.copysign(sizes[levels[chosen]], change[chosen])
             lost = ~np.isfinite(arrived)  # a mean beyond what the entry's own change comes to
@@ -116,13 +112,12 @@ class Sparse(Encoding):
         else:
             values = known.base if known.spare else known.base.copy()
         source = RangeDecoder(data)
-        form = source.peek(_FORMS)
-        source.take(form, 1)
+        form = source.read_even(_FORMS)
         if form != (_AS_THEY_ARE if known.base is None else _DIFFERENCES):
             raise PacketCorrupt(
                 "written with a base where this side has none, or without, or in a later form"
             )
-        sizes = np.array([_magnitude(one) for one in _read_magnitudes(source)])
+        sizes = np.array([magnitude(one) for one in _read_magnitudes(source)])
         reader = Reader(source, sizes.size)
         for tensor in tensors_of(known, count):
             for hits, negative, levels in reader.read(tensor):
@@ -178,8 +173,8 @@ def _quantised(
 def _write_magnitudes(out: RangeEncoder, magnitudes: list[int]) -> None:
     out.write(len(magnitudes) - 1, 1, MAX_LEVELS)
     out.write(magnitudes[0], 1, MAGNITUDES)
-    for before, magnitude in pairwise(magnitudes):
-        write_number(out, max(0, magnitude - before), _STRIDE_LENGTHS)
+    for before, after in pairwise(magnitudes):
+        out.write_number(max(0, after - before), _STRIDE_LENGTHS)
 
 
 def _read_magnitudes(data: RangeDecoder) -> list[int]:
@@ -188,7 +183,7 @@ def _read_magnitudes(data: RangeDecoder) -> list[int]:
     magnitudes = [data.peek(MAGNITUDES)]
     data.take(magnitudes[0], 1)
     while len(magnitudes) < num_levels:
-        magnitudes.append(magnitudes[-1] + read_number(data, _STRIDE_LENGTHS))
+        magnitudes.append(magnitudes[-1] + data.read_number(_STRIDE_LENGTHS))
     if magnitudes[-1] >= MAGNITUDES:
         raise PacketCorrupt("a magnitude beyond float32")
     return magnitudes
@@ -214,9 +209,5 @@ def _eighths(sizes: FlatArray) -> int:
     mean = total // sizes.size
     exponent = mean.bit_length() - 1
     leading = (mean << 16 >> exponent) >> 1
-    eighths = 8 * (exponent + unit + _SUBNORMAL) + bisect_right(_LOG_STEPS, leading)
+    eighths = 8 * (exponent + unit + SUBNORMAL) + bisect_right(_LOG_STEPS, leading)
     return max(0, min(eighths, MAGNITUDES - 1))
-
-
-def _magnitude(eighths: int) -> np.float32:
-    return np.float32(math.ldexp(_MANTISSAS[eighths % 8], eighths // 8 - _SUBNORMAL - 15))

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.update.encodings.encoding import Known
-from fleetune.protocols.update.encodings.quarter_octaves import Ints
-from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.encodings.sparse_places import (
     BLOCK,
     Activity,
@@ -17,6 +15,8 @@ from fleetune.protocols.update.encodings.sparse_places import (
     read_hits,
     write_hits,
 )
+from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 MAX_LEVELS = 16
 _ROW_UNKNOWN = 64  # entries a row where no row is known
@@ -127,14 +127,14 @@ class Writer:
     ) -> None:
         """Write one tensor's; arrays are of all entries of the patch."""
         left = int(np.count_nonzero(chosen[tensor.start : tensor.stop]))
-        write_number(self.out, left, tensor.size.bit_length() + 1)
+        self.out.write_number(left, tensor.size.bit_length() + 1)
         if not left:
             return
         busy_columns = Activity(tensor.num_columns)
         for block, rows, columns in tensor.blocks():
             num_hits = int(np.count_nonzero(chosen[block]))
             if block.stop < tensor.stop:
-                write_number(self.out, num_hits, rows.size.bit_length() + 1)
+                self.out.write_number(num_hits, rows.size.bit_length() + 1)
             hits = places_of(rows, columns, busy_columns, num_hits, write_hits(self.out, chosen[block]))
             self._model.start_block()
             for row, sign, level in zip(
@@ -172,13 +172,13 @@ class Reader:
         Raises:
             PacketCorrupt, PacketTruncated.
         """
-        left = read_number(self.data, tensor.size.bit_length() + 1)
+        left = self.data.read_number(tensor.size.bit_length() + 1)
         if not left:
             return
         busy_columns = Activity(tensor.num_columns)
         for block, rows, columns in tensor.blocks():
             last = block.stop == tensor.stop
-            num_hits = left if last else read_number(self.data, rows.size.bit_length() + 1)
+            num_hits = left if last else self.data.read_number(rows.size.bit_length() + 1)
             if num_hits > min(left, rows.size):
                 raise PacketCorrupt(f"{num_hits} of {rows.size} entries, where {left} are left")
             hits = places_of(rows, columns, busy_columns, num_hits, read_hits(self.data))
@@ -209,18 +209,3 @@ class Reader:
             symbol += 1
         self.data.take(start, counts[symbol])
         return symbol
-
-
-def write_number(out: RangeEncoder, number: int, num_lengths: int) -> None:
-    """A whole number: how many bits it has, below `num_lengths` <= 32, and these but the first."""
-    length = number.bit_length()
-    out.write(length, 1, num_lengths)
-    if length > 1:
-        out.write_bits(number - (1 << length - 1), length - 1)
-
-
-def read_number(data: RangeDecoder, num_lengths: int) -> int:
-    """What `write_number` wrote. Raises PacketCorrupt, PacketTruncated."""
-    length = data.peek(num_lengths)
-    data.take(length, 1)
-    return 0 if not length else (1 << length - 1) + data.read_bits(length - 1)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
-from fleetune.protocols.update.encodings.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
-from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 BATCH_ENDS = (1, 2, 3, 4, 6, 9, 14, 21, 32, 48, 64)
 BLOCK = 1 << 15  # entries; what reading takes beside the values grows with it

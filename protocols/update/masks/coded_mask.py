@@ -15,11 +15,11 @@ import zstandard
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import MaskArray, ModelSpec
 from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.encodings.quarter_octaves import Ints, quarter_octaves
-from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.flag_levels import CHANCES, MOST, TOTAL
+from fleetune.protocols.update.entropy.flags import read_flags, write_flags
+from fleetune.protocols.update.entropy.quarter_octaves import Ints, quarter_octaves
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.masks.context import Walk
-from fleetune.protocols.update.masks.flags import read_flags, write_flags
-from fleetune.protocols.update.masks.levels import CHANCES, MOST, TOTAL
 
 BLOCK = 1 << 14  # flags; what reading takes beside the mask grows with it
 MOST_FLAGS = 1 << 21  # of a mask that is coded: one to two seconds of work here, more on a small board
@@ -125,12 +125,10 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> Mas
         raise PacketCorrupt(f"coded mask of {size} flags; at most {MOST_FLAGS}")
     base = base if size == spec.num_parameters else None
     source = RangeDecoder(data)
-    form = source.peek(_FORMS)
-    source.take(form, 1)
+    form = source.read_even(_FORMS)
     flags = np.zeros(size, np.bool_)
     if form == _EVEN:
-        level = source.peek(2 * MOST + 1)
-        source.take(level, 1)
+        level = source.read_even(2 * MOST + 1)
         for start in range(0, size, BLOCK):
             here = flags[start : start + BLOCK]
             here[:] = read_flags(source, np.full(here.size, level - MOST))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetune.protocols.model.spec import MaskArray
-from fleetune.protocols.update.encodings.quarter_octaves import Ints, quarter_octaves
-from fleetune.protocols.update.masks.levels import CHANCES, MOST, TOTAL
+from fleetune.protocols.update.entropy.flag_levels import CHANCES, MOST, TOTAL
+from fleetune.protocols.update.entropy.quarter_octaves import Ints, quarter_octaves
 
 FIRST = 16  # so many flags and fewer are known of by what came before the block alone
 _NEAR = ((32, 16), (4, 8), (1, 4))  # known flags on each side; how many the wider estimate counts as

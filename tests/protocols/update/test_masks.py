@@ -19,8 +19,8 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.entropy.flag_levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
 from fleetune.protocols.update.masks.coded_mask import MOST_FLAGS, evenly, predicted, read_mask, write_mask
-from fleetune.protocols.update.masks.levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.update.selection import Entries

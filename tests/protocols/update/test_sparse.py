@@ -9,8 +9,8 @@ import pytest
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketNotFinite, SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.encoding import Known
-from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.encodings.sparse import Sparse
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 KEY = Key(5)
 

@@ -25,6 +25,7 @@ OURS: dict[str, dict[str, Any]] = {
         }
         for density in _DENSITIES
     },
+    **{f"lowrank {step:g}": {"name": "lowrank", "step": step} for step in (0.5, 1, 2, 3, 4, 6)},
 }
 RIVALS: dict[str, Compressor] = {
     "eden 1 bit": eden,

@@ -7,9 +7,7 @@ import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import MaskArray
-from fleetune.protocols.update.encodings.quarter_octaves import Ints
-from fleetune.protocols.update.encodings.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.masks.levels import (
+from fleetune.protocols.update.entropy.flag_levels import (
     MOST,
     PATTERN,
     RUNS_FROM,
@@ -19,6 +17,8 @@ from fleetune.protocols.update.masks.levels import (
     runs,
     surprise,
 )
+from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
 
 def write_flags(out: RangeEncoder, flags: MaskArray, levels: Ints) -> None:

@@ -36,6 +36,13 @@ class RangeEncoder:
         if num_bits:
             self.write(value, 1, 1 << num_bits)
 
+    def write_number(self, number: int, num_lengths: int) -> None:
+        """A whole number: how many bits it has, below `num_lengths` <= 32, and these but the first."""
+        length = number.bit_length()
+        self.write(length, 1, num_lengths)
+        if length > 1:
+            self.write_bits(number - (1 << length - 1), length - 1)
+
     def write_many(self, symbols: bytes, starts: list[int]) -> None:
         """Symbols of one table: k owns what is from starts[k] up to starts[k + 1] of the last of `starts`."""
         total, low, width = starts[-1], self._low, self._width
@@ -144,11 +151,18 @@ class RangeDecoder:
 
     def read_bits(self, num_bits: int) -> int:
         """A number below 2^num_bits. Raises PacketTruncated, PacketCorrupt."""
-        if not num_bits:
-            return 0
-        value = self.peek(1 << num_bits)
+        return self.read_even(1 << num_bits) if num_bits else 0
+
+    def read_even(self, total: int) -> int:
+        """A number of 0..total-1, all equally likely. Raises PacketTruncated, PacketCorrupt."""
+        value = self.peek(total)
         self.take(value, 1)
         return value
+
+    def read_number(self, num_lengths: int) -> int:
+        """What `write_number` wrote. Raises PacketTruncated, PacketCorrupt."""
+        length = self.read_even(num_lengths)
+        return 0 if not length else (1 << length - 1) + self.read_bits(length - 1)
 
     def finish(self) -> None:
         """Raises PacketCorrupt: there are bytes that nobody read."""

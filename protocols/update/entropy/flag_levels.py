@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from fleetune.protocols.update.encodings.quarter_octaves import PER_OCTAVE, Ints
+from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints
 
 MOST = 60  # a surprise has at least a chance of about 2^-15
 TOTAL = 1 << 16

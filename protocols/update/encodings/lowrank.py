@@ -1,0 +1,132 @@
+"""What changed in each layer as a few outer products, rounded to steps; the rest waits for a later round.
+
+A round of local training changes a weight matrix by few outer products (`outer_products.py`): PowerSGD
+(Vogels et al. 2019, arXiv:1905.13727) sends a fixed number of them as float32, with error feedback. Where we
+differ: each device has its own, as many as are worth their bytes; both factors are rounded to one step for
+the whole patch, a multiple of what is to change on average, so that every layer and every product gets
+the bits that its size deserves (reverse water-filling); integers are entropy-coded by what is expected of
+their product, row and column. What is no matrix, or none that few products tell, is rounded entry by entry.
+Bytes: docs/wire.md, `lowrank`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, SettingError
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+from fleetune.protocols.update.encodings.lowrank_tensors import (
+    Parts,
+    TensorReader,
+    TensorWriter,
+    tensors_of,
+)
+from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, magnitude, nearest
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+
+_AS_THEY_ARE, _DIFFERENCES, _FORMS = 0, 1, 8  # the others are for later versions
+_LARGEST = np.finfo(np.float32).max
+_MOST_OF_OWN, _LEAST_OF_WANTED = 3.0, 1 / 8  # root mean squares that steps are measured by
+_MOST_STEPS = 1e6  # so that squares and their sums stay within float32
+
+
+@dataclass(frozen=True)
+class LowRank(Encoding):
+    """Outer products and entries in whole steps.
+
+    Attributes:
+        step: its width, in root mean squares of all changes, above 0; 3 to 5 pay.
+    """
+
+    step: float = 4.0
+
+    name = "lowrank"
+    lossless = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step < math.inf:
+            raise SettingError(f"lowrank: step {self.step}; take a number above 0")
+
+    @property
+    def cost(self) -> EncodingCost:
+        return EncodingCost(
+            bytes_per_value=0.02, encode_ns=1000, decode_ns=1000, held_bytes=8, relative_error=0.5
+        )
+
+    def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
+        base = np.zeros_like(values) if known.base is None else known.base
+        with np.errstate(over="ignore"):
+            wanted = values if residual is None else np.clip(values + residual, -_LARGEST, _LARGEST)
+            change = np.clip(wanted - base, -_LARGEST, _LARGEST)
+            own = np.clip(values - base, -_LARGEST, _LARGEST)
+            data, arrived = _written(change, base, known, self._width(own, change))
+            if not np.isfinite(arrived).all():  # a step leads beyond float32: all of it waits
+                data, arrived = _written(np.zeros_like(change), base, known, 0)
+            return Encoded(data, np.clip(wanted - arrived, -_LARGEST, _LARGEST))
+
+    def _width(self, own: FlatArray, wanted: FlatArray) -> int:
+        """Of a step, in eighths of an octave.
+
+        By what is wanted, residual included, so that a round that changes little is no reason for finer
+        steps; but within bounds: if steps grew with the residual for ever, it would with them.
+        """
+        all_in_all = _root_mean_square(wanted)
+        usual = min(all_in_all, _MOST_OF_OWN * _root_mean_square(own))
+        width = self.step * max(usual, _LEAST_OF_WANTED * all_in_all)
+        return nearest(width) if width > 0 else 0
+
+    def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
+        if known.base is None:
+            values = np.zeros(count, np.float32)
+        else:
+            values = known.base if known.spare else known.base.copy()
+        source = RangeDecoder(data)
+        form = source.read_even(_FORMS)
+        if form != _form(known):
+            raise PacketCorrupt(
+                "written with a base where this side has none, or without, or in a later form"
+            )
+        width = source.read_even(MAGNITUDES)
+        reader = TensorReader(source)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for tensor in tensors_of(known, count):
+                _add(values, reader.read(tensor), width)
+                if not np.isfinite(values[tensor.start : tensor.stop]).all():
+                    raise PacketNotFinite("a difference leads beyond the largest float32")
+        source.finish()
+        return values
+
+
+def _root_mean_square(numbers: FlatArray) -> float:
+    return math.sqrt(float(np.square(numbers, dtype=np.float64).mean())) if numbers.size else 0.0
+
+
+def _form(known: Known) -> int:
+    return _AS_THEY_ARE if known.base is None else _DIFFERENCES
+
+
+def _written(change: FlatArray, base: FlatArray, known: Known, width: int) -> tuple[bytes, FlatArray]:
+    """The bytes of a change, and the values that come of them."""
+    out, arrived = RangeEncoder(), base.copy()
+    out.write(_form(known), 1, _FORMS)
+    out.write(width, 1, MAGNITUDES)
+    writer = TensorWriter(out)
+    for tensor in tensors_of(known, change.size):
+        parts = writer.write(tensor, _in_steps(change[tensor.start : tensor.stop], width))
+        _add(arrived, parts, width)
+    return out.finish(), arrived
+
+
+def _in_steps(change: FlatArray, width: int) -> FlatArray:
+    """At most what factors can say: more waits for a later round."""
+    steps = change.astype(np.float64) / float(magnitude(width))
+    return np.clip(steps, -_MOST_STEPS, _MOST_STEPS).astype(np.float32)
+
+
+def _add(values: FlatArray, parts: Parts, width: int) -> None:
+    """Add changes in steps to `values`, in place: each is one float64 product, rounded to float32 once."""
+    for part, steps in parts:
+        values[part] += (steps * float(magnitude(width))).astype(np.float32)

@@ -1,0 +1,243 @@
+"""The lowrank encoding: outer products for few bytes, in steps; and no harm by any bytes."""
+
+import tracemalloc
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketNotFinite, SettingError
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.encodings.encoding import Known
+from fleetune.protocols.update.encodings.lowrank import LowRank
+from fleetune.protocols.update.encodings.lowrank_tensors import tensors_of
+from fleetune.protocols.update.encodings.outer_products import products_of, sum_of
+from fleetune.protocols.update.encodings.sparse import Sparse
+from fleetune.protocols.update.entropy.magnitudes import magnitude, nearest
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.small_integers import LARGEST, IntegerReader, IntegerWriter
+
+KEY = Key(5)
+
+
+def drawn(seed: int) -> np.random.Generator:
+    return Key(seed).generator()
+
+
+def few_products(rows=60, columns=200, rank=3, noise=0.0):
+    """A matrix of so many outer products of about equal size, and noise, of unit root mean square."""
+    draw = drawn(1)
+    products = draw.normal(0, 1, (rows, rank)) @ draw.normal(0, 1, (rank, columns)) / np.sqrt(rank)
+    return (products + draw.normal(0, noise, (rows, columns))).astype(np.float32)
+
+
+def error(encoded, changes):
+    return np.linalg.norm(encoded.residual) / np.linalg.norm(changes)
+
+
+def of_matrix(matrix):
+    return Known(np.zeros(matrix.size, np.float32), row_sizes=(matrix.shape[1],))
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.7, 3.0, 6.0])
+def test_integers_take_their_entropy_and_come_back(scale):
+    integers = np.rint(drawn(2).laplace(0, scale, 20_000)).astype(np.int64)
+    integers[:3] = -LARGEST, LARGEST, 15
+    expected = np.full(integers.size, int(4 * np.log2(2 * scale**2)))
+    out = RangeEncoder()
+    IntegerWriter(out).write(integers, expected)
+    data = out.finish()
+    share = np.unique_counts(integers).counts / integers.size
+    assert len(data) <= 1.05 * -(share * np.log2(share)).sum() * integers.size / 8 + 20
+    source = RangeDecoder(data)
+    assert np.array_equal(IntegerReader(source).read(expected), integers)
+    source.finish()
+
+
+def test_integers_of_unlike_sizes_take_less_where_it_is_known_which():
+    scale = np.repeat([0.1, 4.0], 2000)
+    integers = np.rint(drawn(3).laplace(0, scale)).astype(np.int64)
+    sizes = []
+    for expected in (4 * np.log2(2 * scale**2), np.full(4000, 8.0)):
+        out = RangeEncoder()
+        IntegerWriter(out).write(integers, expected.astype(np.int64))
+        sizes.append(len(out.finish()))
+    assert sizes[0] < 0.85 * sizes[1]
+
+
+def test_what_is_three_products_goes_as_three():
+    matrix = few_products()
+    found = products_of(matrix / np.float32(0.1), most=20)
+    assert len(found) == 3
+    whole = np.concatenate([part for _, part in sum_of(found, *matrix.shape)]).reshape(matrix.shape)
+    assert np.abs(whole - matrix / 0.1).max() < 3
+
+
+@pytest.mark.parametrize("tall", [False, True])
+def test_products_take_fewer_bytes_than_entries_for_less_error(tall):
+    matrix = few_products(noise=0.05)
+    matrix = np.ascontiguousarray(matrix.T) if tall else matrix
+    values, known = matrix.ravel(), of_matrix(matrix)
+    encoded = LowRank(2.0).encode(values, known, None, KEY)
+    thin = Sparse(density=0.1).encode(values, known, None, KEY)
+    assert len(encoded.data) < len(thin.data)
+    assert error(encoded, values) < 0.4 < error(thin, values)
+    blind = LowRank(2.0).encode(values, Known(known.base), None, KEY)
+    assert len(blind.data) > len(encoded.data), "rows are not known to this one"
+    assert error(blind, values) > error(encoded, values)
+
+
+def test_finer_steps_take_more_and_lose_less():
+    values, known = few_products(noise=0.3).ravel(), of_matrix(few_products())
+    found = [LowRank(step).encode(values, known, None, KEY) for step in (8.0, 4.0, 2.0, 1.0, 0.5)]
+    sizes, errors = [len(one.data) for one in found], [error(one, values) for one in found]
+    assert sizes == sorted(sizes)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.25
+
+
+def test_a_round_of_training_goes_as_products():
+    """Of a linear layer, by the algebra: each sample adds an outer product."""
+    draw = drawn(6)
+    features, deltas = draw.gamma(0.5, 1, (8, 256)), draw.normal(0, 1, (8, 64))
+    matrix = (deltas.T @ features).astype(np.float32)
+    data = LowRank(3.0).encode(matrix.ravel(), of_matrix(matrix), None, KEY)
+    assert len(data.data) < matrix.size / 20
+    assert error(data, matrix) < 0.5
+
+
+def test_what_is_left_out_arrives_over_the_rounds():
+    """And does not grow without end, also where few products tell little and steps are coarse."""
+    change, known = few_products(30, 40, noise=1.0).ravel(), of_matrix(few_products(30, 40))
+    arrived, residual = np.zeros(change.size), None
+    for _ in range(30):
+        encoded = LowRank(4.0).encode(change, known, residual, KEY)
+        residual = encoded.residual
+        arrived += LowRank().decode(encoded.data, change.size, known)
+    np.testing.assert_allclose(arrived + residual, 30 * change, atol=1e-2)
+    assert np.linalg.norm(residual) < 10 * np.linalg.norm(change)
+
+
+@pytest.mark.parametrize(
+    ("places", "row_size", "columns"),
+    [
+        (None, 30, 30),
+        (None, 1, 0),
+        (None, 0, 0),
+        (None, 7, 0),
+        (np.flatnonzero(np.arange(120) % 30 < 10), 30, 10),
+        (np.flatnonzero((np.arange(120) // 30) % 2), 30, 30),
+        (np.flatnonzero(np.arange(120) % 7 == 0), 30, 0),
+        (np.array([1, 2, 33, 34]), 30, 0),
+        (np.array([1, 2, 31, 32, 61, 62]), 30, 2),
+        (np.array([1, 2, 31, 62]), 30, 0),
+    ],
+)
+def test_a_part_of_a_matrix_is_one_if_its_rows_have_the_same_columns(places, row_size, columns):
+    count = 120 if places is None else places.size
+    known = Known(None, row_sizes=(row_size,), places=None if places is None else places.astype(np.int32))
+    (tensor,) = tensors_of(known, count)
+    assert tensor.columns == columns
+
+
+@pytest.mark.parametrize("step", [0, -1, float("nan"), float("inf")])
+def test_a_step_that_is_none_is_refused(step):
+    with pytest.raises(SettingError, match="step"):
+        LowRank(step)
+
+
+def test_nothing_changed_takes_a_byte_at_most():
+    base = drawn(8).normal(0, 1, 100).astype(np.float32)
+    encoded = LowRank().encode(base, Known(base), None, KEY)
+    assert encoded.data == b"\x20"
+    assert LowRank().decode(encoded.data, 100, Known(base)).tobytes() == base.tobytes()
+    assert not encoded.residual.any()
+    assert LowRank().encode(np.zeros(100, np.float32), Known(), None, KEY).data == b""
+
+
+@pytest.mark.parametrize("size", [1e-45, 3e-42, 1.2e-38, 1e-20, 1.0, 1e20, 3e38])
+def test_any_size_of_a_change_is_said(size):
+    assert magnitude(nearest(size)) == pytest.approx(size, rel=0.045, abs=1e-45)
+    changes = np.full(300, size, np.float32)
+    back = LowRank(1.0).decode(
+        (encoded := LowRank(1.0).encode(changes, Known(), None, KEY)).data, 300, Known()
+    )
+    np.testing.assert_allclose(back, changes, rtol=0.045, atol=1e-45)
+    assert np.isfinite(encoded.residual).all()
+
+
+def test_steps_that_lead_beyond_float32_all_wait():
+    most = np.float32(3.4e38)
+    base, values = np.array([most, -most, 0, 1], np.float32), np.array([-most, most, most / 2, 0], np.float32)
+    encoded = LowRank(1.0).encode(values, Known(base), values, KEY)
+    back = LowRank().decode(encoded.data, 4, Known(base))
+    assert np.isfinite(back).all()
+    assert np.isfinite(encoded.residual).all()
+    data = LowRank(1.0).encode(np.full(4, most / 2), Known(np.zeros(4, np.float32)), None, KEY).data
+    with pytest.raises(PacketNotFinite):
+        LowRank().decode(data, 4, Known(np.full(4, most)))
+
+
+def test_hostile_bytes_give_finite_values_or_are_refused():
+    rng, matrix = drawn(11), few_products(12, 25, noise=0.3)
+    base = rng.normal(0, 1, 320).astype(np.float32)
+    known = Known(base, np.repeat([0, 1], [300, 20]).astype(np.int16), (25, 1))
+    values = base + np.concatenate([matrix.ravel(), np.ones(20, np.float32)])
+    good = LowRank(1.0).encode(values, known, None, KEY).data
+    refused = 0
+    for case in range(500):
+        data = bytearray(good if case % 3 else rng.bytes(int(rng.integers(0, 80))))
+        for _ in range(int(rng.integers(0, 4))):
+            if data:
+                data[int(rng.integers(0, len(data)))] = int(rng.integers(0, 256))
+        data = data[: int(rng.integers(0, len(data) + 1))] if case % 5 == 0 else data
+        try:
+            found = LowRank().decode(bytes(data), 320, known)
+        except PacketError:
+            refused += 1
+            continue
+        assert found.shape == (320,)
+        assert np.isfinite(found).all()
+    assert 150 < refused < 500
+    with pytest.raises(PacketCorrupt, match="behind"):
+        LowRank().decode(good + b"\1" * 12, 320, known)
+
+
+def test_more_products_than_pay_and_empty_ones_are_refused():
+    def forged(number, *factors):
+        out = RangeEncoder()
+        for symbol, total in ((0, 8), (900, 2216), (2, 3)):
+            out.write(symbol, 1, total)
+        out.write_number(number - 1, 9)
+        out.write(3, 1, 15)
+        writer = IntegerWriter(out)
+        for factor in factors:
+            writer.write(np.array(factor), np.full(len(factor), 24 - 12))
+        return out.finish()
+
+    def read(data, rows, columns):
+        return LowRank().decode(data, rows * columns, Known(None, row_sizes=(columns,)))
+
+    assert read(forged(1, [1] * 8, [1] * 8), 8, 8).any()
+    for data, rows, columns, about in (
+        (forged(4, [1] * 8, [1] * 8), 8, 8, "3 at most"),
+        (forged(1, [1] * 8, [1] * 8), 4, 16, "0 at most"),
+        (forged(1, [0] * 8, [1] * 8), 8, 8, "is 0"),
+        (forged(1, [1] * 8, [0] * 8), 8, 8, "is 0"),
+    ):
+        with pytest.raises(PacketCorrupt, match=about):
+            read(data, rows, columns)
+
+
+def test_reading_few_bytes_takes_little_beside_the_values():
+    count = 2_000_000
+    known = Known(np.ones(count, np.float32), np.zeros(count, np.int16), (1000,))
+    matrix = few_products(2000, 1000, rank=2)
+    good = LowRank(4.0).encode(1 + matrix.ravel(), known, None, KEY).data
+    for data in (b"\xff" * 1000, b"\0" * 1000 + b"\1", good):
+        tracemalloc.start()
+        with suppress(PacketError):
+            LowRank().decode(data, count, known)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 4 * count + 3_000_000
