@@ -249,6 +249,6 @@ def _bits_of_products(products: list[Product]) -> float:
 
 def _bits(integers: Ints) -> float:
     """About what they take: their entropy, and 4 bits to tell how often each of them is there."""
-    counts = np.unique_counts(integers).counts
+    counts = np.unique(integers, return_counts=True)[1]
     entropy = float(-(counts * np.log2(counts / integers.size)).sum())
     return entropy + 4 * counts.size

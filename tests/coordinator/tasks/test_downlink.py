@@ -51,7 +51,7 @@ def stored(played):
     return played.run.store._connection.execute("SELECT count(*) FROM held_model").fetchone()[0]
 
 
-@pytest.mark.parametrize("up", ["raw", "sparse"])
+@pytest.mark.parametrize("up", ["raw", "sparse", "lowrank"])
 def test_a_device_that_was_late_goes_on_from_what_it_holds(tmp_path, up):
     played = begun(tmp_path, up=up)
     all_but(played, "d")

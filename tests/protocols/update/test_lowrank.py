@@ -47,7 +47,7 @@ def test_integers_take_their_entropy_and_come_back(scale):
     out = RangeEncoder()
     IntegerWriter(out).write(integers, expected)
     data = out.finish()
-    share = np.unique_counts(integers).counts / integers.size
+    share = np.unique(integers, return_counts=True)[1] / integers.size
     assert len(data) <= 1.05 * -(share * np.log2(share)).sum() * integers.size / 8 + 20
     source = RangeDecoder(data)
     assert np.array_equal(IntegerReader(source).read(expected), integers)

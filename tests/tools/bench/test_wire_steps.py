@@ -23,6 +23,9 @@ def test_less_is_lost_where_more_is_sent(found):
     ours = [found[name] for name in ("fp16", "int8", "int4", "sparse 0.1", "sparse 0.02", "sparse 0.005")]
     assert [row["share"] for row in ours] == sorted((row["share"] for row in ours), reverse=True)
     assert [row["error"] for row in ours] == sorted(row["error"] for row in ours)
+    products = [found[f"lowrank {step:g}"] for step in (0.5, 1, 2, 3, 4, 6)]
+    assert [row["share"] for row in products] == sorted((row["share"] for row in products), reverse=True)
+    assert [row["error"] for row in products] == sorted(row["error"] for row in products)
     assert found["stc 1/200"]["error"] > found["stc 1/50"]["error"] > found["sparse 0.02"]["error"]
 
 
