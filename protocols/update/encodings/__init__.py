@@ -53,7 +53,8 @@ def chosen(choice: str | Mapping[str, Any]) -> Encoding:
     try:
         encoding: Encoding = msgspec.convert(section, kind) if known else kind()
     except msgspec.ValidationError as problem:
-        raise SettingError(f"encoding {name}: {flat(problem)}") from None
+        text, _, where = flat(problem).partition(" - at `$.")
+        raise SettingError(f"encoding {name}: {where.rstrip('`')}: {text}") from None
     return encoding
 
 

@@ -13,6 +13,7 @@ from fleetune.protocols.update.encodings.outer_products import (
     MAX_OCTAVES,
     MAX_PRODUCTS,
     Product,
+    Steps,
     products_of,
     rounded_down,
     sum_of,
@@ -28,7 +29,7 @@ _BUNDLE_UNKNOWN = 256  # where rows are not known
 _BUNDLE_SQUARES = 25  # 0: all are 0; else octaves of the mean square, from 2^-8
 _MOST_SQUARES = 1 << 50
 
-Parts = Iterator[tuple[slice, FlatArray]]  # entries of the patch, and their changes in steps
+Parts = Iterator[tuple[slice, Steps]]  # entries of the patch, and their changes in steps
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class _Busy:
 
     def add(self, integers: Ints) -> None:
         """Integers of rows of such, one after the other, shape (k * size,)."""
-        self._squares += np.square(integers).reshape(-1, self.size).sum(0)
+        self._squares += np.square(integers, dtype=np.int64).reshape(-1, self.size).sum(0)
 
 
 def _expected(octaves: int, busy: _Busy) -> Ints:
@@ -230,7 +231,7 @@ def _moved(tensor: Tensor, parts: Parts) -> Parts:
 
 def _square_of(bundle: Ints) -> int:
     """Octaves of the mean square from 2^-8, plus 1; 0: there is none."""
-    total = int(np.square(bundle).sum())
+    total = int(np.square(bundle, dtype=np.int64).sum())
     if not total:
         return 0
     level, size = quarter_octaves(np.array([total, bundle.size])).tolist()

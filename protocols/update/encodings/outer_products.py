@@ -25,9 +25,10 @@ MAX_OCTAVES = 14
 _ITERATIONS = 3
 _WORTH = 0.25  # squared steps for each number of a product; one that has less is left out
 _UPWARD = 0.4  # of a step, less than a half: what is nearly 0 costs more than it brings
-_ROWS = 1 << 16  # entries of the sum that are made at a time
+_ENTRIES, _PRODUCTS = 1 << 16, 32  # of the sum that are made at a time
 
 Matrix = NDArray[np.float32]
+Steps = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Product:
 
     Attributes:
         octaves: log2 of its norm in steps, about, 0 to MAX_OCTAVES.
-        left, right: integers, shapes (rows,) and (columns,).
+        left, right: integers up to LARGEST, int16, shapes (rows,) and (columns,).
     """
 
     octaves: int
@@ -64,7 +65,7 @@ def _largest(matrix: Matrix) -> Product | None:
     if norm * norm < _WORTH * sum(matrix.shape):
         return None
     octaves = min(round(math.log2(norm)), MAX_OCTAVES)
-    short = np.clip(np.rint(np.ldexp(left, octaves)), -LARGEST, LARGEST).astype(np.int32)
+    short = np.clip(np.rint(np.ldexp(left, octaves)), -LARGEST, LARGEST).astype(np.int16)
     square = int(np.square(short, dtype=np.int64).sum())
     sums = np.einsum("rc,r->c", matrix, short.astype(np.float32))
     long = rounded_down(np.ldexp(sums / np.float32(square or 1), octaves))
@@ -84,18 +85,24 @@ def _unit(vector: FlatArray) -> FlatArray:
 def rounded_down(vector: FlatArray) -> Ints:
     """To whole numbers, those towards 0 where they are less than 0.6 away."""
     sizes = np.floor(np.abs(vector) + np.float32(_UPWARD))
-    return np.copysign(np.minimum(sizes, LARGEST), vector).astype(np.int32)
+    return np.copysign(np.minimum(sizes, LARGEST), vector).astype(np.int16)
 
 
-def sum_of(products: list[Product], rows: int, columns: int) -> Iterator[tuple[slice, FlatArray]]:
+def sum_of(products: list[Product], rows: int, columns: int) -> Iterator[tuple[slice, Steps]]:
     """The sum in steps, in parts: which of its entries, row by row, and these.
 
-    All numbers are whole until the last step and below 2^53, so that any order of adding gives the same.
+    All are multiples of 2^-MAX_OCTAVES and take less than 53 bits, so that any order of adding, and any
+    library's, gives the same.
     """
-    left = np.stack([one.left << MAX_OCTAVES - one.octaves for one in products], 1).astype(np.float64)
-    right = np.stack([one.right for one in products]).astype(np.float64)
-    at_a_time = max(1, _ROWS // columns)
+    left, right = np.stack([one.left for one in products], 1), np.stack([one.right for one in products])
+    octaves = np.array([one.octaves for one in products])
+    at_a_time = max(1, _ENTRIES // columns)
     for start in range(0, rows, at_a_time):
-        stop = min(start + at_a_time, rows)
-        part = np.ldexp(left[start:stop] @ right, -MAX_OCTAVES)
-        yield slice(start * columns, stop * columns), part.reshape(-1)
+        here = left[start : start + at_a_time]
+        part = np.zeros((len(here), columns))
+        for first in range(0, len(products), _PRODUCTS):
+            some = slice(first, first + _PRODUCTS)
+            part += np.ldexp(here[:, some].astype(np.float64), -octaves[some]) @ right[some].astype(
+                np.float64
+            )
+        yield slice(start * columns, start * columns + part.size), part.reshape(-1)

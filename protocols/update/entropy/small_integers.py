@@ -92,7 +92,7 @@ class IntegerReader:
         self._data, self._chances = data, _Chances()
 
     def read(self, square: Ints) -> Ints:
-        """So many integers, of these expected squares. Raises PacketCorrupt, PacketTruncated."""
+        """So many integers, of these expected squares, int16. Raises PacketCorrupt, PacketTruncated."""
         expected = expected_level(square)
         integers, members = np.zeros(square.size, np.int64), np.arange(square.size)
         for answer in range(_CHAIN):
@@ -110,4 +110,4 @@ class IntegerReader:
         nonzero = np.flatnonzero(integers)
         negative = read_flags(self._data, np.zeros(nonzero.size, np.int64))
         integers[nonzero[negative]] *= -1
-        return integers
+        return integers.astype(np.int16)

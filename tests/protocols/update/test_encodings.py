@@ -350,6 +350,8 @@ def test_an_encoding_that_this_side_does_not_know_is_refused_by_name():
         encodings.find("hafl")
     with pytest.raises(SettingError, match=r"no encoding 'zap'; known: raw, .*half"):
         encodings.find("zap")
+    with pytest.raises(SettingError, match="encoding lowrank: step: Expected `float`, got `str`"):
+        encodings.chosen({"name": "lowrank", "step": "fine"})
 
 
 def test_a_peer_can_name_no_module_to_be_loaded():

@@ -234,7 +234,10 @@ def test_reading_few_bytes_takes_little_beside_the_values():
     known = Known(np.ones(count, np.float32), np.zeros(count, np.int16), (1000,))
     matrix = few_products(2000, 1000, rank=2)
     good = LowRank(4.0).encode(1 + matrix.ravel(), known, None, KEY).data
-    for data in (b"\xff" * 1000, b"\0" * 1000 + b"\1", good):
+    many = np.zeros((2000, 1000), np.float32)
+    many[range(255), range(255)] = 1 + np.arange(255) / 255  # as many products, of next to nothing each
+    thin = LowRank(2.0).encode(1 + many.ravel(), known, None, KEY).data
+    for data in (b"\xff" * 1000, b"\0" * 1000 + b"\1", good, thin):
         tracemalloc.start()
         with suppress(PacketError):
             LowRank().decode(data, count, known)
