@@ -120,3 +120,8 @@ def test_the_same_command_goes_on_and_tables_are_of_all_runs(tmp_path, played):
 def test_what_is_not_there_is_named(tmp_path, changes, message):
     with pytest.raises(SettingError, match=message):
         play(wanted(tmp_path, **changes), Console(quiet=True))
+
+
+def test_a_damped_coordinator_is_for_those_that_average(tmp_path, played):
+    play(wanted(tmp_path, seeds=1, only="stc-50,fedpm", rate=0.5, momentum=0.5), Console(quiet=True))
+    assert played == ["dense 0", "stc-50 rate 0.5 momentum 0.5 0", "fedpm 0"]

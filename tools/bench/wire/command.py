@@ -19,7 +19,8 @@ from fleetune.protocols.one_line import one_line_errors
 def wire(
     out: Annotated[Path, typer.Option(help="folder of finished runs, tables and plots")] = Path("wire"),
     settings: Annotated[
-        str, typer.Option(help="comma-separated: har, fashion-0.5, fashion-0.1, fashion-iid")
+        str,
+        typer.Option(help="comma-separated: har, fashion-0.5, fashion-0.1, fashion-iid, news, digits-spoken"),
     ] = "har,fashion-0.5",
     seeds: Annotated[int, typer.Option(min=1, help="runs of each contender, seeds from 0")] = 3,
     only: Annotated[str, typer.Option(help="contenders, comma-separated, `stc*`; dense always runs")] = "*",

@@ -29,6 +29,8 @@ name = "fedavg"
 [data]
 source = "{source}"
 partition = {partition}
+mean = {mean}
+std = {std}
 [training]
 epochs = 1
 batch_size = 16
@@ -53,6 +55,7 @@ class Setting:
         rounds: of a run.
         learning_rate, momentum: of local SGD: one epoch a round, batches of 16.
         schedule: of the learning rate over the rounds.
+        mean, std: of [data], what inputs are scaled by.
     """
 
     source: str
@@ -64,6 +67,8 @@ class Setting:
     learning_rate: float
     momentum: float = 0.0
     schedule: str = "constant"
+    mean: float = 0.0
+    std: float = 1.0
 
 
 def _fashion(partition: str) -> Setting:
@@ -71,11 +76,18 @@ def _fashion(partition: str) -> Setting:
     return Setting("idx:fashion-mnist", words, "lenet5", 20, 10, 80, 0.05)
 
 
+_NEWS = "csv:ag_news/ag_news_test.csv.gz?names=class,title,words&label=class&classes=1,2,3,4&text=title,words"
+_NEWS_SPLIT = '{ kind = "dirichlet", alpha = 0.5 }'
+_SPOKEN = "audio:free-spoken-digit-dataset/recordings?rate=8000&names=label,group,take"
+_BY_SPEAKER = '{ kind = "group" }'
+
 SETTINGS = {
     "har": Setting("har:UCI HAR Dataset", '{ kind = "group" }', "mlp", 30, 10, 200, 0.05, 0.9),
     "fashion-0.5": _fashion('kind = "mix", alpha = 0.5'),
     "fashion-0.1": _fashion('kind = "mix", alpha = 0.1'),
     "fashion-iid": _fashion('kind = "iid"'),
+    "news": Setting(_NEWS, _NEWS_SPLIT, "text-embedding", 20, 10, 150, 4.0, 0.9),
+    "digits-spoken": Setting(_SPOKEN, _BY_SPEAKER, "lenet5", 6, 6, 80, 0.02, 0.9, mean=-10.0, std=5.0),
 }
 
 

@@ -14,7 +14,7 @@ from fleetune.tools.bench.trained_differences import updates_of
 from fleetune.tools.bench.wire import rate_distortion
 from fleetune.tools.bench.wire.contenders import SENDERS
 from fleetune.tools.bench.wire.fleet import SETTINGS, Fleet, Setting
-from fleetune.tools.bench.wire.race import Contender, Run, kept, race, recalled
+from fleetune.tools.bench.wire.race import OWN_TRAINING, Contender, Run, kept, race, recalled
 from fleetune.tools.bench.wire.report import written
 
 _PATCHES = 4
@@ -43,7 +43,7 @@ def play(wanted: Wanted, console: Console) -> None:
         SettingError: there is no such setting or contender.
     """
     chosen = _settings(wanted.settings, wanted.rounds, wanted.data)
-    contenders = [Contender(name, wanted.rate, wanted.momentum) for name in _senders(wanted.only)]
+    contenders = [_contender(name, wanted) for name in _names(wanted.only)]
     if Contender("dense") not in contenders:
         contenders.insert(0, Contender("dense"))
     if wanted.steps:
@@ -68,12 +68,17 @@ def _settings(names: str, rounds: int | None, data: str | None) -> dict[str, Set
     return {name: replace(setting, **given) for name, setting in chosen.items()}  # type: ignore[arg-type]
 
 
-def _senders(only: str) -> list[str]:
-    patterns = only.split(",")
+def _names(only: str) -> list[str]:
+    known, patterns = [*SENDERS, *OWN_TRAINING], only.split(",")
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in SENDERS):
-            raise SettingError(f"--only: no {pattern!r}; there are {', '.join(SENDERS)}")
-    return [name for name in SENDERS if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise SettingError(f"--only: no {pattern!r}; there are {', '.join(known)}")
+    return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _contender(name: str, wanted: Wanted) -> Contender:
+    """A coordinator that averages no steps has no damping."""
+    return Contender(name) if name in OWN_TRAINING else Contender(name, wanted.rate, wanted.momentum)
 
 
 def _played(

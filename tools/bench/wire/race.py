@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -15,7 +17,9 @@ from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.bench.wire.contenders import SENDERS
+from fleetune.tools.bench.wire.fedpm import FedPm
 from fleetune.tools.bench.wire.fleet import Fleet
+from fleetune.tools.bench.wire.sending import Sender
 
 _LAST = 5  # rounds whose mean is the final accuracy
 
@@ -25,7 +29,7 @@ class Contender:
     """One line of the table.
 
     Attributes:
-        sender: how devices send, a name of `SENDERS`.
+        sender: how devices send, a name of `SENDERS` or `OWN_TRAINING`.
         rate, momentum: of the coordinator's step, see `protocols.methods.fedavg`.
     """
 
@@ -70,31 +74,66 @@ class Run:
         return next((bytes_up for bytes_up, reached in rounds if reached >= accuracy), None)
 
 
-def race(fleet: Fleet, setting: str, contender: Contender) -> Run:
-    """Run a contender to the end of the setting's rounds."""
-    began, spec = time.process_time(), fleet.spec
-    method = FedAvg(spec, server_rate=contender.rate, server_momentum=contender.momentum)
-    sender, state = SENDERS[contender.sender](spec), SharedModel(fleet.first_weights.copy())
-    total, bytes_up, accuracy = 0.0, list[float](), list[float]()
-    for number in range(1, fleet.setting.rounds + 1):
+class Course(Protocol):
+    """A contender on its way through a run."""
+
+    def play(self, number: int) -> tuple[FlatArray, float]:
+        """A round, from 1: the shared model after it, and what all devices sent, bytes."""
+        ...
+
+
+@dataclass
+class Averaging:
+    """Devices train the shared model, what they send of it is averaged, the coordinator steps.
+
+    Attributes:
+        fleet: who trains.
+        sender: the devices' half.
+        method: the coordinator's.
+    """
+
+    fleet: Fleet
+    sender: Sender
+    method: FedAvg
+
+    def __post_init__(self) -> None:
+        self._state = SharedModel(self.fleet.first_weights.copy())
+
+    def play(self, number: int) -> tuple[FlatArray, float]:
+        fleet, weights = self.fleet, self._state.weights
         drawn = fleet.participants(number)
         samples = sum(map(fleet.num_samples, drawn))
         shares = {device: fleet.num_samples(device) / samples for device in drawn}
-        trained = {device: fleet.trained(state.weights, device, number) for device in drawn}
-        arrived = sender.send(state.weights, trained, shares, run_key(fleet.seed).child("wire", number))
-        state = _stepped(method, state, arrived.step)
-        total += arrived.num_bytes
+        trained = {device: fleet.trained(weights, device, number) for device in drawn}
+        arrived = self.sender.send(weights, trained, shares, run_key(fleet.seed).child("wire", number))
+        mean = Patch.of(weights + arrived.step, Everything(), self.method.spec)
+        self._state = self.method.aggregate(self._state, [("all", Update(mean, 1))])
+        return self._state.weights, arrived.num_bytes
+
+
+OWN_TRAINING: dict[str, Callable[[Fleet], Course]] = {"fedpm": FedPm}
+"""Contenders that are no way to send a step: neither FedAvg's training nor its coordinator is theirs."""
+
+
+def race(fleet: Fleet, setting: str, contender: Contender) -> Run:
+    """Run a contender to the end of the setting's rounds."""
+    began, course = time.process_time(), _course(fleet, contender)
+    total, bytes_up, accuracy = 0.0, list[float](), list[float]()
+    for number in range(1, fleet.setting.rounds + 1):
+        weights, num_bytes = course.play(number)
+        total += num_bytes
         bytes_up.append(total)
-        accuracy.append(fleet.accuracy(state.weights))
-    down = 4 * spec.size * fleet.setting.participants
+        accuracy.append(fleet.accuracy(weights))
+    down = 4 * fleet.spec.size * fleet.setting.participants
     seconds = time.process_time() - began
     return Run(setting, contender.label, fleet.seed, bytes_up, accuracy, down, seconds)
 
 
-def _stepped(method: FedAvg, state: SharedModel, step: FlatArray) -> SharedModel:
-    """The method's own step, given the mean of what devices sent."""
-    mean = Patch.of(state.weights + step, Everything(), method.spec)
-    return method.aggregate(state, [("all", Update(mean, 1))])
+def _course(fleet: Fleet, contender: Contender) -> Course:
+    if contender.sender in OWN_TRAINING:
+        return OWN_TRAINING[contender.sender](fleet)
+    method = FedAvg(fleet.spec, server_rate=contender.rate, server_momentum=contender.momentum)
+    return Averaging(fleet, SENDERS[contender.sender](fleet.spec), method)
 
 
 def kept(run: Run, path: Path) -> None:
