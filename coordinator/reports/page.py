@@ -17,7 +17,9 @@ from fleetune.coordinator.reports.metrics import (
     BEFORE,
     BEFORE_MEAN,
     BYTES_DOWN,
+    BYTES_DOWN_PAPER,
     BYTES_UP,
+    BYTES_UP_PAPER,
     DURATION,
     ENERGY,
     EXPECTED,
@@ -62,7 +64,8 @@ _IN_CARDS = (
 _IN_METHODS = (
     *(column(one, _METHODS) for one in (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
     _ONE_MORE,
-    *(column(one, _METHODS) for one in (BYTES_UP, SHARE_UP, BYTES_DOWN, SHARE_DOWN, DURATION)),
+    *(column(one, _METHODS) for one in (BYTES_UP, SHARE_UP, BYTES_UP_PAPER)),
+    *(column(one, _METHODS) for one in (BYTES_DOWN, SHARE_DOWN, BYTES_DOWN_PAPER, DURATION)),
 )
 _SAMPLES, _PERSONAL = column(SAMPLES, _DEVICES), column(PERSONAL, _DEVICES)
 _BEHIND = (

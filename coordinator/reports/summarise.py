@@ -156,6 +156,8 @@ def _bytes(spec: ModelSpec, ledger: Ledger) -> PayloadBytes:
         down=sum(one.down for one in traffic),
         up_dense=4 * spec.num_parameters * sum(one.updates for one in traffic),
         down_dense=4 * spec.num_parameters * sum(one.tasks for one in traffic),
+        up_paper=sum(one.paper_up for one in traffic) or UNSET,
+        down_paper=sum(one.paper_down for one in traffic) or UNSET,
         enrolment=sum(one.enrolment for one in traffic),
         final_evaluation_up=sum(one.final_evaluation_up for one in traffic),
         final_evaluation_down=sum(one.final_evaluation_down for one in traffic),

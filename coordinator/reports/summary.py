@@ -55,6 +55,8 @@ class PayloadBytes(Struct, frozen=True):
     Attributes:
         up, down: of the training rounds.
         up_dense, down_dense: as many whole models in float32.
+        up_paper, down_paper: of training as papers count them, see `protocols.update.paper_bytes`; UNSET:
+            nobody did, as in runs of an older release.
         enrolment: what joining took, both ways.
         final_evaluation_up, final_evaluation_down: of the final evaluation, in no other figure.
     """
@@ -63,6 +65,8 @@ class PayloadBytes(Struct, frozen=True):
     down: int = 0
     up_dense: int = 0
     down_dense: int = 0
+    up_paper: int | UnsetType = UNSET
+    down_paper: int | UnsetType = UNSET
     enrolment: int = 0
     final_evaluation_up: int = field(default=0, name="rehearsal_up")
     final_evaluation_down: int = field(default=0, name="rehearsal_down")

@@ -65,6 +65,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
 class Traffic(Struct):
     """Payload bytes of a device as counted where they were sent and received.
 
+    `paper_down` and `paper_up` are those of training rounds as papers count them.
     `delivered` is the round and attempt of the last task that was counted: each counts once, however
     often it was offered again.
     """
@@ -76,6 +77,8 @@ class Traffic(Struct):
     final_evaluation_up: int = field(default=0, name="rehearsal_up")
     tasks: int = 0
     updates: int = 0
+    paper_down: int = 0
+    paper_up: int = 0
     delivered: tuple[int, int] = (0, 0)
 
 

@@ -55,6 +55,7 @@ from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
+from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, Reply, run_key
 
@@ -249,7 +250,13 @@ class RoundExecution:
 
     def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """Count a payload that reached its device."""
-        self.accounts.delivered(device, transfer_key, num_bytes)
+        turn = Turn.of(transfer_key)
+
+        def as_in_papers() -> float:
+            sent = self._tasks.sent(device, turn, self._state.turn)
+            return 0.0 if sent is None else paper_bytes(sent.task)
+
+        self.accounts.delivered(device, transfer_key, num_bytes, as_in_papers)
 
     def note_measured(self, device: DeviceId, turn: Turn, actual: RoundCost) -> None:
         """What a device can tell only when its reply has arrived."""
@@ -293,7 +300,7 @@ class RoundExecution:
         reply, data = arriving.reply, arriving.data
         if device not in self.accounts.sent_bytes:
             self._count_task_of(device, reply)
-        self.accounts.replied(device, len(data), final_evaluation=reply.update is None)
+        self.accounts.replied(device, len(data), None if reply.update is None else paper_bytes(reply.update))
         report = self._state.member(device).report
         self._arrived[device] = DeviceRound(
             ratio=report.ratio if report else 1.0,
@@ -312,7 +319,7 @@ class RoundExecution:
         """Whoever replies has had its task, even if a restart lost the word of that."""
         transfer_key = TransferKey("task", self._run_id, reply.round, reply.attempt, reply.update is None)
         num_bytes = len(self._tasks.payload(device, transfer_key))
-        self.accounts.delivered(device, transfer_key, num_bytes)
+        self.note_delivered(device, transfer_key, num_bytes)
 
     def _others(self, device: DeviceId) -> Iterator[Any]:
         """The updates that the open round has from other devices."""

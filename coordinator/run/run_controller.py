@@ -178,7 +178,7 @@ class RunController:
 
     def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """Count a payload that reached its device, once and for good. Raises StoreError."""
-        self._execution.accounts.delivered(device, transfer_key, num_bytes)
+        self._execution.note_delivered(device, transfer_key, num_bytes)
         if self.keeps_steps:
             with self._store.step():
                 self._execution.write_traffic()

@@ -1,5 +1,7 @@
 """Counting what crossed the wire: each task and each reply once, however often it was offered."""
 
+from collections.abc import Callable
+
 from fleetune.coordinator.rounds.records import Ledger, Traffic
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
@@ -18,8 +20,10 @@ class Accounts:
         self.sent_bytes: dict[DeviceId, int] = {}
         self._touched: set[DeviceId] = set()
 
-    def delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
-        """A payload reached its device."""
+    def delivered(
+        self, device: DeviceId, transfer_key: TransferKey, num_bytes: int, as_in_papers: Callable[[], float]
+    ) -> None:
+        """A payload reached its device; `as_in_papers` counts a task of a training round."""
         traffic, turn = self._of(device), transfer_key.turn
         if transfer_key.kind in ("enrolment", "bundle", "backbone"):
             traffic.enrolment += num_bytes
@@ -33,15 +37,17 @@ class Accounts:
             else:
                 traffic.down += num_bytes
                 traffic.tasks += 1
+                traffic.paper_down += round(as_in_papers())
 
-    def replied(self, device: DeviceId, num_bytes: int, *, final_evaluation: bool) -> None:
-        """A reply counts."""
+    def replied(self, device: DeviceId, num_bytes: int, as_in_papers: float | None) -> None:
+        """A reply counts; `as_in_papers`: bytes of its update, None: it is of the final evaluation."""
         traffic = self._of(device)
-        if final_evaluation:
+        if as_in_papers is None:
             traffic.final_evaluation_up += num_bytes
         else:
             traffic.up += num_bytes
             traffic.updates += 1
+            traffic.paper_up += round(as_in_papers)
 
     def take_back(self, turn: tuple[int, int]) -> None:
         """Count again whatever is sent after this turn."""

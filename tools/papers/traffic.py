@@ -7,10 +7,9 @@ thousand rounds of a table take seconds, and need no data.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from fleetune.coordinator.run.models import find_model
@@ -21,6 +20,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
+from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.payloads import run_key, work_key
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
@@ -71,19 +71,6 @@ class StillTrainer:
         return [np.arange(self.num_samples)]
 
 
-def num_bytes(message: object) -> float:
-    """Of all arrays in a task or an update: 4 bytes a number, a bit a mark; single numbers are packaging."""
-    if isinstance(message, np.ndarray):
-        return message.size / 8 if message.dtype == np.bool_ else 4.0 * message.size
-    if isinstance(message, msgspec.Struct):
-        return sum(num_bytes(getattr(message, name)) for name in message.__struct_fields__)
-    if is_dataclass(message):
-        return sum(num_bytes(getattr(message, field.name)) for field in fields(message))
-    if isinstance(message, list | tuple):
-        return sum(map(num_bytes, message))
-    return sum(map(num_bytes, message.values())) if isinstance(message, dict) else 0.0
-
-
 def count_traffic(settings: RunSettings) -> Traffic:
     """Play a run's rounds without training, every device at the ratio that [fleet] deals it, else at 1.
 
@@ -108,8 +95,8 @@ def count_traffic(settings: RunSettings) -> Traffic:
             task = tasks[device]
             key = work_key(seed, number, 1, device)
             devices[device], update = method.work(devices[device], task, trainer, Budget(ratios[device]), key)
-            down.append((number, num_bytes(task)))
-            up.append(num_bytes(update))
+            down.append((number, paper_bytes(task)))
+            up.append(paper_bytes(update))
             updates.append((device, update))
         state = method.aggregate(state, updates)
     later = [size for number, size in down if number > 1] or [size for _, size in down]

@@ -115,6 +115,22 @@ BYTES_DOWN_DENSE = Metric(
     run=lambda summary: summary.bytes.down_dense,
     shown={"comparison": ""},
 )
+BYTES_UP_PAPER = Metric(
+    "bytes_up_paper",
+    "up as papers count",
+    "Bytes of updates as papers count them: 4 a number, a bit a mark of a mask, nothing compressed.",
+    BYTES,
+    run=lambda summary: summary.bytes.up_paper or None,
+    shown={"page methods": "", "comparison": ""},
+)
+BYTES_DOWN_PAPER = Metric(
+    "bytes_down_paper",
+    "down as papers count",
+    "Bytes of tasks as papers count them: 4 a number, a bit a mark of a mask, nothing compressed.",
+    BYTES,
+    run=lambda summary: summary.bytes.down_paper or None,
+    shown={"page methods": "", "comparison": ""},
+)
 SHARE_UP = Metric(
     "share_up",
     "of whole models",

@@ -10,15 +10,17 @@ from tests.tools.papers.test_paper import play, quiet
 from typer.testing import CliRunner
 
 import fleetune.tools.papers.cells
+from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedspu import FedSPU
 from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 from fleetune.tools.cli import app
 from fleetune.tools.papers.cells import play_cells
 from fleetune.tools.papers.measures import points
-from fleetune.tools.papers.traffic import Traffic, count_traffic, num_bytes, participants
+from fleetune.tools.papers.traffic import Traffic, count_traffic, participants
 from fleetune.tools.simulator.runner import simulate
 
 
@@ -41,9 +43,9 @@ def test_bytes_are_counted_at_full_width():
     spec = tiny_spec()
     weights = np.zeros(spec.size, np.float32)
     bitmap = np.arange(spec.num_parameters) < 5
-    assert num_bytes(Patch.of(weights, Everything(), spec)) == 4 * spec.num_parameters
-    assert num_bytes(Patch.of(weights, Entries(bitmap), spec)) == 20 + spec.num_parameters / 8
-    assert num_bytes({"a": [weights], "b": ("text", 1.0)}) == 4 * spec.size
+    assert paper_bytes(Patch.of(weights, Everything(), spec)) == 4 * spec.num_parameters
+    assert paper_bytes(Patch.of(weights, Entries(bitmap), spec)) == 20 + spec.num_parameters / 8
+    assert paper_bytes({"a": [weights], "b": ("text", 1.0)}) == 4 * spec.size
 
 
 def test_traffic_counted_without_training_is_that_of_a_simulated_run(tmp_path, monkeypatch):
@@ -52,8 +54,8 @@ def test_traffic_counted_without_training_is_that_of_a_simulated_run(tmp_path, m
 
     def watched(self, state, task, trainer, budget, key):
         state, update = work(self, state, task, trainer, budget, key)
-        sent["down"] += num_bytes(task)
-        sent["up"] += num_bytes(update)
+        sent["down"] += paper_bytes(task)
+        sent["up"] += paper_bytes(update)
         return state, update
 
     counted = count_traffic(settings)
@@ -61,7 +63,9 @@ def test_traffic_counted_without_training_is_that_of_a_simulated_run(tmp_path, m
     settings = replace(settings, run=replace(settings.run, final_evaluation=False))
     run, _ = simulate(settings, tmp_path / "tiny", workers=0, fresh=True)
     asked = [record.participants for record in run.controller.records()]
+    summary = summary_of(run, simulated=True)
     run.store.close()
+    assert (summary.bytes.up_paper, summary.bytes.down_paper) == (sent["up"], sent["down"])
     assert asked == [
         participants(tuple(f"device-{i}" for i in range(5)), settings, number) for number in (1, 2, 3)
     ]

@@ -1,0 +1,19 @@
+"""What a message takes as papers count it: every number at its full width, masks at a bit a mark."""
+
+from dataclasses import fields, is_dataclass
+
+import msgspec
+import numpy as np
+
+
+def paper_bytes(message: object) -> float:
+    """Of all arrays in a task or an update: 4 bytes a number, a bit a mark; single numbers are packaging."""
+    if isinstance(message, np.ndarray):
+        return message.size / 8 if message.dtype == np.bool_ else 4.0 * message.size
+    if isinstance(message, msgspec.Struct):
+        return sum(paper_bytes(getattr(message, name)) for name in message.__struct_fields__)
+    if is_dataclass(message):
+        return sum(paper_bytes(getattr(message, field.name)) for field in fields(message))
+    if isinstance(message, list | tuple):
+        return sum(map(paper_bytes, message))
+    return sum(map(paper_bytes, message.values())) if isinstance(message, dict) else 0.0
