@@ -17,9 +17,7 @@ from fleetune.coordinator.reports.metrics import (
     BEFORE,
     BEFORE_MEAN,
     BYTES_DOWN,
-    BYTES_DOWN_PAPER,
     BYTES_UP,
-    BYTES_UP_PAPER,
     DURATION,
     ENERGY,
     EXPECTED,
@@ -64,8 +62,7 @@ _IN_CARDS = (
 _IN_METHODS = (
     *(column(one, _METHODS) for one in (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST)),
     _ONE_MORE,
-    *(column(one, _METHODS) for one in (BYTES_UP, SHARE_UP, BYTES_UP_PAPER)),
-    *(column(one, _METHODS) for one in (BYTES_DOWN, SHARE_DOWN, BYTES_DOWN_PAPER, DURATION)),
+    *(column(one, _METHODS) for one in (BYTES_UP, SHARE_UP, BYTES_DOWN, SHARE_DOWN, DURATION)),
 )
 _SAMPLES, _PERSONAL = column(SAMPLES, _DEVICES), column(PERSONAL, _DEVICES)
 _BEHIND = (

@@ -6,6 +6,7 @@ outside are the tasks to send; what became of the rest are run events.
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -92,7 +93,7 @@ class RoundExecution:
         self._run_id = enrolment.run
         self._method = method
         self._store = store
-        self.accounts = Accounts(Ledger())
+        self.accounts = Accounts(Ledger.of_new_run())
         self.opened_at = 0.0
         self.method_state: Any = method.init_coordinator(enrolment.weights)
         self._state = EngineState()
@@ -250,12 +251,7 @@ class RoundExecution:
 
     def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """Count a payload that reached its device."""
-        turn = Turn.of(transfer_key)
-
-        def as_in_papers() -> float:
-            sent = self._tasks.sent(device, turn, self._state.turn)
-            return 0.0 if sent is None else paper_bytes(sent.task)
-
+        as_in_papers = partial(self._tasks.paper_bytes, device, Turn.of(transfer_key))
         self.accounts.delivered(device, transfer_key, num_bytes, as_in_papers)
 
     def note_measured(self, device: DeviceId, turn: Turn, actual: RoundCost) -> None:

@@ -18,9 +18,12 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
 from fleetune.protocols.wire.release import Release
+
+_ON_THE_WAY = 64  # tasks of a device that may be there later and are counted then; nobody has as many
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Tasks:
     planned: Mapping[DeviceId, Any] = field(default_factory=dict)
     release: Callable[[DeviceId], Release] | None = None
     downlink: Downlink | None = None
+    _paper_bytes: dict[DeviceId, dict[Turn, float]] = field(default_factory=dict, init=False)
 
     def keeps(self, transfer_key: TransferKey) -> bool:
         """Whether a task is kept until it is answered, or replaced by the next one."""
@@ -147,6 +151,18 @@ class Tasks:
         if self.outlive:
             self.store.drop_task(device)
 
+    def paper_bytes(self, device: DeviceId, turn: Turn) -> float:
+        """What papers would count of a task that was made, and reached its device; then it is forgotten, and
+        those before it.
+        """
+        made = self._paper_bytes.pop(device, {})
+        if later := {one: num_bytes for one, num_bytes in made.items() if one > turn}:
+            self._paper_bytes[device] = later
+        if turn in made:
+            return made[turn]
+        kept = self.store.task(device, *turn)  # a restart came in between
+        return 0.0 if kept is None else paper_bytes(self._read(kept).task)
+
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self.kind]  # type: ignore[name-defined]
         assignment: Assignment[Any] = codec.decode(data, kind, self.spec)
@@ -161,7 +177,12 @@ class Tasks:
         self, tasks: Mapping[DeviceId, Any], device: DeviceId, transfer_key: TransferKey
     ) -> Assignment[Any]:
         release = UNSET if self.release is None else self.release(device)
-        return assigned(tasks, device, transfer_key, release)
+        assignment = assigned(tasks, device, transfer_key, release)
+        made = self._paper_bytes.setdefault(device, {})
+        made[Turn.of(transfer_key)] = paper_bytes(assignment.task)
+        if len(made) > _ON_THE_WAY:
+            del made[min(made)]
+        return assignment
 
 
 def assigned(

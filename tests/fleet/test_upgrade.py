@@ -8,12 +8,14 @@ from contextlib import closing
 import msgspec
 import numpy as np
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 from tests.fleet.test_semi_asynchronous import Desk, settings
 from tests.helpers.fleet_processes import Fleet
 from tests.helpers.places import OLD_STATES
 from tests.helpers.played_run import PlayedRun
 
+from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.rounds.records import RoundRecord, Traffic
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import look_at
@@ -92,11 +94,57 @@ def test_an_open_window_of_an_old_run_goes_on_to_the_same_bits(tmp_path):
     assert ends[0] == ends[1]
     assert plain.run.controller.records() == upgraded.run.controller.records()
     assert upgraded.closed == plain.closed[3:]
-    ledger = upgraded.run.controller.ledger
-    assert ledger.traffic == plain.run.controller.ledger.traffic
+    traffic = {
+        device: replace(one, paper_down=UNSET, paper_up=UNSET)
+        for device, one in plain.run.controller.ledger.traffic.items()
+    }
+    assert upgraded.run.controller.ledger.traffic == traffic
     assert upgraded.run.store.get("arrived") is None
     for desk in (plain, upgraded):
         desk.run.store.close()
+
+
+def papers_of(run):
+    told = summary_of(run, simulated=False).bytes
+    return told.up_paper, told.down_paper
+
+
+def test_what_papers_would_have_counted_is_counted_from_the_first_task_on_or_never(tmp_path):
+    """A part would be no figure of the run: one that began without goes on without, restart by restart."""
+    buffer = {"mode": "buffer", "buffer": 2, "max_staleness": 2, "start_with": 4, "deadline_s": 1000.0}
+    plain = Desk(tmp_path / "plain", settings(**buffer), restart=False).play()
+    struck = Desk(tmp_path / "struck", settings(**buffer), restart=True).play()
+    with tarfile.open(OLD_WINDOW) as archive:
+        archive.extractall(tmp_path / "old", filter="data")
+    upgraded = Desk(tmp_path / "old", settings(**buffer), restart=True).play(step=7)
+    updates = sum(one.updates for one in plain.run.controller.ledger.traffic.values())
+    tasks = sum(one.tasks for one in plain.run.controller.ledger.traffic.values())
+    whole = 4 * plain.enrolment.spec.num_parameters
+    assert papers_of(plain.run) == papers_of(struck.run) == (whole * updates, whole * tasks)
+    assert papers_of(upgraded.run) == (UNSET, UNSET)
+    store = upgraded.run.store
+    assert not any(b"paper" in data for data in (store.get("ledger"), *dict(store.rows("traffic")).values()))
+    for desk in (plain, struck, upgraded):
+        desk.run.store.close()
+
+
+def test_a_stopped_run_has_the_count_of_one_that_never_stopped(tmp_path):
+    """Masks, parts and differences: what is sent again after a restart counts once."""
+    for method, encoding in (("fedspu", "sparse"), ("srp-pfed", "lossless"), ("kapc", "raw")):
+        told = []
+        for stop in (0, 13):
+            folder = tmp_path / method / str(stop)
+            if stop:
+                first = PlayedRun(folder, method, "synchronous", encoding, encoding)
+                assert first.play(end=stop) == stop
+                assert first.run.controller.finished is None
+                first.close()
+            run = PlayedRun(folder, method, "synchronous", encoding, encoding)
+            run.play(begin=stop)
+            told.append((papers_of(run.run), run.run.controller.ledger.traffic))
+            run.close()
+        assert told[0] == told[1]
+        assert min(told[0][0]) > 0
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +171,7 @@ def test_a_stopped_run_of_any_method_ends_as_its_own_release_would_have_ended_it
     assert run.run.resumed
     run.play(begin=then.pop("begin"))
     now = run.end()
+    assert papers_of(run.run) == (UNSET, UNSET)
     run.close()
     assert [as_told_then(record) for record in now.pop("records")] == msgspec.convert(
         then.pop("records"), list[RoundRecord]

@@ -290,6 +290,7 @@ class Outcome:
         tensors: the same, as models/shared.safetensors has it.
         personal: each device's own model, flat.
         traffic: payload bytes by device: down, up, final evaluation down and up, number of tasks and updates.
+        as_papers: bytes by device as papers count them: down, up.
         rounds: of each closed round its number, attempt, and by device bytes down and up and measures.
     """
 
@@ -297,6 +298,7 @@ class Outcome:
     tensors: dict[str, bytes]
     personal: dict[str, bytes]
     traffic: dict[str, tuple[int, ...]]
+    as_papers: dict[str, tuple[int, int]]
     rounds: list[tuple]
 
 
@@ -320,6 +322,7 @@ def read_outcome(run_folder, session_file):
         tensors={name: tensor.tobytes() for name, tensor in tensors.items()},
         personal={device: session.personal_model.tobytes() for device, session in sessions.items()},
         traffic={device: _bytes_of(traffic) for device, traffic in ledger.traffic.items()},
+        as_papers={device: (one.paper_down, one.paper_up) for device, one in ledger.traffic.items()},
         rounds=rounds,
     )
 
@@ -344,6 +347,7 @@ def assert_equal(found, wanted):
     """Everything that no clock decides, to the last bit."""
     assert found.rounds == wanted.rounds
     assert found.traffic == wanted.traffic
+    assert found.as_papers == wanted.as_papers
     assert found.shared == wanted.shared
     assert found.tensors == wanted.tensors
     assert found.personal == wanted.personal

@@ -119,6 +119,7 @@ _LAST_AFTER = Metric(
 ACCURACIES = (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST_DECILE, BEST_AFTER, BEFORE_MEAN, AFTER_MEAN)
 TO_TARGET = (ROUNDS_TO_TARGET, BYTES_UP_TO_TARGET, BYTES_DOWN_TO_TARGET, SECONDS_TO_TARGET)
 _COSTS = (ROUNDS, TOOK_PART, BYTES_UP, BYTES_DOWN, DURATION)
+_PAPER_COSTS = (BYTES_UP_PAPER, BYTES_DOWN_PAPER)
 
 
 def _of_run(metric: Metric) -> Figure:
@@ -172,9 +173,11 @@ def metrics() -> list[Metric]:
     return [*(figure.metric for figure in FIGURES), *_others()]
 
 
-def costs() -> tuple[Metric, ...]:
-    """What the table of costs shows."""
-    return (*_COSTS, *_others())
+def costs(runs: Iterable[Played]) -> tuple[Metric, ...]:
+    """What the table of costs of these runs shows."""
+    summaries = [run.summary for run in runs]
+    told = (one for one in _PAPER_COSTS if any(one.of_run(summary) is not None for summary in summaries))
+    return (*_COSTS, *told, *_others())
 
 
 def inside(runs: Iterable[Played]) -> list[Metric]:

@@ -95,7 +95,7 @@ def write_comparison(page: ComparisonPage) -> bytes:
         _figures(comparison, ACCURACIES),
         element("p", in_words_of(comparison.score, _ABOUT_ACCURACY), class_="faint"),
         element("h2", "Cost of the whole run"),
-        _figures(comparison, costs()),
+        _figures(comparison, costs(comparison.runs)),
         element("p", _ABOUT_COST, class_="faint"),
         *([element("p", NOT_ALL, class_="bad")] if unequal(comparison) else []),
         *(element("p", line, class_="bad") for line in alike(comparison)),

@@ -80,7 +80,7 @@ def tables(comparison: Comparison) -> Group:
         _note("mean, weighted by samples, what 9 in 10 devices reach: personal models after the last round"),
         _note("best round: of the whole fleet; before, after: local training in one more round"),
         Text(),
-        _table("cost", comparison, costs()),
+        _table("cost", comparison, costs(comparison.runs)),
         *([_note(NOT_ALL)] if unequal(comparison) else []),
         *(_note(line) for line in alike(comparison)),
     ]

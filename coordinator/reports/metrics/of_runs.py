@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from math import ceil
 
+from msgspec import UNSET, UnsetType
+
 from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, Metric, Place, Value
 from fleetune.coordinator.reports.metrics.of_devices import ACCURACY_TITLE
 from fleetune.coordinator.reports.summary import Summary
@@ -14,6 +16,10 @@ _METHODS: dict[Place, str] = {"run table": "", "page cards": "", "page methods":
 def _worst_decile(summary: Summary) -> Value:
     own = summary.ranked
     return own[ceil(_WORST * len(own)) - 1] if own else None
+
+
+def _known(told: int | UnsetType) -> Value:
+    return None if told is UNSET else told
 
 
 def _of_all(name: str, about: str, shown: Mapping[Place, str]) -> Metric:
@@ -120,7 +126,7 @@ BYTES_UP_PAPER = Metric(
     "up as papers count",
     "Bytes of updates as papers count them: 4 a number, a bit a mark of a mask, nothing compressed.",
     BYTES,
-    run=lambda summary: summary.bytes.up_paper or None,
+    run=lambda summary: _known(summary.bytes.up_paper),
     shown={"page methods": "", "comparison": ""},
 )
 BYTES_DOWN_PAPER = Metric(
@@ -128,7 +134,7 @@ BYTES_DOWN_PAPER = Metric(
     "down as papers count",
     "Bytes of tasks as papers count them: 4 a number, a bit a mark of a mask, nothing compressed.",
     BYTES,
-    run=lambda summary: summary.bytes.down_paper or None,
+    run=lambda summary: _known(summary.bytes.down_paper),
     shown={"page methods": "", "comparison": ""},
 )
 SHARE_UP = Metric(

@@ -17,7 +17,13 @@ from fleetune.coordinator.reports.adoption.metrics import ADOPTION_METRICS
 from fleetune.coordinator.reports.averages import greatest
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.metric import BYTES, Metric
-from fleetune.coordinator.reports.metrics import EVERYWHERE, METRICS, shown_at
+from fleetune.coordinator.reports.metrics import (
+    BYTES_DOWN_PAPER,
+    BYTES_UP_PAPER,
+    EVERYWHERE,
+    METRICS,
+    shown_at,
+)
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summary import Summary
@@ -103,6 +109,19 @@ def test_a_new_metric_stands_in_a_comparison_and_its_csv(swap):
     assert "300 MB" in console.file.getvalue()
 
 
+def test_what_papers_count_has_columns_on_the_page_only_where_some_run_was_counted(tmp_path):
+    records = foretold()
+    old = summary_of(records)
+    new = msgspec.structs.replace(
+        old, bytes=msgspec.structs.replace(old.bytes, up_paper=777_000_000, down_paper=0)
+    )
+    for ours, seen in ((old, 0), (new, 1)):
+        write_report(tmp_path, settings_of(), ours, records, rivals={"fedavg": old}, durable=False)
+        text = " ".join(Outline((tmp_path / "report.html").read_bytes()).texts)
+        assert text.count("up as papers count") == text.count("down as papers count") == seen
+        assert text.count("777 MB") == seen
+
+
 def test_without_it_nothing_says_anything_of_it(tmp_path):
     records = foretold()
     summary = summary_of(records)
@@ -165,7 +184,8 @@ def by_hand(columns):
     ],
 )
 def test_what_a_view_composes_by_hand_the_table_says_is_shown_there(place, names):
-    behind = {metric.name for metric in ADOPTION_METRICS if place in metric.shown}  # in runs with [adoption]
+    where_known = (*ADOPTION_METRICS, BYTES_UP_PAPER, BYTES_DOWN_PAPER)  # in runs that have them
+    behind = {metric.name for metric in where_known if place in metric.shown}
     assert names | behind == {metric.name for metric in shown_at(place)}
 
 
@@ -179,5 +199,5 @@ def test_each_metric_that_is_shown_of_a_run_or_a_device_can_be_read_of_it():
 
 
 def test_a_table_of_costs_has_what_a_comparison_adds_and_no_accuracy():
-    assert [metric.name for metric in costs()] == ["rounds", "devices", "bytes_up", "bytes_down", "seconds"]
+    assert [metric.name for metric in costs([])] == ["rounds", "devices", "bytes_up", "bytes_down", "seconds"]
     assert figures_of(Played("x", 0, Summary(method="x"), []), None).values["personal_mean"] is None
