@@ -22,7 +22,7 @@ of its authors. Ours:
   and we know neither the ramp of beta_t nor its end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -33,11 +33,12 @@ from fleetune.protocols.model.loss_terms import Distillation
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
-from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget
+from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, DeviceReport
 from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.submodels import cut
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
+from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, neuron_mask, num_active
 
@@ -101,6 +102,14 @@ class CD2pFed(ModelAveraging):
         """The p of round `number`, which counts from 1."""
         grown = number > self.growth_rounds
         return self.private_share * (1.0 if grown else (number - 1) / self.growth_rounds)
+
+    def choices(self, report: DeviceReport) -> Sequence[Choice]:
+        """The first round's entries; where p grows these are all, later ones fewer. Their mask is priced at
+        nothing: leftmost neurons are a few runs, of which a payload's compression leaves less than 100 bytes.
+        """
+        size = estimate_bytes(shared_entries(self.spec, self.private_at(1)).count(self.spec))
+        [whole] = super().choices(report)
+        return [replace(whole, cost=replace(whole.cost, bytes_down=size, bytes_up=size))]
 
     def plan(
         self, state: SharedModel, round_: Round, key: Key

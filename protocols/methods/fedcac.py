@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.model.spec import FlatArray, Kind, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
@@ -40,9 +40,11 @@ from fleetune.protocols.skeletons.critical_parameters import (
 from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
-from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
+
+MARKED: tuple[Kind, ...] = ("weight", "bias", "norm")  # tensors of these kinds have critical entries
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         start = task.patch.apply(state.weights, self.spec)
         weights = trainer.fit(start, FitPlan(), key).weights
         scores = perturbation(weights, weights - start)
-        critical = critical_entries(scores, self.tau, self.spec, ("weight", "bias", "norm"))
+        critical = critical_entries(scores, self.tau, self.spec, MARKED)
         sent = Patch.of(weights, Everything(), self.spec)
         return PersonalModel(weights), Update(sent, critical[: self.spec.num_parameters])
 
@@ -160,6 +162,8 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
         return marks
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """Whole models both ways, up with a bit for each parameter; beyond beta less comes down."""
-        whole = estimate_bytes(self.spec.num_parameters)
-        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole + self.spec.num_parameters // 8))]
+        """Whole models both ways, up with the marks; beyond beta less comes down."""
+        size = self.spec.num_parameters
+        critical = sum(int(self.tau * one.size) for one in self.spec.tensors if one.kind in MARKED)
+        whole, marks = estimate_bytes(size), estimate_bitmap_bytes(critical, size)
+        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole + marks, mask_bytes_up=marks))]

@@ -24,7 +24,7 @@ from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.submodels import PartAveraging, Task, cut
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
-from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
@@ -46,8 +46,12 @@ def prune(ticket: MaskArray, weights: FlatArray, spec: ModelSpec, rate: float) -
             where = spec.slices[tensor.name]
             left = where.start + np.flatnonzero(ticket[where])
             order = np.argsort(np.abs(weights[left]), kind="stable")
-            kept[left[order[: int(rate * left.size + 1e-9)]]] = False
+            kept[left[order[: _num_pruned(left.size, rate)]]] = False
     return kept
+
+
+def _num_pruned(num_left: int, rate: float) -> int:
+    return int(rate * num_left + 1e-9)
 
 
 def share_left(ticket: MaskArray, spec: ModelSpec) -> float:
@@ -91,11 +95,25 @@ class LotteryFL(PartAveraging[ClientState]):
         return ClientState(fit.weights, state.initial, ticket), Update(sent, trainer.num_samples)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
-        """The ticket is the device's own finding; in the first rounds everything travels, and the accuracy
-        may be that of all training samples.
+        """The ticket is the device's own finding: in the first rounds everything travels, later less, with a
+        mask, of which the largest counts. The accuracy may be that of all training samples.
         """
-        whole = estimate_bytes(self.spec.num_parameters)
-        return [Choice(1.0, Cost(bytes_down=whole, bytes_up=whole, extra_epochs=EVALUATION_EPOCHS))]
+        counts = self._counts()
+        masks = [estimate_bitmap_bytes(count, self.spec.num_parameters) for count in counts]
+        most = max(estimate_bytes(count) + mask for count, mask in zip(counts, masks, strict=True))
+        return [Choice(1.0, Cost(most, most, extra_epochs=EVALUATION_EPOCHS, mask_bytes_up=max(masks)))]
+
+    def _counts(self) -> list[int]:
+        """How many parameters the ticket holds at first, and after each pruning."""
+        left = [tensor.size for tensor in self.spec.tensors if tensor.kind == "weight"]
+        prunable, counts = sum(left), [self.spec.num_parameters]
+        while sum(left) > self.target * prunable:
+            fewer = [size - _num_pruned(size, self.rate) for size in left]
+            if fewer == left:
+                break
+            left = fewer
+            counts.append(self.spec.num_parameters - prunable + sum(left))
+        return counts
 
     def _is_good(self, weights: FlatArray, trainer: Trainer) -> bool:
         accuracy = trainer.accuracy(weights, "validation")

@@ -1,7 +1,7 @@
 """What the five papers' methods ask of a device at each ratio: less at lower ones, and what is truly sent."""
 
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,23 @@ from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.training.descent import OptimiserMemory
 from fleetune.edge_agent.training.trainers import KINDS
 from fleetune.protocols.bundle.shipped import shipped_bundle
-from fleetune.protocols.methods import from_section, with_defaults_of_run
-from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.methods import fedcac, from_section, with_defaults_of_run
+from fleetune.protocols.methods.cd2_pfed import shared_entries
+from fleetune.protocols.methods.lotteryfl import prune, share_left
+from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.critical_parameters import critical_entries
 from fleetune.protocols.skeletons.method import Method, Round
 from fleetune.protocols.update import codec
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Entries, Everything
 
 METHODS = ("fedspu", "srp-pfed", "kapc", "kapc-bls", "fedpurin", "dc-pfl")
 ROUNDS = 5
 OVERHEAD = 400  # bytes of names, shapes and checksums, which prices take for less
 ABOVE, BELOW = 1.1, 3  # how far what is sent may lie above its price, and below it at its most
+MASKED = ("fedcac", "lotteryfl", "cd2-pfed")  # send masks, too, and know one ratio
 SAVING = ("kapc-bls",)  # leaves out of the layers priced those that differ much: as many as it finds
 
 
@@ -107,8 +113,10 @@ class Fleet:
 
 
 @each_spec
-@pytest.mark.parametrize("which", [0, 0.5, 1], ids=["lowest", "middle", "largest"])
-@each_method
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [*product(METHODS, (0, 0.5, 1)), *product(MASKED, (1,))],
+)
 def test_what_is_sent_from_the_second_round_on_is_what_was_priced(name, which, spec):
     choices = choices_of(name, SPECS[spec]())
     choice = choices[round(which * (len(choices) - 1))]
@@ -119,3 +127,58 @@ def test_what_is_sent_from_the_second_round_on_is_what_was_priced(name, which, s
         most = max(sent[device][direction] for sent in rounds for device in ("a", "b"))
         assert most <= ABOVE * priced + OVERHEAD, ("down", "up")[direction]
         assert name in SAVING or priced <= BELOW * most, ("down", "up")[direction]
+
+
+def weights_of(spec: ModelSpec) -> FlatArray:
+    return Key.of("masks").generator().standard_normal(spec.size).astype(np.float32)
+
+
+def priced(name: str, **settings: float) -> Cost:
+    [choice] = from_section({"name": name, **settings}, lenet5()).choices(DeviceReport("d", num_samples=10))
+    return choice.cost
+
+
+def num_bytes_of_mask(mask: MaskArray) -> int:
+    return len(codec.encode(Entries(mask[: lenet5().num_parameters]), lenet5())) - len(
+        codec.encode(Entries(np.ones(lenet5().num_parameters, bool)), lenet5())
+    )
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_the_marks_of_fedcac_are_priced_at_what_they_take(tau):
+    scores = np.abs(weights_of(lenet5()))
+    marks = critical_entries(scores, tau, lenet5(), fedcac.MARKED)
+    cost = priced("fedcac", tau=tau)
+    assert cost.mask_bytes_up == pytest.approx(num_bytes_of_mask(marks), rel=0.05)
+    assert cost.bytes_up == cost.bytes_down + cost.mask_bytes_up
+
+
+@pytest.mark.parametrize(("target", "prunings"), [(0.7, 2), (0.5, 4), (0.1, 11)])
+def test_the_mask_of_a_ticket_is_priced_at_its_largest(target, prunings):
+    """Its values are fewer then: the whole model, at first, is the most that travels without an encoding."""
+    spec, masks = lenet5(), []
+    ticket, cost = Everything().mask(spec), priced("lotteryfl", target=target, rate=0.2)
+    while share_left(ticket, spec) > target:
+        ticket = prune(ticket, weights_of(spec), spec, 0.2)
+        masks.append(num_bytes_of_mask(ticket))
+    assert len(masks) == prunings
+    assert cost.mask_bytes_up == pytest.approx(max(masks), rel=0.05)
+    assert cost.bytes_up == cost.bytes_down == codec.estimate_bytes(spec.num_parameters)
+
+
+@pytest.mark.parametrize("settings", [{"rate": 0.0}, {"target": 1.0}, {"target": 0.0, "rate": 0.9}])
+def test_a_ticket_that_never_reaches_its_target_has_a_price(settings):
+    cost = priced("lotteryfl", **settings)
+    assert (cost.mask_bytes_up > 0) == ("rate" in settings and settings["rate"] > 0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
+def test_cd2_pfed_is_priced_at_what_it_shares_in_the_first_round_and_its_mask_at_nothing(share):
+    spec, whole = lenet5(), codec.estimate_bytes(lenet5().num_parameters)
+    shared = shared_entries(spec, share)
+    assert num_bytes_of_mask(shared.mask(spec)) < 100
+    cost = priced("cd2-pfed", private_share=share, growth_rounds=0)
+    sent = len(codec.encode(Patch.of(weights_of(spec), shared, spec), spec))
+    assert sent <= ABOVE * cost.bytes_up
+    assert cost.bytes_up == cost.bytes_down <= ABOVE * sent
+    assert priced("cd2-pfed", private_share=share, growth_rounds=5).bytes_up == whole
