@@ -16,38 +16,57 @@ from tests.fuzz.mutation import changed_bytes
 from tests.fuzz.run import MOST_BYTES, MOST_SECONDS, resident
 
 from fleetune.protocols.errors import PacketError
+from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import encodings
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
 
 SIZES = (0, 1, 3, 64, 200, 1000)
+LAYOUTS = ("nothing", "tensors", "rows", "scattered")
+_TENSOR, _ROW = 300, 20  # entries
 
 
 def fuzz(encoding: Encoding, seed: int, count: int) -> Counter[str]:
     """Verdicts on `count` changed byte strings by name. Raises AssertionError, or whatever escapes."""
     rng, verdicts = random.Random(seed), Counter[str]()
-    honest = [_written(encoding, size, based) for size in SIZES for based in (False, True)]
+    honest = [
+        _written(encoding, size, based, layout)
+        for size in SIZES
+        for based in (False, True)
+        for layout in LAYOUTS
+    ]
     before = resident()
     with np.errstate(all="ignore"):
         for _ in range(count):
             data, known, size = rng.choice(honest)
             size = rng.choice((size, size, size, size + 1, rng.choice(SIZES)))
             base = None if known.base is None or rng.random() < 0.1 else np.resize(known.base, size)
-            known = Known(
-                base, np.resize(known.tensors, size) if rng.random() < 0.5 else np.zeros(0, np.int16)
-            )
+            known = _known(base, size, rng.choice(LAYOUTS))
             verdicts[_verdict(encoding, changed_bytes(rng, data), size, known)] += 1
     grown = resident() - before
     assert grown <= MOST_BYTES, f"the process grew by {grown} bytes"
     return verdicts
 
 
-def _written(encoding: Encoding, size: int, based: bool) -> tuple[bytes, Known, int]:
+def _written(encoding: Encoding, size: int, based: bool, layout: str) -> tuple[bytes, Known, int]:
     draw = Key.of("fuzz", size).generator()
     base = draw.normal(0, 0.05, size).astype(np.float32)
     steps = draw.normal(0, 1e-3, size) * (draw.random(size) < 0.3)
-    known = Known(base if based else None, np.arange(size, dtype=np.int16) // 300)
+    known = _known(base if based else None, size, layout)
+    if known.row_sizes:
+        places = np.arange(size) % _TENSOR if known.places is None else known.places
+        steps += 1e-2 * np.sin(places // _ROW) * np.cos(places % _ROW)  # an outer product
     return encoding.encode((base + steps).astype(np.float32), known, None, Key(size)).data, known, size
+
+
+def _known(base: FlatArray | None, size: int, layout: str) -> Known:
+    """What is known of so many entries but their base: nothing, tensors, their rows, or places in these."""
+    if layout == "nothing":
+        return Known(base)
+    tensors, at = np.divmod(np.arange(size), _TENSOR)
+    rows = (_ROW,) * 4 if layout in ("rows", "scattered") else ()
+    places = (at * 3 // 2).astype(np.int32) if layout == "scattered" else None
+    return Known(base, tensors.astype(np.int16), rows, places)
 
 
 def _verdict(encoding: Encoding, data: bytes, size: int, known: Known) -> str:

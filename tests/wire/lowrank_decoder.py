@@ -76,33 +76,42 @@ class Busy:
         return [log4(4 * size * one + total) - log4(5 * total) for one in own]
 
     def add(self, integers: list[int]) -> None:
-        for at, one in enumerate(integers):
-            self.squares[at % len(self.squares)] += one * one
+        self.squares = [before + one * one for before, one in zip(self.squares, integers, strict=True)]
 
 
-def columns_of(size: int, row_size: int, places: list[int] | None) -> int:
-    if row_size < 2:
-        return 0
-    places = places or list(range(size))
-    columns = sum(one // row_size == places[0] // row_size for one in places)
-    if size % columns:
-        return 0
-    rows = [places[at : at + columns] for at in range(0, size, columns)]
-    first = [one % row_size for one in rows[0]]
-    alike = all(
-        one[0] // row_size == one[-1] // row_size and [each % row_size for each in one] == first
-        for one in rows
-    )
-    return columns if alike else 0
+@dataclass
+class Sizes:
+    source: Source
+    counts: list[list[int]] = field(init=False)  # by the bundle before and by this one
+
+    def __post_init__(self) -> None:
+        self.counts = [[max(1, 16 >> abs(one - before)) for one in range(25)] for before in range(25)]
+
+    def read(self, before: int) -> int:
+        counts = self.counts[before]
+        size = self.source.symbol(counts)
+        counts[size] += 8
+        return size
 
 
-def products(source: Source, integers: Integers, rows: int, columns: int) -> list[float]:
+def matrix_of(size: int, row_size: int, places: list[int] | None) -> list[tuple[int, int]] | None:
+    """The row and the column of each entry in its matrix; None: there is none."""
+    if row_size < 2 or (places is None and size % row_size):
+        return None
+    found = [divmod(place, row_size) for place in places or range(size)]
+    rows, columns = (sorted(set(one)) for one in zip(*found, strict=True))
+    row, column = ({one: at for at, one in enumerate(each)} for each in (rows, columns))
+    return [(row[one], column[other]) for one, other in found]
+
+
+def products(source: Source, integers: Integers, matrix: list[tuple[int, int]]) -> list[float]:
+    rows, columns = (max(one) + 1 for one in zip(*matrix, strict=True))
     number = source.number(9) + 1
-    most = min(255, (rows * columns - 1) // (rows + columns)) if min(rows, columns) > 4 else 0
+    most = min(255, (len(matrix) - 1) // (rows + columns)) if min(rows, columns) > 4 else 0
     if number > most:
         raise ValueError("too many products")
     of_rows, of_columns = Busy([0] * rows), Busy([0] * columns)
-    total = [0] * (rows * columns)
+    total = [0] * len(matrix)
     for _ in range(number):
         octaves = source.even(15)
         factors = []
@@ -112,23 +121,45 @@ def products(source: Source, integers: Integers, rows: int, columns: int) -> lis
             busy.add(factors[-1])
             if not any(factors[-1]):
                 raise ValueError("a product that is 0")
-        for row, left in enumerate(factors[0]):
-            for column, right in enumerate(factors[1]):
-                total[row * columns + column] += left * right << 14 - octaves
+        for at, (row, column) in enumerate(matrix):
+            total[at] += factors[0][row] * factors[1][column] << 14 - octaves
     return [one / 2**14 for one in total]
 
 
-def entries(source: Source, integers: Integers, size: int, columns: int) -> list[float]:
-    bundle, found = columns * -(-64 // columns) if columns else 256, list[int]()
-    busy = Busy([0] * (columns or 1))
-    for start in range(0, size, bundle):
-        length, square = min(bundle, size - start), source.even(25)
-        here = [0] * length
-        if square:
-            levels = busy.levels()
-            here = integers.read([4 * (square - 9) + levels[at % len(levels)] for at in range(length)])
-            busy.add(here)
-        found += here
+def bundles_of(size: int, matrix: list[tuple[int, int]] | None) -> list[range]:
+    if matrix is None:
+        return [range(start, min(start + 256, size)) for start in range(0, size, 256)]
+    rows, columns = (max(one) + 1 for one in zip(*matrix, strict=True))
+    of_each = -(-max(64, columns // 8) * rows // size)
+    numbers = [row // of_each for row, _ in matrix]
+    return [
+        range(numbers.index(one), numbers.index(one) + numbers.count(one)) for one in sorted(set(numbers))
+    ]
+
+
+def entries(
+    source: Source, integers: Integers, sizes: Sizes, size: int, matrix: list[tuple[int, int]] | None
+) -> list[float]:
+    columns = [0] * size if matrix is None else [column for _, column in matrix]
+    squares, seen = [0] * (max(columns) + 1), [0] * (max(columns) + 1)
+    found, before = [0] * size, 0
+    for bundle in bundles_of(size, matrix):
+        before = sizes.read(before)
+        if not before:
+            continue
+        total, of_all = sum(squares), sum(seen)
+        levels = [0] * len(squares)
+        if total:
+            total = min(total, 2**50)
+            levels = [
+                log4(min(q, 2**50 // of_all) * of_all + 2 * total) - log4(total) - log4(s + 2)
+                for q, s in zip(squares, seen, strict=True)
+            ]
+        here = integers.read([4 * (before - 9) + levels[columns[at]] for at in bundle])
+        for at, one in zip(bundle, here, strict=True):
+            found[at] = one
+            squares[columns[at]] += one * one
+            seen[columns[at]] += 1
     return [float(one) for one in found]
 
 
@@ -146,19 +177,20 @@ def decode(
         raise ValueError("another base")
     eighths = source.even(2216)
     step = float32(EIGHTHS[eighths % 8] * 2.0 ** (eighths // 8 - 164))
-    of_products, of_entries = Integers(source), Integers(source)
+    of_products, of_entries, sizes = Integers(source), Integers(source), Sizes(source)
     numbers, start = list(tensors) or [0] * count, 0
     while start < count:
         stop = start + numbers.count(numbers[start])
         row_size = row_sizes[numbers[start]] if row_sizes else 0
-        columns = columns_of(stop - start, row_size, None if places is None else list(places[start:stop]))
-        kind, changes = source.even(3), list[float]()
-        if kind == 1:
-            changes = entries(source, of_entries, stop - start, columns)
-        elif kind == 2:
-            rows = (stop - start) // columns if columns else 0
-            changes = products(source, of_products, rows, columns)
-        for at, change in enumerate(changes, start):
+        matrix = matrix_of(stop - start, row_size, None if places is None else list(places[start:stop]))
+        kind, changes = source.even(4), list[list[float]]()
+        if kind >= 2:
+            if matrix is None:
+                raise ValueError("products of no matrix")
+            changes.append(products(source, of_products, matrix))
+        if kind % 2:
+            changes.append(entries(source, of_entries, sizes, stop - start, matrix))
+        for at, change in (one for each in changes for one in enumerate(each, start)):
             values[at] = float32(values[at] + float32(change * step))
         start = stop
     if source.at < len(data):

@@ -67,6 +67,10 @@ def vectors() -> list[dict[str, Any]]:
     )
     half = np.flatnonzero(np.arange(600) % 30 < 15)
     scattered = np.flatnonzero(np.arange(600) % 7 < 3)
+    most = np.flatnonzero(Key.of("wire", "mask").generator().random(600) < 0.7)
+    mixed = values[:600] + np.where(np.arange(600) % 37 == 5, 3, 0).astype("f4")
+    thin = np.flatnonzero(np.arange(966) % 11 % 3 == 1)
+    of_tensor = np.concatenate([np.arange(size) for size in (600, 6, 360)])
     return [
         written("three values", [0.5, -0.25, 0.126], [0.5, -0.251, 0.125], 0.5),
         written("no values", [], [], 1.0),
@@ -79,6 +83,14 @@ def vectors() -> list[dict[str, Any]]:
         written("rows not known", values, base, 1.0, tensors),
         written("half of the columns", values[half], base[half], 0.7, [], [30], half),
         written("scattered entries", values[scattered], base[scattered], 0.7, [], [30], scattered),
+        written("seven in ten entries", values[most], base[most], 0.7, [], [30], most),
+        written(
+            "scattered entries, in fine steps", values[scattered], base[scattered], 0.02, [], [30], scattered
+        ),
+        written("products, and entries of what they leave", mixed[most], base[most], 0.4, [], [30], most),
+        written(
+            "a part of three tensors", values[thin], base[thin], 2.0, tensors[thin], rows, of_tensor[thin]
+        ),
     ]
 
 

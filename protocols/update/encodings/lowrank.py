@@ -5,7 +5,8 @@ A round of local training changes a weight matrix by few outer products (`outer_
 differ: each device has its own, as many as are worth their bytes; both factors are rounded to one step for
 the whole patch, a multiple of what is to change on average, so that every layer and every product gets
 the bits that its size deserves (reverse water-filling); integers are entropy-coded by what is expected of
-their product, row and column. What is no matrix, or none that few products tell, is rounded entry by entry.
+their product, row and column. Of a matrix of which some entries alone are sent (a mask's), products are
+fitted to these. What is no matrix, and what no product tells, is rounded entry by entry.
 Bytes: docs/wire.md, `lowrank`.
 """
 
@@ -19,12 +20,8 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.chunks import chunks, difference, part_of, wanted_of
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
-from fleetune.protocols.update.encodings.lowrank_tensors import (
-    Parts,
-    TensorReader,
-    TensorWriter,
-    tensors_of,
-)
+from fleetune.protocols.update.encodings.lowrank_grids import tensors_of
+from fleetune.protocols.update.encodings.lowrank_tensors import Parts, TensorReader, TensorWriter
 from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, magnitude, nearest
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 
@@ -53,7 +50,7 @@ class LowRank(Encoding):
     @property
     def cost(self) -> EncodingCost:
         """Of LeNet-5's matrices; those of cnn-kapc take less than half of it, in a fifth of the time. Entries
-        that lie scattered (SRP-pFed, FedPURIN) take 3 to 6 times the bytes, and lose twice as much.
+        that lie scattered (SRP-pFed, FedPURIN) take 1.2 to 4.5 times the bytes, and lose up to twice as much.
         """
         return EncodingCost(
             bytes_per_value=min(4.0, 0.022 * self.step**-0.65),

@@ -142,11 +142,10 @@ class Writer:
             ):
                 counts, likely = self._model.signs(row)
                 unlike = sign ^ likely
-                self.out.write(counts[0] if unlike else 0, counts[unlike], counts[0] + counts[1])
+                self.out.write_counted(unlike, counts)
                 self._model.add_sign(counts, unlike, sign)
                 if self.num_levels > 1:
-                    counts = self._model.levels()
-                    self.out.write(sum(counts[:level]) if level else 0, counts[level], sum(counts))
+                    self.out.write_counted(level, self._model.levels())
                     self._model.add_level(level)
 
 
@@ -192,20 +191,11 @@ class Reader:
 
     def _read_entry(self, row: int) -> tuple[int, int]:
         counts, likely = self._model.signs(row)
-        unlike = self._read_symbol(counts)
+        unlike = self.data.read_counted(counts)
         sign = unlike ^ likely
         self._model.add_sign(counts, unlike, sign)
         if self.num_levels == 1:
             return sign, 0
-        level = self._read_symbol(self._model.levels())
+        level = self.data.read_counted(self._model.levels())
         self._model.add_level(level)
         return sign, level
-
-    def _read_symbol(self, counts: list[int]) -> int:
-        value, symbol = self.data.peek(sum(counts)), 0
-        start = 0
-        while value >= start + counts[symbol]:
-            start += counts[symbol]
-            symbol += 1
-        self.data.take(start, counts[symbol])
-        return symbol

@@ -43,6 +43,10 @@ class RangeEncoder:
         if length > 1:
             self.write_bits(number - (1 << length - 1), length - 1)
 
+    def write_counted(self, symbol: int, counts: list[int]) -> None:
+        """One of 0..len(counts)-1, each as likely as its count."""
+        self.write(sum(counts[:symbol]), counts[symbol], sum(counts))
+
     def write_many(self, symbols: bytes, starts: list[int]) -> None:
         """Symbols of one table: k owns what is from starts[k] up to starts[k + 1] of the last of `starts`."""
         total, low, width = starts[-1], self._low, self._width
@@ -127,6 +131,15 @@ class RangeDecoder:
         symbol = min(last, bisect_right(starts, self.peek(1 << 16)) - 1)
         end = 1 << 16 if symbol == last else starts[symbol + 1]
         self.take(starts[symbol], end - starts[symbol])
+        return symbol
+
+    def read_counted(self, counts: list[int]) -> int:
+        """What `write_counted` wrote. Raises PacketTruncated, PacketCorrupt."""
+        value, symbol, start = self.peek(sum(counts)), 0, 0
+        while value >= start + counts[symbol]:
+            start += counts[symbol]
+            symbol += 1
+        self.take(start, counts[symbol])
         return symbol
 
     def read_many(self, starts: list[int], count: int) -> bytes:

@@ -10,7 +10,8 @@ from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketNotFinit
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.encodings.lowrank import LowRank
-from fleetune.protocols.update.encodings.lowrank_tensors import tensors_of
+from fleetune.protocols.update.encodings.lowrank_choice import cheapest
+from fleetune.protocols.update.encodings.lowrank_grids import tensors_of
 from fleetune.protocols.update.encodings.outer_products import products_of, sum_of
 from fleetune.protocols.update.encodings.sparse import Sparse
 from fleetune.protocols.update.entropy.magnitudes import magnitude, nearest
@@ -67,7 +68,7 @@ def test_integers_of_unlike_sizes_take_less_where_it_is_known_which():
 
 def test_what_is_three_products_goes_as_three():
     matrix = few_products()
-    found = products_of(matrix / np.float32(0.1), most=20)
+    found = products_of(matrix / np.float32(0.1), None, most=20)
     assert len(found) == 3
     whole = np.concatenate([part for _, part in sum_of(found, *matrix.shape)]).reshape(matrix.shape)
     assert np.abs(whole - matrix / 0.1).max() < 3
@@ -119,25 +120,84 @@ def test_what_is_left_out_arrives_over_the_rounds():
 
 
 @pytest.mark.parametrize(
-    ("places", "row_size", "columns"),
+    ("places", "row_size", "shape", "whole"),
     [
-        (None, 30, 30),
-        (None, 1, 0),
-        (None, 0, 0),
-        (None, 7, 0),
-        (np.flatnonzero(np.arange(120) % 30 < 10), 30, 10),
-        (np.flatnonzero((np.arange(120) // 30) % 2), 30, 30),
-        (np.flatnonzero(np.arange(120) % 7 == 0), 30, 0),
-        (np.array([1, 2, 33, 34]), 30, 0),
-        (np.array([1, 2, 31, 32, 61, 62]), 30, 2),
-        (np.array([1, 2, 31, 62]), 30, 0),
+        (None, 30, (4, 30), True),
+        (None, 1, (0, 0), True),
+        (None, 0, (0, 0), True),
+        (None, 7, (0, 0), True),
+        (np.flatnonzero(np.arange(120) % 30 < 10), 30, (4, 10), True),
+        (np.flatnonzero((np.arange(120) // 30) % 2), 30, (2, 30), True),
+        (np.flatnonzero(np.arange(120) % 7 == 0), 30, (4, 18), False),
+        (np.array([1, 2, 33, 34]), 30, (2, 4), False),
+        (np.array([1, 2, 31, 32, 61, 62]), 30, (3, 2), True),
+        (np.array([1, 2, 31, 62]), 30, (3, 2), False),
     ],
 )
-def test_a_part_of_a_matrix_is_one_if_its_rows_have_the_same_columns(places, row_size, columns):
+def test_a_part_of_a_matrix_is_one_of_the_rows_and_columns_that_it_has(places, row_size, shape, whole):
     count = 120 if places is None else places.size
     known = Known(None, row_sizes=(row_size,), places=None if places is None else places.astype(np.int32))
     (tensor,) = tensors_of(known, count)
-    assert tensor.columns == columns
+    assert (tensor.rows, tensor.columns) == shape
+    assert (tensor.scattered is None) == whole
+    bundles = list(tensor.bundles())
+    assert [one.stop for one in bundles[:-1]] == [one.start for one in bundles[1:]]
+    assert (bundles[0].start, bundles[-1].stop) == (0, count)
+    if places is not None:
+        rows, columns = (np.unique(one, return_inverse=True)[1] for one in np.divmod(places, row_size))
+        everything = slice(0, count)
+        assert np.array_equal(tensor.columns_of(everything), columns)
+        assert np.array_equal(tensor.cells_of(everything), rows * shape[1] + columns)
+
+
+def scattered(matrix, share, seed=12):
+    """Entries of a matrix, each there with this chance, and what both sides know of them."""
+    there = np.flatnonzero(drawn(seed).random(matrix.size) < share).astype(np.int32)
+    zeros = np.zeros(there.size, np.float32)
+    return matrix.ravel()[there], Known(zeros, row_sizes=(matrix.shape[1],), places=there)
+
+
+@pytest.mark.parametrize("tall", [False, True])
+def test_scattered_entries_of_few_products_go_as_these(tall):
+    matrix = few_products(noise=0.1)
+    matrix = np.ascontiguousarray(matrix.T) if tall else matrix
+    values, known = scattered(matrix, 0.5)
+    encoded = LowRank(1.0).encode(values, known, None, KEY)
+    assert len(encoded.data) < 0.02 * values.nbytes
+    assert error(encoded, values) < 0.2
+    back = LowRank().decode(encoded.data, values.size, known)
+    np.testing.assert_allclose(back + encoded.residual, values, atol=1e-6)
+    blind = LowRank(1.0).encode(values, Known(known.base), None, KEY)
+    assert len(blind.data) > 3 * len(encoded.data)
+    thin = Sparse(density=0.5, levels=16, span="all").encode(values, known, None, KEY)
+    assert len(thin.data) > 3 * len(encoded.data)
+
+
+def test_what_products_leave_may_go_as_entries():
+    """Where a few entries change by themselves, neither of both alone tells it for as few bytes."""
+    matrix = few_products(noise=0.05)
+    matrix.ravel()[drawn(13).choice(matrix.size, 60, replace=False)] += 5
+    values, known = scattered(matrix, 0.7)
+    encoded = LowRank(1.0).encode(values, known, None, KEY)
+    (tensor,) = tensors_of(known, values.size)
+    products, entries = cheapest(tensor, values)
+    assert 3 <= len(products) <= 6
+    assert 30 <= np.count_nonzero(entries) < 200
+    assert error(encoded, values) < 0.25
+    back = LowRank().decode(encoded.data, values.size, known)
+    np.testing.assert_allclose(back + encoded.residual, values, atol=1e-6)
+
+
+def test_a_bundle_of_one_entry_in_wide_rows_and_rows_of_one_entry():
+    for places, row_size in ((np.arange(0, 40_000, 999), 4000), (np.arange(0, 3000, 31), 30)):
+        values = drawn(14).normal(0, 1, places.size).astype(np.float32)
+        known = Known(
+            np.zeros(places.size, np.float32), row_sizes=(row_size,), places=places.astype(np.int32)
+        )
+        encoded = LowRank(0.1).encode(values, known, None, KEY)
+        back = LowRank().decode(encoded.data, values.size, known)
+        np.testing.assert_allclose(back + encoded.residual, values, atol=1e-6)
+        assert error(encoded, values) < 0.1
 
 
 @pytest.mark.parametrize("step", [0, -1, float("nan"), float("inf")])
@@ -178,11 +238,15 @@ def test_steps_that_lead_beyond_float32_all_wait():
         LowRank().decode(data, 4, Known(np.full(4, most)))
 
 
-def test_hostile_bytes_give_finite_values_or_are_refused():
-    rng, matrix = drawn(11), few_products(12, 25, noise=0.3)
+@pytest.mark.parametrize("whole", [True, False])
+def test_hostile_bytes_give_finite_values_or_are_refused(whole):
+    rng, rows = drawn(11), 12 if whole else 24
+    places = np.arange(300) if whole else np.sort(rng.choice(600, 300, replace=False))
+    matrix = few_products(rows, 25, noise=0.3)
     base = rng.normal(0, 1, 320).astype(np.float32)
-    known = Known(base, np.repeat([0, 1], [300, 20]).astype(np.int16), (25, 1))
-    values = base + np.concatenate([matrix.ravel(), np.ones(20, np.float32)])
+    in_tensor = None if whole else np.concatenate([places, np.arange(20)]).astype(np.int32)
+    known = Known(base, np.repeat([0, 1], [300, 20]).astype(np.int16), (25, 1), in_tensor)
+    values = base + np.concatenate([matrix.ravel()[places], np.ones(20, np.float32)])
     good = LowRank(1.0).encode(values, known, None, KEY).data
     refused = 0
     for case in range(500):
@@ -206,7 +270,7 @@ def test_hostile_bytes_give_finite_values_or_are_refused():
 def test_more_products_than_pay_and_empty_ones_are_refused():
     def forged(number, *factors):
         out = RangeEncoder()
-        for symbol, total in ((0, 8), (900, 2216), (2, 3)):
+        for symbol, total in ((0, 8), (900, 2216), (2, 4)):
             out.write(symbol, 1, total)
         out.write_number(number - 1, 9)
         out.write(3, 1, 15)
@@ -237,10 +301,13 @@ def test_reading_few_bytes_takes_little_beside_the_values():
     many = np.zeros((2000, 1000), np.float32)
     many[range(255), range(255)] = 1 + np.arange(255) / 255  # as many products, of next to nothing each
     thin = LowRank(2.0).encode(1 + many.ravel(), known, None, KEY).data
-    for data in (b"\xff" * 1000, b"\0" * 1000 + b"\1", good, thin):
+    half, of_half = scattered(matrix, 0.5)
+    few = LowRank(4.0).encode(half, of_half, None, KEY).data
+    of_all = [(data, count, known) for data in (b"\xff" * 1000, b"\0" * 1000 + b"\1", good, thin)]
+    for data, size, of_them in [*of_all, (few, half.size, of_half), (b"\x55" * 1000, half.size, of_half)]:
         tracemalloc.start()
         with suppress(PacketError):
-            LowRank().decode(data, count, known)
+            LowRank().decode(data, size, of_them)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 4 * count + 3_000_000
+        assert peak < 4 * size + 3_000_000

@@ -1,0 +1,150 @@
+"""Of which matrices the entries of a patch are: tensor after tensor, the rows and columns that have any."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.update.encodings.chunks import chunks
+from fleetune.protocols.update.encodings.encoding import Known
+from fleetune.protocols.update.encodings.outer_products import MAX_PRODUCTS, Product, Steps, sum_of
+from fleetune.protocols.update.entropy.quarter_octaves import Ints
+
+_NARROW = 4  # rows or columns, up to which a matrix is written by its entries
+_BUNDLE = 64  # entries, about, whose size is said before them
+_BUNDLE_COLUMNS = 8  # at most, for each entry of a bundle: columns are work, too
+_BUNDLE_UNKNOWN = 256  # where rows are not known
+
+Numbers = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """Entries that are not all of their matrix.
+
+    Attributes:
+        places: in their tensor, ascending, shape (n,).
+        row_size: of the tensor.
+        first_of_row: the place in the tensor where each row of the matrix begins, ascending, shape (rows,).
+        row, column: of the matrix, by those of the tensor; any number for those that it does not have.
+    """
+
+    places: Numbers
+    row_size: int
+    first_of_row: Numbers
+    row: Numbers
+    column: Numbers
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """The entries of a patch that are of one tensor.
+
+    Attributes:
+        start, stop: which entries of the patch these are.
+        rows, columns: of the matrix that they are of; 0: of none.
+        scattered: where in it they are; None: they are all of it, row by row.
+    """
+
+    start: int
+    stop: int
+    rows: int = 0
+    columns: int = 0
+    scattered: Scattered | None = None
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def most_products(self) -> int:
+        """With more, its products would be more numbers than it has itself."""
+        if min(self.rows, self.columns) <= _NARROW:
+            return 0
+        return min(MAX_PRODUCTS, (self.size - 1) // (self.rows + self.columns))
+
+    def bundles(self) -> Iterator[slice]:
+        """Neighbours, from its first entry on, whose size is said together: whole rows where there are."""
+        if not self.rows:
+            ends = list(range(_BUNDLE_UNKNOWN, self.size, _BUNDLE_UNKNOWN))
+        else:
+            rows = -(-max(_BUNDLE, self.columns // _BUNDLE_COLUMNS) * self.rows // self.size)
+            if self.scattered is None:
+                ends = list(range(rows * self.columns, self.size, rows * self.columns))
+            else:
+                firsts = self.scattered.first_of_row[rows::rows]
+                ends = np.searchsorted(self.scattered.places, firsts).tolist()
+        for start, end in zip([0, *ends], [*ends, self.size], strict=True):
+            yield slice(start, end)
+
+    def columns_of(self, part: slice) -> Ints:
+        """The column of each of its entries in `part`, 0 where there are none."""
+        if not self.columns:
+            return np.zeros(part.stop - part.start, np.int64)
+        if self.scattered is None:
+            return np.arange(part.start, part.stop) % self.columns
+        return self.scattered.column[self.scattered.places[part] % self.scattered.row_size]
+
+    def cells_of(self, part: slice) -> Ints:
+        """Which entry of its matrix, row by row, each of its entries in `part` is."""
+        if self.scattered is None:
+            return np.arange(part.start, part.stop)
+        rows = self.scattered.row[self.scattered.places[part] // self.scattered.row_size]
+        return rows.astype(np.int64) * self.columns + self.columns_of(part)
+
+    def part_of(self, cells: slice) -> slice:
+        """Which of its entries are in these whole rows of its matrix."""
+        if self.scattered is None:
+            return cells
+        firsts = self.scattered.first_of_row[[cells.start // self.columns, cells.stop // self.columns - 1]]
+        firsts += np.array([0, self.scattered.row_size], np.int32)
+        start, stop = np.searchsorted(self.scattered.places, firsts).tolist()
+        return slice(start, stop)
+
+
+def tensors_of(known: Known, count: int) -> Iterator[Tensor]:
+    """The tensors of a patch of so many entries."""
+    start = 0
+    while start < count:
+        number = known.tensors[start] if known.tensors.size else 0
+        stop = int(np.searchsorted(known.tensors, number, "right")) if known.tensors.size else count
+        row_size = known.row_sizes[number] if known.row_sizes else 0
+        yield _tensor(start, stop, row_size, None if known.places is None else known.places[start:stop])
+        start = stop
+
+
+def _tensor(start: int, stop: int, row_size: int, places: Numbers | None) -> Tensor:
+    size = stop - start
+    if row_size <= 1:
+        return Tensor(start, stop)
+    if places is None:
+        return (
+            Tensor(start, stop, size // row_size, row_size) if size % row_size == 0 else Tensor(start, stop)
+        )
+    has_row = np.zeros(int(places[-1]) // row_size + 1, np.bool_)
+    has_column = np.zeros(row_size, np.bool_)
+    for chunk in chunks(size):
+        rows = places[chunk] // row_size
+        has_row[rows] = True
+        has_column[places[chunk] - rows * row_size] = True
+    rows_there = np.flatnonzero(has_row).astype(
+        np.int32
+    )  # as places are: searching makes no other copy of these
+    columns = int(np.count_nonzero(has_column))
+    if size == rows_there.size * columns:
+        return Tensor(start, stop, rows_there.size, columns)
+    scattered = Scattered(places, row_size, rows_there * row_size, _numbered(has_row), _numbered(has_column))
+    return Tensor(start, stop, rows_there.size, columns, scattered)
+
+
+def _numbered(there: NDArray[np.bool_]) -> Numbers:
+    """0, 1, 2, ... for those that are there."""
+    return np.cumsum(there, dtype=np.int32) - 1
+
+
+def changes_of(tensor: Tensor, products: list[Product]) -> Iterator[tuple[slice, Steps]]:
+    """What products come to at its entries, in steps, in parts: which of these, and their changes."""
+    for cells, steps in sum_of(products, tensor.rows, tensor.columns):
+        part = tensor.part_of(cells)
+        yield part, steps if tensor.scattered is None else steps[tensor.cells_of(part) - cells.start]
