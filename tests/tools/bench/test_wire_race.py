@@ -1,6 +1,7 @@
 """The race of `edge-sim bench wire`: bytes and accuracy of a run, targets, tables, and going on."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,15 @@ def test_dense_federated_averaging_is_the_products():
     mean = np.average(trained, axis=0, weights=samples)
     accuracy = race(fleet, "digits", Contender("dense")).accuracy[0]
     assert accuracy == pytest.approx(fleet.accuracy(mean.astype(np.float32)), abs=1e-6)
+
+
+def test_inputs_are_scaled_as_the_setting_says():
+    rows = np.arange(5)
+    plain, scaled = (
+        Fleet(setting, 0).trainers[0].data.batch("train", rows)[0]
+        for setting in (DIGITS, replace(DIGITS, mean=-10.0, std=5.0))
+    )
+    np.testing.assert_allclose(scaled, (plain + 10) / 5, rtol=1e-5)
 
 
 def test_bytes_are_those_of_the_first_round_that_is_good_enough():
