@@ -41,14 +41,14 @@ class _Adam:
 
 @dataclass
 class FedPm:
-    """The whole of FedPM: its own training, sending and aggregation (Algorithms 1 and 2).
+    """The whole of FedPM: its own training, sending and aggregation, after the authors' code.
 
-    From the authors' code (github.com/BerivanIsik/sparse-random-networks): weights and biases are plus or
-    minus e / sqrt(fan-in), scores begin as N(0, 1), Adam, masks count as 0.01 and 0.99. A mask's bytes are
-    the entropy of its share of ones and log2 of its size, as they count. Priors (lambda_0 = 1) are reset
-    when every device would have taken part once. They judge a draw of the network; here it is the mean
-    over draws of its weights, which is much better on small networks. For models without running
-    statistics.
+    From there (github.com/BerivanIsik/sparse-random-networks): weights and biases are plus or minus
+    e / sqrt(fan-in), scores begin as N(0, 1), Adam, masks count as 0.01 and 0.99. A mask's bytes are the
+    entropy of its share of ones and log2 of its size, as they count. Ours: priors (lambda_0 = 1) are reset
+    when every device would have taken part once, there in every round; the gradient passes a draw of the
+    mask as it is, there times the chance; and what is judged is the mean over draws of the network's
+    weights, there a draw, which is much worse on small networks. For models without running statistics.
 
     Attributes:
         fleet: whose data, batches, epochs and participants are used, of all contenders the same.
