@@ -46,10 +46,10 @@ class Key:
         """The key below this one at `path`."""
         return self.of(self.value, *path)
 
-    def bits(self, count: int) -> NDArray[np.uint64]:
-        """The first `count` draws, 64 bits each, shape (count,)."""
+    def bits(self, count: int, first: int = 0) -> NDArray[np.uint64]:
+        """`count` draws from draw `first` on, 64 bits each, shape (count,)."""
         with np.errstate(over="ignore"):
-            z = np.uint64(self.value) + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+            z = np.uint64(self.value) + np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GOLDEN
             z = (z ^ (z >> np.uint64(30))) * _MIX_1
             z = (z ^ (z >> np.uint64(27))) * _MIX_2
             return z ^ (z >> np.uint64(31))

@@ -29,9 +29,9 @@ class EncodingSection(Settings, frozen=True):
     down: Choice = LOSSLESS
 
     def __post_init__(self) -> None:
-        for direction, choice in (("up", self.up), ("down", self.down)):
+        for direction in ("up", "down"):
             try:
-                encodings.chosen(choice)
+                getattr(self, f"{direction}link")
             except SettingError as problem:
                 raise ValueError(f"{direction}: {problem}") from None
 
@@ -49,7 +49,7 @@ class EncodingSection(Settings, frozen=True):
     @property
     def downlink(self) -> Encoding:
         """What writes tasks."""
-        return encodings.chosen(self.down)
+        return encodings.chosen(self.down).for_tasks()
 
 
 PLAIN = EncodingSection(encodings.RAW, encodings.RAW)

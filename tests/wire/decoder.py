@@ -3,6 +3,7 @@
 Arrays are lists; a base is a list of numbers that float32 holds, `tensors` the number of each entry's tensor.
 """
 
+import hashlib
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ class Stream:
 
 def decode(name: str, data: bytes, count: int, base: Base, tensors: Sequence[int]) -> list[float]:
     """The values that `name` wrote."""
+    if name == "sketch":
+        return sketch(data, count, base)
     stream, values = Stream(data), []
     if stream.take(1) == b"\0":
         base = None
@@ -147,3 +150,41 @@ READERS: dict[str, Callable[[Stream, list[float], list[int]], list[float]]] = {
     "int8": int8,
     "int4": int4,
 }
+
+
+def sketch(data: bytes, count: int, base: Base) -> list[float]:
+    if data[0] == 0:
+        return list(struct.unpack(f"<{count}f", data[1:]))
+    if base is None:
+        raise ValueError("a base is needed")
+    if data == b"\1":
+        return list(base)
+    log, seed, scale = struct.unpack_from("<BHf", data, 1)
+    signs = [1 if byte >> 7 - bit & 1 else -1 for byte in data[8:] for bit in range(8)]
+    if data[0] != 2 or len(signs) != 2**log or scale <= 0:
+        raise ValueError("no sketch")
+    sums = [float32(one * scale) for one in rotated(signs)]
+    told = (sums[at % len(sums)] * sign for at, sign in enumerate(random_signs(seed, count)))
+    return [float32(one + change) for one, change in zip(base, told, strict=True)]
+
+
+def rotated(signs: list[int]) -> list[int]:
+    """Number j is the sum of all, of number i negative where i and j have an odd number of bits in common."""
+    if len(signs) == 1:
+        return signs
+    half = len(signs) // 2
+    first, second = rotated(signs[:half]), rotated(signs[half:])
+    pairs = list(zip(first, second, strict=True))
+    return [one + other for one, other in pairs] + [one - other for one, other in pairs]
+
+
+def random_signs(seed: int, count: int) -> list[int]:
+    path = b"".join(len(part).to_bytes(4, "little") + part for part in (b"sketch", str(seed).encode()))
+    key, found = int.from_bytes(hashlib.sha256(path).digest()[:8], "little"), list[int]()
+    for draw in range(-(-count // 64)):
+        z = key + (draw + 1) * 0x9E3779B97F4A7C15 & 2**64 - 1
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & 2**64 - 1
+        z ^= z >> 31
+        found += [1 if z >> bit & 1 else -1 for bit in range(64)]
+    return found[:count]

@@ -25,6 +25,7 @@ REGISTRY = {
     "int8": "fleetune.protocols.update.encodings.int8:Int8",
     "int4": "fleetune.protocols.update.encodings.int4:Int4",
     "sparse": "fleetune.protocols.update.encodings.sparse:Sparse",
+    "sketch": "fleetune.protocols.update.encodings.sketch:Sketch",
     "lowrank": "fleetune.protocols.update.encodings.lowrank:LowRank",
 }
 

@@ -47,7 +47,8 @@ class Encoded:
 
     Attributes:
         data: the bytes to send.
-        residual: values and earlier residual, less what `decode` gives; None: `decode` gives all of them.
+        residual: values and earlier residual, less what `decode` gives; None: nothing is to follow, `decode`
+            gives all of them, or all of them on average.
     """
 
     data: bytes
@@ -67,7 +68,7 @@ class EncodingCost:
         held_bytes: of each entry of the model, on a device beside what `raw` takes: the residual, as it is
             kept and as it becomes.
         relative_error: of one update, the distance of what is decoded to the values over that of the base;
-            what is left out goes along with a later one.
+            what is left out goes along with a later one, or is noise that averages away.
     """
 
     bytes_per_value: float
@@ -97,6 +98,10 @@ class Encoding(Protocol):
     def cost(self) -> EncodingCost:
         """With these settings, of what a round of training changes in trained weights."""
         ...
+
+    def for_tasks(self) -> "Encoding":
+        """What writes tasks, of which nobody takes a mean. Raises SettingError: this one is not for them."""
+        return self
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
         """Write the values.

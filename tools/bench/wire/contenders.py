@@ -15,7 +15,7 @@ from fleetune.protocols.update import encodings
 from fleetune.protocols.update.encodings.encoding import Encoding
 from fleetune.tools.bench.trained_differences import known_of
 from fleetune.tools.bench.wire.power_sgd import PowerSgd
-from fleetune.tools.bench.wire.rivals import Compressor, eden, qsgd, stc
+from fleetune.tools.bench.wire.rivals import Compressor, eden, eden_of_few, qsgd, stc
 from fleetune.tools.bench.wire.sending import Arrived, Sender
 
 
@@ -23,8 +23,9 @@ from fleetune.tools.bench.wire.sending import Arrived, Sender
 class Encoded:
     """One of the product's encodings, with its own residuals and its own bytes.
 
-    What arrives is what was wanted less the new residual: what `decode` gives but for float32's rounding, and
-    that the two are the same is tested where encodings are; decoding here would take half of a run's time.
+    Where a residual is left, what arrives is what was wanted less that: what `decode` gives but for float32's
+    rounding, and that the two are the same is tested where encodings are; decoding would take half of a run's
+    time.
 
     Attributes:
         encoding: it.
@@ -45,8 +46,10 @@ class Encoded:
             encoded = self.encoding.encode(values, known, residual, key.child(device))
             self._residuals[device] = encoded.residual
             step = values.astype(np.float64) - base
-            for part, sign in ((residual, 1), (encoded.residual, -1)):
-                step += 0.0 if part is None else sign * part
+            if encoded.residual is None:
+                step = self.encoding.decode(encoded.data, base.size, known).astype(np.float64) - base
+            else:
+                step += (0.0 if residual is None else residual) - encoded.residual
             mean += weights[device] * step
             num_bytes += len(encoded.data)
         return Arrived(mean.astype(np.float32), num_bytes)
@@ -97,7 +100,9 @@ SENDERS: dict[str, Callable[[ModelSpec], Sender]] = {
     "dense": _rival(_whole),
     "int8": _product("int8"),
     "int4": _product("int4"),
-    "eden": _rival(eden),
+    "eden": _rival(eden, feedback=False),
+    "eden-feedback": _rival(eden),
+    "eden-50": _rival(eden_of_few(1 / 50), feedback=False),
     "qsgd-1": _rival(qsgd(1), feedback=False),
     "stc-50": _rival(stc(1 / 50)),
     "stc-100": _rival(stc(1 / 100)),
@@ -105,6 +110,9 @@ SENDERS: dict[str, Callable[[ModelSpec], Sender]] = {
     "stc-400": _rival(stc(1 / 400)),
     "powersgd-1": lambda spec: PowerSgd(1, spec),
     "powersgd-2": lambda spec: PowerSgd(2, spec),
+    "sketch-20": _product("sketch", bits=1 / 20),
+    "sketch-50": _product("sketch", bits=1 / 50),
+    "sketch-200": _product("sketch", bits=1 / 200),
     "lowrank-3": _product("lowrank", step=3),
     "lowrank-4": _product("lowrank", step=4),
     "lowrank-5": _product("lowrank", step=5),

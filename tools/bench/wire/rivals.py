@@ -61,6 +61,21 @@ def eden(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
     return sent, num_bytes
 
 
+def eden_of_few(share: float) -> Compressor:
+    """EDEN below one bit an entry (the same, section 5): a random share of the entries, at one bit each, as
+    much larger as there are fewer.
+    """
+
+    def compress(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
+        chosen = key.child("chosen").sample(max(1, round(share * step.size)), step.size)
+        told, num_bytes = eden(step[chosen], key)
+        sent = np.zeros_like(step)
+        sent[chosen] = told * np.float32(step.size / chosen.size)
+        return sent, num_bytes
+
+    return compress
+
+
 def _rotated_signs(part: FlatArray, size: int, key: Key) -> FlatArray:
     signs = np.where(key.uniform(size) < 0.5, np.float32(-1), np.float32(1))
     padded = np.zeros(size, np.float32)
