@@ -79,7 +79,7 @@ def play(fleet, tmp_path):
 
 def test_fedspu_stops_a_device_early(play):
     text = toml("fedspu", "early_stopping = true", rounds=5, learning_rate=0.3)
-    found, _, _ = play(text + '\n[encoding]\nup = "lowrank"\ndown = "lowrank"\n')
+    found, _, _ = play(text + '\n[encoding]\nup = "sketch"\ndown = "lowrank"\n')
     taking_part = [participants for *_, participants, _ in found.rounds[:-1]]
     assert set(taking_part[0]) == set(DEVICES)
     assert 0 < len(taking_part[-1]) < 3

@@ -6,10 +6,11 @@ Arrays are lists; a base is a list of numbers that float32 holds, `tensors` the 
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import zstandard
+from tests.wire import lowrank_decoder
 
 CHUNK, BLOCK = 65536, 64
 LARGEST = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
@@ -42,7 +43,7 @@ class Stream:
 def decode(name: str, data: bytes, count: int, base: Base, tensors: Sequence[int]) -> list[float]:
     """The values that `name` wrote."""
     if name == "sketch":
-        return sketch(data, count, base)
+        return sketch(data, count, base, tensors)
     stream, values = Stream(data), []
     if stream.take(1) == b"\0":
         base = None
@@ -152,20 +153,31 @@ READERS: dict[str, Callable[[Stream, list[float], list[int]], list[float]]] = {
 }
 
 
-def sketch(data: bytes, count: int, base: Base) -> list[float]:
-    if data[0] == 0:
-        return list(struct.unpack(f"<{count}f", data[1:]))
-    if base is None:
-        raise ValueError("a base is needed")
-    if data == b"\1":
-        return list(base)
-    log, seed, scale = struct.unpack_from("<BHf", data, 1)
-    signs = [1 if byte >> 7 - bit & 1 else -1 for byte in data[8:] for bit in range(8)]
-    if data[0] != 2 or len(signs) != 2**log or scale <= 0:
-        raise ValueError("no sketch")
-    sums = [float32(one * scale) for one in rotated(signs)]
-    told = (sums[at % len(sums)] * sign for at, sign in enumerate(random_signs(seed, count)))
+def sketch(data: bytes, count: int, base: Base, tensors: Sequence[int]) -> list[float]:
+    flags, rest = data[0], data[1:]
+    if flags == 0:
+        return list(struct.unpack(f"<{count}f", rest))
+    if base is None or flags not in (1, 3, 5, 7):
+        raise ValueError("a base is needed, and a form that is known")
+    told = [0.0] * count
+    if flags & 2:
+        log = rest[0]
+        told = list(told_by_sums(rest[: 7 + 2**log // 8], count))
+        rest = rest[7 + 2**log // 8 :]
+    if flags & 4:
+        base = lowrank_decoder.decode(rest, count, base, tensors, (), None)
+    elif rest:
+        raise ValueError("something follows")
     return [float32(one + change) for one, change in zip(base, told, strict=True)]
+
+
+def told_by_sums(data: bytes, count: int) -> Iterator[float]:
+    log, seed, scale = struct.unpack_from("<BHf", data)
+    signs = [1 if byte >> 7 - bit & 1 else -1 for byte in data[7:] for bit in range(8)]
+    if len(signs) != 2**log or scale <= 0:
+        raise ValueError("no sums")
+    sums = [float32(one * scale) for one in rotated(signs)]
+    return (sums[at % len(sums)] * sign for at, sign in enumerate(random_signs(seed, count)))
 
 
 def rotated(signs: list[int]) -> list[int]:

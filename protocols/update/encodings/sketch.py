@@ -1,16 +1,20 @@
-"""All that changed as a few random sums, a bit each: a fraction of a percent of int8, and right on average.
+"""What changed, told by few bits for all entries: noise in one update, right in the mean of many.
 
-One update read back is mostly noise: with one bit for fifty entries its error is nine times the change. But
-errors of devices and rounds have nothing in common, and what federated learning takes is a mean over both:
-with ten devices a round FedAvg learns as fast as from whole updates, and as well (docs/wire-benchmarks.md).
-That is EDEN's principle (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Where we differ:
-below one bit it sends some entries, drawn at random; here all are added up (`random_sums.py`), which needs no
-draw of places. Nothing waits on the device. Bytes: docs/wire.md, `sketch`.
+First what changed most, as a few outer products in coarse steps (`lowrank`); then all that these leave, as
+random sums of which a bit each is sent (`random_sums.py`). One update read back is mostly noise: with a bit
+for fifty entries its error is several times the change. But errors of devices and rounds have nothing in
+common, and what federated learning takes is a mean over both: with ten devices a round FedAvg learns as fast
+as from whole updates, and as well (docs/wire-benchmarks.md). Nothing waits on the device, where it would grow
+stale, and nothing needs to be kept.
+
+The sums alone are EDEN's principle (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Where
+we differ: below one bit EDEN sends some entries, drawn at random; here all are added up, which needs no draw
+of places. Bytes: docs/wire.md, `sketch`.
 """
 
+import math
 import struct
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 
@@ -19,6 +23,7 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.chunks import LARGEST, difference, part_of, wanted_of
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+from fleetune.protocols.update.encodings.lowrank import LowRank
 from fleetune.protocols.update.encodings.random_sums import (
     NOISE,
     RandomSums,
@@ -27,20 +32,24 @@ from fleetune.protocols.update.encodings.random_sums import (
     random_sums,
 )
 
-_AS_THEY_ARE, _UNCHANGED, _SUMS = b"\0", b"\1", b"\2"
+_AS_THEY_ARE, _DIFFERENCES, _SUMS, _PRODUCTS = 0, 1, 2, 4  # flags of the first byte
 _FRAME_BYTES = 16  # its own, and of a payload's compression, which gains nothing on bits
 _HEAD = struct.Struct("<BHf")
+_UNTOLD = 0.11  # of the norm, by steps of one root mean square: what these leave
 
 
 @dataclass(frozen=True)
 class Sketch(Encoding):
-    """Random sums of differences to the base.
+    """Outer products and random sums of differences to the base.
 
     Attributes:
-        bits: for each entry, above 0 and at most 1.
+        bits: sums for each entry, above 0 and at most 1.
+        step: of outer products, see `lowrank`, wider by what sums then tell; 0: sums alone, for fewer bytes
+            where a model's layers change alike.
     """
 
     bits: float = 0.02
+    step: float = 8.0
 
     name = "sketch"
     lossless = False
@@ -48,15 +57,22 @@ class Sketch(Encoding):
     def __post_init__(self) -> None:
         if not 0 < self.bits <= 1:
             raise SettingError(f"sketch: bits {self.bits}; take a number above 0, at most 1")
+        if not 0 <= self.step < math.inf:
+            raise SettingError(f"sketch: step {self.step}; take 0, or a number above it")
 
     @property
     def cost(self) -> EncodingCost:
+        products = LowRank(self.step).cost if self.step else EncodingCost(0, 0, 0)
+        untold = math.tanh(_UNTOLD * self.step) if self.step else 1.0
         return EncodingCost(
-            bytes_per_value=self.bits / 8, encode_ns=12, decode_ns=8, relative_error=sqrt(NOISE / self.bits)
+            bytes_per_value=self.bits / 8 + products.bytes_per_value,
+            encode_ns=12 + products.encode_ns,
+            decode_ns=8 + products.decode_ns,
+            relative_error=untold * math.sqrt(NOISE / self.bits),
         )
 
     def size(self, num_values: int) -> int:
-        return int(self.bits / 8 * num_values) + _FRAME_BYTES if num_values else 0
+        return int(self.cost.bytes_per_value * num_values) + _FRAME_BYTES if num_values else 0
 
     def for_tasks(self) -> Encoding:
         raise SettingError("sketch is for `up` alone, where means are taken: take lowrank or sparse")
@@ -65,53 +81,75 @@ class Sketch(Encoding):
         base = known.base
         if base is None:
             return _whole(values, residual)
+        told = LowRank(self.step).encode(values, known, residual, key) if self.step else Encoded(b"")
+        untold = told.residual
 
-        def change(chunk: slice) -> FlatArray:
+        def left_over(chunk: slice) -> FlatArray:
+            if untold is not None:
+                return untold[chunk]
             return difference(wanted_of(values, residual, chunk), part_of(base, chunk))
 
         log = fitting_log(values.size, self.bits)
-        sums = random_sums(change, values.size, 1 << log, key)
+        sums = random_sums(left_over, values.size, 1 << log, key)
         if sums is None:
-            return Encoded(_UNCHANGED)
-        if sums.most + max(float(base.max()), -float(base.min())) >= float(LARGEST):
+            return Encoded(_framed(told.data, b""))
+        known_sizes = sum(_largest(one) for one in (base, values, untold) if one is not None)
+        if known_sizes + sums.most >= float(LARGEST):
             return _whole(values, residual)
-        return Encoded(_SUMS + _HEAD.pack(log, sums.seed, sums.scale) + np.packbits(sums.above).tobytes())
+        bits = np.packbits(sums.above).tobytes()
+        return Encoded(_framed(told.data, _HEAD.pack(log, sums.seed, sums.scale) + bits))
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
-        tag = data[:1]
-        if tag == _AS_THEY_ARE:
+        flags = data[0] if data else -1
+        if flags == _AS_THEY_ARE:
             _check_length(data, 1 + 4 * count)
             return np.frombuffer(data, "<f4", offset=1).astype(np.float32)
+        if flags & ~(_SUMS | _PRODUCTS) != _DIFFERENCES:
+            raise PacketCorrupt(f"a sketch of {len(data)} bytes begins with {data[:1]!r}")
         if known.base is None:
             raise PacketCorrupt("a sketch of differences to a base that this side does not hold")
-        values = known.base if known.spare else known.base.copy()
-        if tag == _UNCHANGED:
-            _check_length(data, 1)
-            return values
-        with np.errstate(over="ignore", invalid="ignore"):
-            for chunk, told in _read(data, count).entries(count):
-                values[chunk] += told
+        sums, end = _read_sums(data, count) if flags & _SUMS else (None, 1)
+        if flags & _PRODUCTS:
+            values = LowRank().decode(data[end:], count, known)
+        else:
+            _check_length(data, end)
+            values = known.base if known.spare else known.base.copy()
+        if sums is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                for chunk, told in sums.entries(count):
+                    values[chunk] += told
         return values
 
 
 def _whole(values: FlatArray, residual: FlatArray | None) -> Encoded:
     """Where there is nothing to differ from, or noise could lead beyond float32."""
-    return Encoded(_AS_THEY_ARE + wanted_of(values, residual, slice(None)).astype("<f4").tobytes())
+    plain = wanted_of(values, residual, slice(None)).astype("<f4").tobytes()
+    return Encoded(bytes([_AS_THEY_ARE]) + plain)
 
 
-def _read(data: bytes, count: int) -> RandomSums:
-    if data[:1] != _SUMS or len(data) < 1 + _HEAD.size:
-        raise PacketCorrupt(
-            f"a sketch of {len(data)} bytes begins with {data[:1]!r}; this side knows 0, 1, 2"
-        )
+def _framed(products: bytes, sums: bytes) -> bytes:
+    flags = _DIFFERENCES | (_SUMS if sums else 0) | (_PRODUCTS if products else 0)
+    return bytes([flags]) + sums + products
+
+
+def _largest(values: FlatArray) -> float:
+    return max(float(values.max()), -float(values.min()))
+
+
+def _read_sums(data: bytes, count: int) -> tuple[RandomSums, int]:
+    """The sums, and where they end."""
+    if len(data) < 1 + _HEAD.size:
+        raise PacketCorrupt(f"a sketch is cut short after {len(data)} bytes")
     log, seed, scale = _HEAD.unpack_from(data, 1)
     if not 3 <= log <= most_log(count):
         raise PacketCorrupt(f"a sketch of 2^{log} sums of {count} values")
-    if not 0 < scale < float("inf"):
+    if not 0 < scale < math.inf:
         raise PacketCorrupt(f"a sketch whose scale is {scale}")
-    _check_length(data, 1 + _HEAD.size + (1 << log) // 8)
-    above = np.unpackbits(np.frombuffer(data, np.uint8, offset=1 + _HEAD.size)).astype(np.bool_)
-    return RandomSums(seed, np.float32(scale), above)
+    start, end = 1 + _HEAD.size, 1 + _HEAD.size + (1 << log) // 8
+    if len(data) < end:
+        _check_length(data, end)
+    above = np.unpackbits(np.frombuffer(data[start:end], np.uint8)).astype(np.bool_)
+    return RandomSums(seed, np.float32(scale), above), end
 
 
 def _check_length(data: bytes, length: int) -> None:
