@@ -327,8 +327,9 @@ class RoundEngine:
 
     def _ask(self, devices: tuple[DeviceId, ...], *, resumed: bool) -> list[Action]:
         admits = self._admit_all()
+        timed = {"asked_at": self.state.seen_at} if self._round.prefer == "oort" else {}
         for device in devices:
-            self.state.put(device, asked=self.state.turn, answer=None)
+            self.state.put(device, asked=self.state.turn, answer=None, **timed)
         tasks = [SendTask(device, *self.state.turn) for device in devices]
         return [*admits, self._start_action(resumed=resumed), *tasks]
 

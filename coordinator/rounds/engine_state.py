@@ -50,6 +50,8 @@ class Member:
         returning: it was there when the coordinator stopped, and has not been heard of since it is back.
         missed: deadlines that it let pass in a row, see `coordinator.rounds.unresponsive`.
         trained: its report is older than its last update, so that what that calls new was trained on.
+        asked_at, took_s, loss: with `prefer = "oort"`: when it was asked last, how long its last reply took,
+            and the loss that this told; None: not known.
     """
 
     report: DeviceReport | None = None
@@ -66,6 +68,9 @@ class Member:
     returning: bool = False
     missed: int = 0
     trained: bool = False
+    asked_at: float | None = None
+    took_s: float | None = None
+    loss: float | None = None
 
     @property
     def stays(self) -> bool:

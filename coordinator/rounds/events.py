@@ -44,6 +44,7 @@ class ReplyArrived:
     attempt: int
     objection: Objection | None
     leaving: bool = False
+    loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ CHANGEABLE = (
     "round.quorum",
     "round.start_with",
     "round.prefer",
+    "round.max_wait",
     "round.min_battery",
     "round.deadline",
     "round.deadline_slack",

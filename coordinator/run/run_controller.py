@@ -141,7 +141,7 @@ class RunController:
             return self._refuse_reply(device, turn, problem, now)
         staleness = self.turn.number - reply.round
         arriving = ArrivingReply(reply, data, delivered, actual, predicted, staleness)
-        event = ReplyArrived(device, *turn, objection, reply.leaving)
+        event = ReplyArrived(device, *turn, objection, reply.leaving, reply.measures.train_loss)
         return self._handle(event, now, arriving if objection is None else None)
 
     def note_refused_offer(

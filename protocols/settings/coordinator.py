@@ -56,7 +56,10 @@ class RoundSection(Settings, frozen=True):
         deadline_slack: see `deadline`.
         prefer: `any` device that is there is drawn alike; or `able`: those that expect a round longer than
             `deadline_s`, say that their link is metered, or run on a battery below `min_battery` are asked
-            only when too few others are there for `participants` (without it for `quorum`).
+            only when too few others are there for `participants` (without it for `quorum`); or `oort`: by
+            what a device's data still have to teach, and by how fast it is (docs/ratios.md).
+        max_wait: with `prefer = "oort"`: rounds that a device which is there waits for its turn at most;
+            None: three times as many as it takes to ask everybody once.
         min_battery: charge, 0..1, see `prefer`.
         quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
         start_with: devices to wait for before round 1; a simulation whose devices are always there waits for
@@ -78,7 +81,8 @@ class RoundSection(Settings, frozen=True):
     deadline_s: Positive = 600.0
     deadline: Literal["fixed", "predicted"] = "fixed"
     deadline_slack: Factor = 1.5
-    prefer: Literal["any", "able"] = "any"
+    prefer: Literal["any", "able", "oort"] = "any"
+    max_wait: Count | None = None
     min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
     quorum: Count = 1
     start_with: Count = 1
@@ -91,6 +95,8 @@ class RoundSection(Settings, frozen=True):
     max_samples: Count = 10_000_000
 
     def __post_init__(self) -> None:
+        if self.max_wait is not None and self.prefer != "oort":
+            raise ValueError('max_wait goes with prefer = "oort"')
         at_most = None if self.mode != "synchronous" else self.participants
         if at_most is not None and self.quorum > at_most:
             raise ValueError(f"quorum = {self.quorum} is more than participants = {at_most}")

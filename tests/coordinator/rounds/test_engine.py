@@ -26,10 +26,9 @@ from fleetune.protocols.skeletons.method import Round
 DEADLINE_S = 10.0
 
 
-def arrived(engine, device, turn, *, leaving=False):
+def arrived(engine, device, turn, **said):
     """The event of a reply, judged as it comes in."""
-    objection = objection_to(engine.state, device, Turn(*turn))
-    return ReplyArrived(device, *turn, objection, leaving)
+    return ReplyArrived(device, *turn, objection_to(engine.state, device, Turn(*turn)), **said)
 
 
 class Script:
@@ -54,11 +53,11 @@ class Script:
     def gone(self, device):
         return self.do(DeviceGone(device))
 
-    def update(self, device, turn=None, *, leaving=False):
-        return self.do(arrived(self.engine, device, turn or self.state.turn, leaving=leaving))
+    def update(self, device, turn=None, **said):
+        return self.do(arrived(self.engine, device, turn or self.state.turn, **said))
 
-    def updates(self, *devices, leaving=False):
-        return [a for d in devices for a in self.update(d, leaving=leaving)]
+    def updates(self, *devices, **said):
+        return [a for d in devices for a in self.update(d, **said)]
 
     def decline(self, device, turn=None, reason="too hot"):
         return self.do(Declined(device, *(turn or self.state.turn), reason))

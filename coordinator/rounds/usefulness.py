@@ -1,0 +1,86 @@
+"""Whom it pays to ask: by what a device's data still have to teach, how fast it is, and how long it waited.
+
+Oort (Lai et al. 2021, arXiv:2010.06081, eq. 1 to 3): a device's worth is |B| sqrt(mean of squared losses),
+and more where it was asked long ago; one that takes longer than T is worth (T / t)^2 of that. Participants
+are drawn by their worth. Where we differ:
+
+- A device tells the mean loss of its last epoch, which stands for the root of the mean square.
+- T is the median of what the candidates take. Oort's grows when the sum of losses falls.
+- t is the coordinator's own clock, from the task to its reply; what a device says of itself counts before its
+  first reply alone. Losses and samples count up to twice the median: who claims more gains nothing by it.
+- Nobody is starved: when somebody has waited for `max_wait` rounds, all places go to those that waited
+  longest. Slow devices then share a round instead of slowing one each.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from fleetune.coordinator.rounds.engine_state import EngineState, Member
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.skeletons.method import DeviceId
+
+_MOST = 2.0  # medians that a device's loss and samples count for
+_SLOWNESS = 2.0  # Oort's alpha
+_UNCERTAINTY = 0.1  # Oort's, under the root of log(round) over the round in which it was asked last
+_LEAST = 1e-3  # of a worth, so that who has learned all there is can still be drawn
+_TURNS = 3  # of asking everybody once, that a device waits for at most unless it is said
+
+
+def draw_useful(
+    candidates: Sequence[DeviceId], state: EngineState, settings: RoundSection, count: int, key: Key
+) -> tuple[DeviceId, ...]:
+    """At most `count` of `candidates`, by their worth, or by how long they waited."""
+    number = state.turn.number
+    members = {device: state.members[device] for device in candidates}
+    chances = dict(zip(candidates, key.uniform(len(candidates)), strict=True))
+    waited = {device: rounds_waited(member, number) for device, member in members.items()}
+    if max(waited.values(), default=0) >= longest_wait(len(candidates), count, settings):
+        order = sorted(candidates, key=lambda one: (-waited[one], chances[one]))
+    else:
+        worth = worths(members, number)
+        order = sorted(candidates, key=lambda one: -math.log(chances[one] or 2.0**-54) / worth[one])
+    return tuple(order[:count])
+
+
+def longest_wait(candidates: int, count: int, settings: RoundSection) -> int:
+    """Rounds after which a device that is there is asked, whatever it is worth."""
+    if settings.max_wait is not None:
+        return settings.max_wait
+    return _TURNS * math.ceil(candidates / max(1, count))
+
+
+def rounds_waited(member: Member, number: int) -> int:
+    """Since its last task, or since the run began."""
+    return max(0, number - 1 - member.asked.number)
+
+
+def worths(members: Mapping[DeviceId, Member], number: int) -> dict[DeviceId, float]:
+    """What each is worth in round `number`, above 0; who never replied learns as much as the best of all."""
+    losses = {name: member.loss for name, member in members.items() if member.loss is not None}
+    samples = {name: member.report.num_samples if member.report else 0 for name, member in members.items()}
+    seconds = {name: one for name, member in members.items() if (one := _seconds(member)) is not None}
+    usual_loss, usual_samples = _usual(losses), _usual(samples)
+    learns = {
+        name: min(losses[name] / usual_loss, _MOST) * min(samples[name] / usual_samples, _MOST)
+        + math.sqrt(_UNCERTAINTY * math.log(max(1, number)) / max(1, members[name].asked.number))
+        for name in losses
+    }
+    best, usual_s = max(learns.values(), default=1.0), _usual(seconds)
+    return {
+        name: max(learns.get(name, best), _LEAST)
+        * min(1.0, usual_s / seconds.get(name, usual_s)) ** _SLOWNESS
+        for name in members
+    }
+
+
+def _usual(amounts: Mapping[DeviceId, float]) -> float:
+    return float(median(amounts.values())) if amounts and median(amounts.values()) > 0 else 1.0
+
+
+def _seconds(member: Member) -> float | None:
+    """What a round takes it, as it was seen; as it says, before it was; None: not known."""
+    said_s = member.report.round_s if member.report else None
+    taken_s = said_s if member.took_s is None else member.took_s
+    return taken_s if taken_s is not None and 0 < taken_s < math.inf else None
