@@ -21,11 +21,13 @@ ABOUT = (
 )
 
 
-def written(name: str, what: str, values: Any, base: Any, tensors: Any = ()) -> dict[str, Any]:
+def written(
+    name: str, what: str, values: Any, base: Any, tensors: Any = (), **settings: float
+) -> dict[str, Any]:
     """One vector."""
     known = Known(None if base is None else np.asarray(base, "<f4"), np.asarray(tensors, np.int16))
     values = np.asarray(values, "<f4")
-    encoding = encodings.find(name)
+    encoding = encodings.chosen({"name": name, **settings})
     data = encoding.encode(values, known, None, Key(1)).data
     return {
         "encoding": name,
@@ -61,7 +63,8 @@ def vectors() -> list[dict[str, Any]]:
             written(name, "the ends of float32", extremes, extremes[::-1]),
             written(name, "training, three tensors", values, base, tensors),
         ]
-    return found
+    of_both = "products and sums", values, base, tensors
+    return [*found, written("sketch", *of_both, step=2.0, bits=0.3)]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """What changed, told by few bits for all entries: noise in one update, right in the mean of many.
 
-First what changed most, as a few outer products in coarse steps (`lowrank`); then all that these leave, as
-random sums of which a bit each is sent (`random_sums.py`). One update read back is mostly noise: with a bit
-for fifty entries its error is several times the change. But errors of devices and rounds have nothing in
-common, and what federated learning takes is a mean over both: with ten devices a round FedAvg learns as fast
-as from whole updates, and as well (docs/wire-benchmarks.md). Nothing waits on the device, where it would grow
-stale, and nothing needs to be kept.
+Random sums of all changes, of which a bit each is sent (`random_sums.py`). One update read back is mostly
+noise: with a bit for fifty entries its error is nine times the change. But errors of devices and rounds have
+nothing in common, and what federated learning takes is a mean over both: with ten devices a round FedAvg
+learns as fast as from whole updates, and as well (docs/wire-benchmarks.md). Nothing waits on the device,
+where it would grow stale, and nothing needs to be kept. Where few entries change much (a text's word
+vectors), noise in all others costs more than it tells: there what changed most can go first, as a few outer
+products in coarse steps (`lowrank`), and sums tell what these leave.
 
-The sums alone are EDEN's principle (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Where
-we differ: below one bit EDEN sends some entries, drawn at random; here all are added up, which needs no draw
-of places. Bytes: docs/wire.md, `sketch`.
+Sums are EDEN's principle (Vargaftik et al. 2022, arXiv:2108.08842) at a fiftieth of its bit. Where we differ:
+below one bit EDEN sends some entries, drawn at random; here all are added up, which needs no draw of places.
+Bytes: docs/wire.md, `sketch`.
 """
 
 import math
@@ -44,12 +45,11 @@ class Sketch(Encoding):
 
     Attributes:
         bits: sums for each entry, above 0 and at most 1.
-        step: of outer products, see `lowrank`, wider by what sums then tell; 0: sums alone, for fewer bytes
-            where a model's layers change alike.
+        step: of outer products that go first, see `lowrank`; 4 to 12 pay; 0: sums alone.
     """
 
     bits: float = 0.02
-    step: float = 8.0
+    step: float = 0.0
 
     name = "sketch"
     lossless = False

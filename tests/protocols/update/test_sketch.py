@@ -22,7 +22,7 @@ def changed(count=20_000):
 
 
 def read(known, values, seed, bits=0.02):
-    encoded = Sketch(bits, step=0).encode(values, known, None, Key(seed))
+    encoded = Sketch(bits).encode(values, known, None, Key(seed))
     assert encoded.residual is None
     return Sketch().decode(encoded.data, values.size, known) - known.base
 
@@ -30,7 +30,7 @@ def read(known, values, seed, bits=0.02):
 @pytest.mark.parametrize(("bits", "num_sums"), [(0.0001, 16), (0.02, 512), (0.1, 2048), (1, 16_384)])
 def test_it_takes_a_bit_a_sum_and_eight_bytes(bits, num_sums):
     known, values = changed()
-    assert num_sums / 8 < len(Sketch(bits, step=0).encode(values, known, None, KEY).data) <= num_sums / 8 + 8
+    assert num_sums / 8 < len(Sketch(bits).encode(values, known, None, KEY).data) <= num_sums / 8 + 8
 
 
 def test_over_devices_what_they_agree_on_comes_out():
@@ -49,14 +49,14 @@ def test_the_error_of_one_is_what_its_price_says():
     change = values - known.base
     for bits in (512 / 20_000, 4096 / 20_000):
         error = np.linalg.norm(read(known, values, 1, bits) - change) / np.linalg.norm(change)
-        assert error == pytest.approx(Sketch(bits, step=0).cost.relative_error, rel=0.15)
+        assert error == pytest.approx(Sketch(bits).cost.relative_error, rel=0.15)
 
 
 def test_what_waited_goes_along():
     known, values = changed(100)
     waited = np.full(100, 3, np.float32)
-    with_it = Sketch(step=0).encode(values, known, waited, KEY).data
-    assert with_it == Sketch(step=0).encode(values + waited, known, None, KEY).data
+    with_it = Sketch().encode(values, known, waited, KEY).data
+    assert with_it == Sketch().encode(values + waited, known, None, KEY).data
 
 
 def test_products_first_leave_less_to_sums():
@@ -78,7 +78,7 @@ def test_products_first_leave_less_to_sums():
 
 def test_nothing_changed_takes_a_byte():
     base = changed(100)[0].base
-    data = Sketch(step=0).encode(base, Known(base), None, KEY).data
+    data = Sketch().encode(base, Known(base), None, KEY).data
     assert data == b"\1"
     assert Sketch().decode(data, 100, Known(base)).tobytes() == base.tobytes()
 
@@ -86,10 +86,10 @@ def test_nothing_changed_takes_a_byte():
 def test_without_a_base_and_at_the_ends_of_float32_values_go_as_they_are():
     values, far = changed(50)[1], np.full(50, 3e38, np.float32)
     for known, given in ((Known(), values), (Known(far), -far)):
-        data = Sketch(step=0).encode(given, known, None, KEY).data
+        data = Sketch().encode(given, known, None, KEY).data
         assert len(data) == 201
         assert Sketch().decode(data, 50, known).tobytes() == given.tobytes()
-        assert data == Sketch().encode(given, known, None, KEY).data
+        assert data == Sketch(step=4).encode(given, known, None, KEY).data
         with pytest.raises(PacketCorrupt, match="201 are due"):
             Sketch().decode(data[:-1], 50, known)
 
@@ -102,7 +102,7 @@ def test_tasks_take_none_and_a_share_that_is_none_is_refused():
             Sketch(step=step)
     for bits in (0, -1, 1.5, float("nan")):
         with pytest.raises(SettingError, match="bits"):
-            Sketch(bits, step=0)
+            Sketch(bits)
 
 
 def forged(log, scale, length):
@@ -147,7 +147,7 @@ def test_reading_and_writing_take_little_beside_the_values():
     count = 2_000_000
     known = Known(np.ones(count, np.float32))
     values = 1 + KEY.generator().normal(0, 1, count).astype(np.float32)
-    good = Sketch(step=0).encode(values, known, None, KEY).data
+    good = Sketch().encode(values, known, None, KEY).data
 
     def peak_of(act):
         tracemalloc.start()
@@ -156,7 +156,7 @@ def test_reading_and_writing_take_little_beside_the_values():
         tracemalloc.stop()
         return peak
 
-    assert peak_of(lambda: Sketch(step=0).encode(values, known, None, KEY)) < 4_000_000
+    assert peak_of(lambda: Sketch().encode(values, known, None, KEY)) < 4_000_000
     assert peak_of(lambda: Sketch().decode(good, count, known)) < 4 * count + 4_000_000
     most = forged(21, 1.0, 2**18)  # as many sums as there are entries
     assert peak_of(lambda: Sketch().decode(most, count, known)) < 25 * count
