@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import StoreError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
@@ -108,7 +109,10 @@ class HeldModels:
         if digest not in self._read:
             data = self._store.held_model(digest)
             values: FlatArray = codec.decode(data, np.ndarray, self._spec, finite=False)
-            self._remember(Base.whole(values))
+            base = Base.whole(values)
+            if base.digest != digest:
+                raise StoreError(f"{self._store.path} is damaged: a model that devices hold is another one")
+            self._remember(base)
         self._read.move_to_end(digest)
         return self._read[digest]
 

@@ -1,6 +1,7 @@
 """Tasks as differences to what each device truly holds, however it came, was late or lost its state."""
 
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from tests.helpers.played_run import DEVICES, SPEC, PlayedRun
 
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
-from fleetune.protocols.errors import BaseUnknown
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.tasks.held_models import HeldModels
+from fleetune.protocols.errors import BaseUnknown, StoreError
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.update import codec
@@ -157,3 +160,19 @@ def test_tasks_of_a_final_evaluation_leave_what_a_device_holds(tmp_path):
         all_but(played, "")
     assert {device: session.base for device, session in played.sessions.items()} == before
     played.close()
+
+
+def test_a_model_kept_under_another_ones_name_ends_the_run_instead_of_misleading_devices(tmp_path):
+    with closing(RunStore.open(tmp_path / "run.sqlite")) as store:
+        weights = np.zeros(SPEC.size, np.float32)
+        held = HeldModels(store, SPEC, weights)
+        with store.step():
+            for number in (1, 2):
+                held.advance(f"device-{number}", Base.whole(weights + number))
+            other = store.held_model(Base.whole(weights + 2).digest)
+            store.add_held_model(Base.whole(weights + 1).digest, other)
+        fresh = HeldModels(store, SPEC, weights)
+        fresh.recall()
+        assert fresh.of("device-2").values[0] == 2
+        with pytest.raises(StoreError, match="damaged: a model that devices hold is another one"):
+            fresh.of("device-1")
