@@ -18,10 +18,10 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.chunks import CHUNK, LARGEST
 
 NOISE = math.pi / 2  # squared, for one entry a sum: others of its sum, and what signs lose of the sums
-SEED_BITS = 16
+_SEED_BITS = 16
 _FEWEST_LOG, _MOST_LOG = 4, 26  # of sums
 
-Vector = NDArray[np.float64]
+Vector = NDArray[np.float64] | NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RandomSums:
     """Sums of entries with random signs.
 
     Attributes:
-        seed: of the signs, below 2^SEED_BITS.
+        seed: of the signs, below 2^16.
         scale: of the rotated sums, above 0.
         above: which of the rotated sums are positive, shape (m,), m a power of two.
     """
@@ -66,7 +66,7 @@ def random_sums(
         num_sums: a power of two.
         key: of the seed.
     """
-    seed, sums = int(key.bits(1)[0]) % (1 << SEED_BITS), np.zeros(num_sums)
+    seed, sums = int(key.bits(1)[0]) % (1 << _SEED_BITS), np.zeros(num_sums)
     for chunk, signs in _signs(seed, count, num_sums):
         signed = np.zeros(-(-signs.size // num_sums) * num_sums)
         signed[: signs.size] = values(chunk).astype(np.float64) * signs

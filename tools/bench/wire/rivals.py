@@ -12,6 +12,7 @@ import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.encodings.random_sums import rotate
 
 Compressor = Callable[[FlatArray, Key], tuple[FlatArray, float]]
 
@@ -62,8 +63,8 @@ def eden(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
 
 
 def eden_of_few(share: float) -> Compressor:
-    """EDEN below one bit an entry (the same, section 5): a random share of the entries, at one bit each, as
-    much larger as there are fewer.
+    """EDEN below one bit an entry: of a random share of the entries a bit each, these as much larger as there
+    are fewer.
     """
 
     def compress(step: FlatArray, key: Key) -> tuple[FlatArray, float]:
@@ -89,12 +90,9 @@ def _rotated_signs(part: FlatArray, size: int, key: Key) -> FlatArray:
 
 def hadamard(vector: FlatArray) -> FlatArray:
     """The orthonormal Walsh-Hadamard transform; its own inverse. The size is a power of two."""
-    values, width = vector.reshape(1, -1), 1
-    while width < vector.size:
-        pairs = values.reshape(-1, 2, width)
-        values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
-        width *= 2
-    return values.reshape(-1) / np.float32(math.sqrt(vector.size))
+    values = vector.copy()
+    rotate(values)
+    return values / np.float32(math.sqrt(vector.size))
 
 
 def qsgd(levels: int, bucket: int = 512) -> Compressor:
