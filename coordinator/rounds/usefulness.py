@@ -1,13 +1,13 @@
 """Whom it pays to ask: by what a device's data still have to teach, how fast it is, and how long it waited.
 
-Oort (Lai et al. 2021, arXiv:2010.06081, eq. 1 to 3): a device's worth is |B| sqrt(mean of squared losses),
-and more where it was asked long ago; one that takes longer than T is worth (T / t)^2 of that. Participants
-are drawn by their worth. Where we differ:
+Oort (Lai et al. 2021, arXiv:2010.06081): a device's worth is |B| sqrt(mean of squared losses), B being its
+training samples, and more where it was asked long ago; one that takes a time t longer than T is worth
+(T / t)^2 of that. Participants are drawn by their worth. Where we differ:
 
 - A device tells the mean loss of its last epoch, which stands for the root of the mean square.
 - T is the median of what the candidates take. Oort's grows when the sum of losses falls.
 - t is the coordinator's own clock, from the task to its reply; what a device says of itself counts before its
-  first reply alone. Losses and samples count up to twice the median: who claims more gains nothing by it.
+  first reply alone. Losses and samples count up to twice the median: to claim more than that gains nothing.
 - Nobody is starved: when somebody has waited for `max_wait` rounds, all places go to those that waited
   longest. Slow devices then share a round instead of slowing one each.
 """
