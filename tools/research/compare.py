@@ -190,14 +190,8 @@ def compare(
         methods = list(methods)
     asked = settings_of(settings, changes)
     folder = Path(runs) / f"{asked.run.name}.compare"
-
-    def hear(news: RoundDone) -> None:
-        if on_round is not None and not news.final_evaluation:
-            column = column_of(AFTER, task_of(asked.task).score)
-            seed = news.cell.settings.run.seed
-            on_round({"method": news.cell.label, "seed": seed, "round": news.number, column: news.score})
-
     try:
+        column = column_of(AFTER, task_of(asked.task).score)
         comparison = command.compare(
             asked,
             _labels(asked, methods),
@@ -208,11 +202,17 @@ def compare(
             fresh=fresh,
             console=Console(quiet=True),
             give=lambda seeded: given(seeded, dataset, partition),
-            hear=hear,
+            hear=lambda news: _tell(news, on_round, column),
         )
     except SettingError as problem:
         raise SettingError(str(problem).removeprefix("--")) from None
     return ComparisonResult(folder, asked, comparison)
+
+
+def _tell(news: RoundDone, on_round: OnRound | None, column: str) -> None:
+    if on_round is not None and not news.final_evaluation:
+        seed = news.cell.settings.run.seed
+        on_round({"method": news.cell.label, "seed": seed, "round": news.number, column: news.score})
 
 
 def _labels(settings: RunSettings, methods: str | Sequence[str] | None) -> list[str]:
