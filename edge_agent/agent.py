@@ -256,7 +256,7 @@ class Agent:
     def _say_ready(self) -> None:
         """Or why not, for the time being."""
         assert self._joined is not None
-        run = self._joined.enrolment.run
+        run, self._link.brief = self._joined.enrolment.run, self._joined.brief
         self._resting = self._guard.objection() or self._joined.refusal
         if self._resting is None:
             self._joined.note_samples(replied=bool(self._link.outbox))
@@ -342,13 +342,8 @@ class Agent:
         assert self._joined is not None
         if self._joined.note_samples(replied=True):  # before the reply, which claims them
             self._send(self._joined.ready())
-        self._tell_measured(key)
+        self._send(self._joined.measured(key))
         self._pass(self._link.post(key.update, reply, now))
-
-    def _tell_measured(self, key: TransferKey) -> None:
-        assert self._joined is not None
-        taken, expected = self._joined.taken, self._joined.expected
-        self._send(wire.Measured(key.run, key.round, key.attempt, taken, expected))
 
     def _note_sent(self, sent: Sent) -> None:
         """Our part of the round is over: learn from it."""
@@ -360,7 +355,7 @@ class Agent:
         if self._joined is None or not self._joined.is_at(key):
             return
         self._joined.delivered(sent.seconds)
-        self._tell_measured(key)
+        self._send(self._joined.measured(key, late=True))
         self._joined.note_samples()
         if self._joined.membership.is_news or self._joined.refusal:
             self._say_ready()
@@ -375,7 +370,7 @@ class Agent:
         log.info("run %s is finished: %s", run, wire.readable(reason))
         self._enrolling.finish(run)
         if self._is_in(run):
-            self._joined = self._next = None
+            self._joined, self._next, self._link.brief = None, None, False
         self._noted.note(run=None, resting=None, finished=run)
         if self._leave_after_run:
             self.events.put(Stop("the run is finished"))

@@ -84,7 +84,8 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         continues=start.continues,
         task=UNSET if settings.task == TaskSection() else settings.task,
         adoption=adoption if adoption.enabled else UNSET,
-        encoding=UNSET if settings.encoding == PLAIN else settings.encoding,
+        encoding=UNSET if settings.encoding.values == PLAIN.values else settings.encoding.values,
+        brief=settings.encoding.brief or UNSET,
     )
     return Beginning(enrolment, backbone)
 

@@ -37,6 +37,7 @@ from fleetune.coordinator.serving.reply_intake import take_in
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.brief_message import is_brief
 from fleetune.protocols.wire.inbox import Arrived
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.outbox import Sent
@@ -149,7 +150,9 @@ class Dialogue:
         message = wire.read_from_device(data)
         if isinstance(message, wire.Presence) != (channel == "state"):
             raise PacketForeign(f"a {type(message).__name__} does not belong on {channel!r}")
-        self._hear(self.peers.get(device) or meet(self.run, device, self.peers), message)
+        peer = self.peers.get(device) or meet(self.run, device, self.peers)
+        peer.link.brief = is_brief(data)  # it is answered in the form that it speaks
+        self._hear(peer, message)
 
     def _take_chunk(self, device: str, data: bytes) -> None:
         if device not in self.peers:

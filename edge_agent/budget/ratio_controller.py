@@ -99,14 +99,16 @@ class RatioController(Struct, frozen=True):
         )
         return structs.replace(self, capability=capability, report=report)
 
-    def is_news(self, before: DeviceReport) -> bool:
-        """Whether the coordinator, which knows the report `before`, should hear of the present one."""
+    def is_news(self, before: DeviceReport, moved: float = MOVED) -> bool:
+        """Whether the coordinator, which knows the report `before`, should hear of the present one, because
+        its data grew, its ratio changed or its forecast of the round moved by this share.
+        """
         if _has_grown(self.report, before):
             return True
         now, then = self.report.round_s, before.round_s
         if self.report.ratio != before.ratio or (now is None) != (then is None):
             return True
-        return now is not None and then is not None and abs(now - then) > MOVED * then
+        return now is not None and then is not None and abs(now - then) > moved * then
 
     def encoded(self) -> bytes:
         """As bytes to be stored, which `read_ratio_controller` reads."""

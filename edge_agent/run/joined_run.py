@@ -13,10 +13,11 @@ from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.membership import Membership, RoundWork
 from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
-from fleetune.protocols.wire.messages import Ready, TransferKey
+from fleetune.protocols.wire.messages import Measured, Ready, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,22 @@ class JoinedRun:
 
     def ready(self) -> Ready:
         """What it says of itself: from now on the coordinator knows it."""
-        base = UNSET if self.base is None else self.base
-        return Ready(self.enrolment.run, self.enrolment.spec.hash, self.membership.tell(), base)
+        base, report = UNSET if self.base is None else self.base, self.membership.tell()
+        report = short_report(report) if self.brief else report
+        return Ready(self.enrolment.run, self.enrolment.spec.hash, report, base)
+
+    def measured(self, key: TransferKey, *, late: bool = False) -> Measured:
+        """What the round has taken so far, and was expected to take; `late`: it said so before its update."""
+        taken, expected = self.taken, self.expected
+        if self.brief:
+            taken = short_cost(said_late(taken) if late else taken)
+            expected = RoundCost() if late else short_cost(expected)
+        return Measured(key.run, key.round, key.attempt, taken, expected)
+
+    @property
+    def brief(self) -> bool:
+        """Whether the run wants little said."""
+        return self.enrolment.brief is True
 
     @property
     def taken(self) -> RoundCost:

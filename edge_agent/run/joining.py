@@ -127,7 +127,7 @@ def join(
             _session_with, growing, with_features, enrolment, method, bare, store, settings.device
         )
     publish = publisher_of(store, settings.device, settings.publish, settings.trusted).refresh
-    member, meter = Membership(ratio_controller), device.meter
+    member, meter = Membership(ratio_controller, brief=enrolment.brief is True), device.meter
     joined = JoinedRun(
         enrolment, session, member, meter, memory, growing=growing, of_round=of_round, publish=publish
     )

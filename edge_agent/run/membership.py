@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from fleetune.edge_agent.budget.ratio_controller import RatioController
+from fleetune.edge_agent.budget.ratio_controller import MOVED, RatioController
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
+BRIEFLY_MOVED = 0.5  # a forecast that moved so much is told, where each message counts
 TELL_SAMPLES_S = 600.0  # a change that is no news is told after a while
 
 
@@ -53,11 +54,13 @@ class Membership:
         ratio_controller: what it can afford, chosen once.
         told: the report that the coordinator has; None: none yet.
         samples_told_s: when it was last told of samples, on a clock that never jumps.
+        brief: the run wants little said: a forecast is news only where it is quite another.
     """
 
     ratio_controller: RatioController
     told: DeviceReport | None = None
     samples_told_s: float = 0.0
+    brief: bool = False
 
     @property
     def report(self) -> DeviceReport:
@@ -72,7 +75,8 @@ class Membership:
     @property
     def is_news(self) -> bool:
         """Whether the coordinator should hear of the present report."""
-        return self.told is None or self.ratio_controller.is_news(self.told)
+        moved = BRIEFLY_MOVED if self.brief else MOVED
+        return self.told is None or self.ratio_controller.is_news(self.told, moved)
 
     @property
     def differs(self) -> bool:

@@ -135,7 +135,7 @@ class Session:
             update=done.update,
             base=UNSET if writer is None else writer.base_digest,
         )
-        encoded = codec.encode(reply, self.spec, writer=writer)
+        encoded = codec.encode(reply, self.spec, writer=writer, briefly=self._enrolment.brief is True)
         self._keep(
             Kept(
                 self._enrolment.run,
@@ -177,7 +177,7 @@ class Session:
         if self._adoption is not None:
             measures = replace(measures, **self._adoption.told(done.alone))
         reply: Reply[Any] = Reply(self._device, assignment.round, assignment.attempt, False, measures, None)
-        encoded = codec.encode(reply, self.spec)
+        encoded = codec.encode(reply, self.spec, briefly=self._enrolment.brief is True)
         self._evaluated = assignment.round, assignment.attempt, encoded
         return encoded
 

@@ -15,8 +15,8 @@ LOSSLESS = "lossless"
 Choice = Label | Annotated[dict[Label, Any], Meta(max_length=20)]
 
 
-class EncodingSection(Settings, frozen=True):
-    """[encoding]
+class ValueEncodings(Settings, frozen=True):
+    """How values are written, as the enrolment has it. No key may be added: agents of before would refuse it.
 
     Attributes:
         up: how devices write the values of their updates: the name of an encoding (docs/wire.md), or a
@@ -50,6 +50,22 @@ class EncodingSection(Settings, frozen=True):
     def downlink(self) -> Encoding:
         """What writes tasks."""
         return encodings.chosen(self.down).for_tasks()
+
+
+class EncodingSection(ValueEncodings, frozen=True):
+    """[encoding]
+
+    Attributes:
+        brief: small messages in their brief form instead of JSON, and updates in a shorter frame, for thin
+            uplinks. Agents of before go on as ever.
+    """
+
+    brief: bool = False
+
+    @property
+    def values(self) -> ValueEncodings:
+        """What of it the enrolment has."""
+        return ValueEncodings(self.up, self.down)
 
 
 PLAIN = EncodingSection(encodings.RAW, encodings.RAW)

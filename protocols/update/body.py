@@ -1,5 +1,6 @@
 """The body of a payload, unpacked from the front as it is asked for, never all of it at once."""
 
+from io import BytesIO
 from typing import Protocol
 
 import zstandard
@@ -20,18 +21,21 @@ class Source(Protocol):
 
 
 class Body:
-    """What a zstd frame holds, from its front.
+    """What a zstd frame holds, or what lies there as it is, from its front.
 
     Attributes:
         num_bytes: all of it, as the frame says itself.
         at: how much of it is passed.
     """
 
-    def __init__(self, packed: memoryview, num_bytes: int) -> None:
-        """Raises PacketCorrupt: it is no frame, or not of so many bytes."""
+    def __init__(self, packed: memoryview, num_bytes: int, *, plain: bool = False) -> None:
+        """Raises PacketCorrupt: it is no frame, or not of so many bytes. `plain`: it is the body itself."""
         self.num_bytes, self.at = num_bytes, 0
         self._made = 0  # bytes unpacked so far, of which
         self._ahead, self._passed = b"", 0  # these were looked at, and so many of them passed
+        if plain:
+            self._unpacking: Source = BytesIO(packed)
+            return
         try:
             if zstandard.get_frame_parameters(packed).content_size != num_bytes:
                 raise PacketCorrupt("the compressed body is not as long as the header says")

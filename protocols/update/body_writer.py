@@ -45,16 +45,22 @@ def num_bytes(data: Data) -> int:
     return len(data) if isinstance(data, bytes | memoryview) else num_array_bytes(data)
 
 
-def compressed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
-    """A zstd frame of all parts, made in one piece, behind `blank` zero bytes."""
+def joined(parts: Sequence[Data]) -> bytearray:
+    """All parts, as they are."""
     body = bytearray(sum(map(num_bytes, parts)))
     at = 0
     with memoryview(body) as whole:
         for part in parts:
             _write(part, whole[at : at + num_bytes(part)])
             at += num_bytes(part)
+    return body
+
+
+def compressed(parts: Sequence[Data], level: int, blank: int) -> BytesIO:
+    """A zstd frame of all parts, made in one piece, behind `blank` zero bytes."""
+    body = joined(parts)
     packed = zstandard.ZstdCompressor(level=level).compress(body)
-    del body, whole  # a whole model may be in it, and the next line makes a copy of what is packed
+    del body  # a whole model may be in it, and the next line makes a copy of what is packed
     packet = BytesIO(bytes(blank))
     packet.seek(blank)
     packet.write(packed)

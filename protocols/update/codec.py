@@ -5,7 +5,7 @@ body before compression (8 bytes), BLAKE2b-64 of the compressed body (8 bytes), 
 frame. The body is MessagePack; an array is [dtype, shape, data]: booleans as a bitmap, numbers with their
 bytes shuffled (`protocols.update.byte_planes`). The values of a patch may be written by an encoding instead
 (`protocols.update.patch_values`). In a state on disk an array may also be the name that its keeper knows it
-by (see `encode`).
+by (see `encode`). Updates may have a brief form, version 2 (`protocols.update.brief_frame`).
 
 Reading trusts nothing: every length is checked before anything is allocated, types are checked by
 msgspec against the dataclass, patches against the model. Never pickle.
@@ -30,7 +30,7 @@ from fleetune.protocols.errors import (
 )
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
-from fleetune.protocols.update import encodings
+from fleetune.protocols.update import brief_frame, encodings
 from fleetune.protocols.update.arrays import Array, Arrays, dtype_name
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.body import Body
@@ -79,6 +79,7 @@ def encode(
     *,
     keep: Callable[[Array], bytes | None] = lambda _: None,
     writer: PatchWriter | None = None,
+    briefly: bool = False,
 ) -> bytes:
     """`message`, a frozen dataclass, struct or array, for a device or disk that has the same model.
 
@@ -88,6 +89,7 @@ def encode(
         keep: asked of every array: the name under which the caller keeps it elsewhere, so that only this
             name is written; None: it is written.
         writer: writes the values of patches, and masks; None: as any other array, which is `raw`.
+        briefly: in the brief form, where that can say it.
     """
     patches = {} if writer is None else {id(patch.values): patch for patch in patches_in(message)}
     body = BodyWriter()
@@ -101,7 +103,10 @@ def encode(
             return body.hold(*coded)
         return keep(value) or body.hold(dtype_name(value), list(value.shape), value)
 
-    parts = body.parts(msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message))
+    around = msgspec.msgpack.Encoder(enc_hook=write, order="deterministic").encode(message)
+    if briefly and (said := brief_frame.briefly(around)) is not None:
+        return brief_frame.framed(body.parts(said), spec.hash)
+    parts = body.parts(around)
     # In one piece gives other bytes than as a stream: what travels raw keeps those that it always had.
     frame_of = streamed if writer is not None and writer.encoded else compressed
     packet = frame_of(parts, ZSTD_LEVEL, _HEADER.size)
@@ -144,14 +149,15 @@ def decode(
     """
     if limit is not None and spec is None:  # the model does not say how long it may be
         limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
-    packed, num_bytes = _opened(data, spec, limit, verified)
+    opened = _opened(data, spec, limit, verified)
     arrays = Arrays(finite, left=limit, largest=None if limit is None or spec is None else spec.size)
-    reader = PatchReader(spec, arrays, lambda: Body(packed, num_bytes))
+    reader = PatchReader(spec, arrays, lambda: Body(opened.packed, opened.num_bytes, plain=opened.plain))
     if limit is None:
         small, most = None, None
     else:
         small, most = min(limit, MAX_PLAIN_BYTES + MAX_SHRINKING * len(data)), elements
     body = reader.without_arrays(most, small)
+    body = brief_frame.at_length(body) if opened.brief else body
 
     def read(expected: type, obj: Any) -> Any:
         if (get_origin(expected) or expected) is np.ndarray:
@@ -171,35 +177,49 @@ def decode(
 
 
 def unpacked_bytes(data: bytes) -> int:
-    """How long the body of what `encode` made is, by its header; 0: there is none."""
+    """How long the body of an enrolment, task or bundle is, by its header; 0: there is none."""
     return 0 if len(data) < _HEADER.size else int(_HEADER.unpack_from(data)[3])
 
 
 def check_model(data: bytes, spec: ModelSpec) -> None:
     """Whether what `encode` made is for this model. Raises PacketForeign, PacketTruncated."""
-    if len(data) < _HEADER.size:
+    if brief_frame.is_brief(data):
+        model = brief_frame.model_of(data)
+    elif len(data) < _HEADER.size:
         raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
-    _, _, model, _, _ = _HEADER.unpack_from(data)
+    else:
+        _, _, model, _, _ = _HEADER.unpack_from(data)
     if model.hex() != spec.hash:
         raise PacketForeign(
             f"packet for model {model.hex()}; this fleet's model is {spec.hash} ({flat(spec.name)})"
         )
 
 
-def _opened(data: bytes, spec: ModelSpec | None, limit: int | None, verified: bool) -> tuple[memoryview, int]:
-    if len(data) < _HEADER.size:
-        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
-    magic, version, _, num_bytes, checksum = _HEADER.unpack_from(data)
-    if magic != MAGIC or version != VERSION:
-        raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {VERSION}")
+def _opened(data: bytes, spec: ModelSpec | None, limit: int | None, verified: bool) -> brief_frame.Opened:
+    is_brief = brief_frame.is_brief(data)
+    opened = brief_frame.opened(data) if is_brief else _unframed(data)
     if spec is not None:
         check_model(data, spec)
-    packed = memoryview(data)[_HEADER.size :]
-    if limit is not None and max(num_bytes, len(packed)) > limit:
-        raise PacketTooLarge(f"packet of {max(num_bytes, len(packed))} bytes unpacked; at most {limit}")
-    if not verified and _checksum(packed) != checksum:
+    if limit is not None and max(opened.num_bytes, len(opened.packed)) > limit:
+        longest = max(opened.num_bytes, len(opened.packed))
+        raise PacketTooLarge(f"packet of {longest} bytes unpacked; at most {limit}")
+    if not verified and (brief_frame.is_damaged(data) if is_brief else _is_damaged(data)):
         raise PacketTruncated("checksum differs: the packet is damaged or cut short")
-    return packed, num_bytes
+    return opened
+
+
+def _unframed(data: bytes) -> brief_frame.Opened:
+    if len(data) < _HEADER.size:
+        raise PacketTruncated(f"{len(data)} bytes; a header alone takes {_HEADER.size}")
+    magic, version, _, num_bytes, _ = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        readable = f"{VERSION} and {brief_frame.VERSION}"
+        raise PacketVersion(f"packet starts with {magic!r} version {version}; this side reads {readable}")
+    return brief_frame.Opened(memoryview(data)[_HEADER.size :], num_bytes)
+
+
+def _is_damaged(data: bytes) -> bool:
+    return bool(_HEADER.unpack_from(data)[4] != _checksum(memoryview(data)[_HEADER.size :]))
 
 
 def _checksum(packed: memoryview) -> bytes:

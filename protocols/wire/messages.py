@@ -1,4 +1,4 @@
-"""The small control messages, as JSON (an engineer may watch them with any MQTT client).
+"""The small control messages, as JSON (an engineer may watch them with any MQTT client) or in a brief form.
 
 Payloads (enrolment, bundle, backbone, task, update) travel as a transfer: `Offer` -> `Resume` -> chunks, each
 answered by `Ack`; see transfer.py. A chunk is binary: 16 bytes transfer id, 8 bytes offset little endian,
@@ -25,6 +25,8 @@ from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.wire import brief_message
+from fleetune.protocols.wire.brief_message import is_brief
 
 MAX_CONTROL_BYTES = 16_384
 M = TypeVar("M")
@@ -194,8 +196,9 @@ _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)
 
 
-def encode(message: Message) -> bytes:
-    return msgspec.json.encode(message)
+def encode(message: Message, *, briefly: bool = False) -> bytes:
+    """As JSON, or in the brief form, which only a peer that is known to read it may be sent."""
+    return brief_message.write(message) if briefly else msgspec.json.encode(message)
 
 
 def readable(text: str) -> str:
@@ -218,6 +221,9 @@ def _read(decoder: msgspec.json.Decoder[M], data: bytes) -> M:
     if len(data) > MAX_CONTROL_BYTES:
         raise PacketTooLarge(f"control message of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
     try:
+        if is_brief(data):
+            found: M = msgspec.convert(brief_message.read(data), decoder.type)
+            return found
         return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
         raise PacketCorrupt(f"control message: {flat(problem)}") from None

@@ -31,7 +31,7 @@ from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
+from fleetune.protocols.settings.encoding import PLAIN, ValueEncodings
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
@@ -68,8 +68,10 @@ class Enrolment:
             starts from it; None: all start from `weights`.
         task: the [task] section; left out where it says what every run was before there were several.
         adoption: the [adoption] section, where it is enabled.
-        encoding: the [encoding] section; left out where nothing is encoded, as before there was one. An agent
-            of a release that does not know it writes what it always did, which every coordinator reads.
+        encoding: of the [encoding] section; left out where nothing is encoded, as before there was one. An
+            agent of a release that does not know it writes what it always did, which every coordinator reads.
+        brief: likewise, of the same section; left out where it is not wanted. It is no part of `encoding`,
+            where an agent of a release that does not know it would refuse it.
     """
 
     run: RunId
@@ -87,7 +89,8 @@ class Enrolment:
     continues: RunId | None = None
     task: TaskSection | UnsetType = UNSET
     adoption: AdoptionSection | UnsetType = UNSET
-    encoding: EncodingSection | UnsetType = UNSET
+    encoding: ValueEncodings | UnsetType = UNSET
+    brief: bool | UnsetType = UNSET
 
     @property
     def uplink(self) -> Encoding:
@@ -100,7 +103,7 @@ class Enrolment:
         return self._encoding.downlink
 
     @property
-    def _encoding(self) -> EncodingSection:
+    def _encoding(self) -> ValueEncodings:
         return PLAIN if self.encoding is UNSET else self.encoding
 
     @property

@@ -39,16 +39,20 @@ class Packet:
     Attributes:
         channel: below the device's name, see `protocols.wire.topics`.
         content: a control message, or a stretch of a payload.
+        briefly: a control message goes in the brief form.
     """
 
     channel: Channel
     content: Message | Chunk
+    briefly: bool = False
 
     @property
     def data(self) -> bytes:
         """Encoded; made when it is asked for, because a window of chunks is long."""
         content = self.content
-        return content.encode() if isinstance(content, Chunk) else messages.encode(content)
+        if isinstance(content, Chunk):
+            return content.encode()
+        return messages.encode(content, briefly=self.briefly)
 
     @property
     def is_chunk(self) -> bool:
@@ -84,6 +88,9 @@ class PeerLink:
 
     Attributes:
         outbox, inbox: payloads to and from the peer.
+        brief: whether control messages go to it in the brief form. A device sets it when it is ready in a run
+            that wants this; whoever offers it an enrolment may be a coordinator that cannot read it, and is
+            answered in JSON. A coordinator sets it by what it hears.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class PeerLink:
     ) -> None:
         self.outbox = Outbox(device, max_chunk_bytes)
         self.inbox = inbox
+        self.brief = False
         self._control: Channel = "up" if role == "device" else "down"
         self._bulk: Channel = "update" if role == "device" else "task"
         self._incoming: Channel = "task" if role == "device" else "update"
@@ -105,7 +113,9 @@ class PeerLink:
 
     def packet(self, content: Message | Chunk) -> Packet:
         """On the channel where the peer looks for it."""
-        return Packet(self._bulk if isinstance(content, Chunk) else self._control, content)
+        if isinstance(content, Chunk):
+            return Packet(self._bulk, content)
+        return Packet(self._control, content, self.brief)
 
     def post(
         self, key: TransferKey, payload: Payload, now: float, *, ratio: float | None = None
@@ -164,6 +174,8 @@ class PeerLink:
         return self._packed(self.outbox.reconnected(now))
 
     def _consider(self, offer: Offer) -> list[Item]:
+        if offer.transfer_key.kind == "enrolment":
+            self.brief = False
         outcome = self.inbox.handle_offer(offer)
         if outcome is None:
             return [Answered(offer, None)]

@@ -229,7 +229,7 @@ def _contender(settings: RunSettings, label: str) -> Contender:
     if "ratios" in section:
         ratios = convert({"ratios": section.pop("ratios")}, FleetSection, f"compare.{label}").ratios
     if ways := {way: section.pop(way) for way in ("up", "down") if way in section}:
-        encoding = convert(ways, EncodingSection, f"compare.{label}")
+        encoding = convert({"brief": settings.encoding.brief, **ways}, EncodingSection, f"compare.{label}")
     return Contender(label, section, ratios, encoding)
 
 

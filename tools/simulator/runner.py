@@ -235,7 +235,8 @@ def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> lis
         index = device.index
         data = shares.of(index, enrolment.spec) if growing is None else growing.first_data(index)
         ratio_controller = ratio_controller_of(device, enrolment, method, data, policy)
-        players.append(Player.of(device, ratio_controller, policy, enrolment.flops_per_sample))
+        flops, brief = enrolment.flops_per_sample, enrolment.brief is True
+        players.append(Player.of(device, ratio_controller, policy, flops, brief=brief))
         players[-1].base = base
     return players
 

@@ -69,12 +69,14 @@ class Player:
         ratio_controller: RatioController,
         policy: Policy,
         flops_per_sample: float,
+        *,
+        brief: bool = False,
     ) -> Self:
         """At the start of a run, its first ratio chosen."""
         board, battery = device.board, None
         if device.charge is not None and board.battery_wh is not None:
             battery = Battery(board.battery_wh * 3600, device.charge, board.idle_w)
-        player = cls(device, Membership(ratio_controller), policy, flops_per_sample, battery)
+        player = cls(device, Membership(ratio_controller, brief=brief), policy, flops_per_sample, battery)
         player.membership.ratio_controller = ratio_controller.chosen(player.conditions)
         return player
 

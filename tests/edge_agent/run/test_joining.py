@@ -243,7 +243,7 @@ def test_a_coordinator_without_the_models_shape_says_what_to_write():
 def test_a_session_of_another_version_is_not_called_damaged(tmp_path):
     enrolled, store = enrolment(), AgentStore(tmp_path)
     memory = store.session(enrolled.run)
-    memory.write(b"FLTN\x02" + bytes(40))
+    memory.write(b"FLTN\x07" + bytes(40))
     assert "session is from another version" in refusal(enrolled, tmp_path)
     memory.write(b"FLTN\x01" + bytes(40))
     assert "session is damaged" in refusal(enrolled, tmp_path)
