@@ -380,6 +380,7 @@ class Agent:
 
     def _tell_progress(self, fraction: float) -> None:
         if self._working is not None:
+            fraction = round(fraction, 2) if self._link.brief else fraction
             self._send(wire.Working(self._working.run, self._working.round, "training", fraction))
 
     def _send(self, message: wire.Message | None) -> None:

@@ -71,7 +71,8 @@ def write(value: Any) -> bytes:
 
 
 def read(data: bytes, at: int = 0) -> Any:
-    """What was written, from this place to the end; extensions of other types are left as `Ext`.
+    """What was written, from this place to the end; extensions of other types are left as `Ext`, which have
+    1, 2, 4, 8 or 16 bytes.
 
     What it takes is bounded by the length of the data.
 
@@ -130,8 +131,10 @@ def _single(value: Any) -> bytes:
             return bytes((_HEX_CODES[len(value)], _HEX)) + bytes.fromhex(value)
     if isinstance(value, float):
         return _number(value)
-    if isinstance(value, Ext) and value.code in (_WORD, _HEX):
-        raise ValueError(f"an extension of type {value.code}")
+    if isinstance(value, Ext) and (
+        value.code in (_WORD, _HEX) or len(value.data) not in _FIXED_EXTENSIONS.values()
+    ):
+        raise ValueError(f"an extension of type {value.code} with {len(value.data)} bytes")
     if not isinstance(value, str | int | bytes | Ext | None):
         raise ValueError(f"a {type(value).__name__}")  # noqa: TRY004 - of what is inside
     return msgspec.msgpack.encode(value)

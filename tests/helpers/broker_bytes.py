@@ -21,12 +21,14 @@ class Ear:
     """Hears everything that is said in a fleet.
 
     Attributes:
-        num_bytes, count: of what devices said, by type of message; a chunk of an update is an `update`.
+        num_bytes, count: of what devices said, by type of message; a chunk of an update is an `update`, and
+            all that a device said before it was ready is `joining`.
         raw: the same, in order: type of message and bytes.
     """
 
     def __init__(self, port, fleet):
         self.num_bytes, self.count, self.raw = Counter(), Counter(), []
+        self._ready = set()
         self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="ear")
         self._client.on_message = self._hear
         self._client.connect("127.0.0.1", port)
@@ -39,6 +41,9 @@ class Ear:
             return
         self.raw.append((channel, packet.payload))
         kind = "update" if channel == "update" else self._kind(packet.payload)
+        kind = kind if packet.topic.split("/")[3] in self._ready else "joining"
+        if self._kind(packet.payload) == "Ready":
+            self._ready.add(packet.topic.split("/")[3])
         self.num_bytes[kind] += len(packet.topic) + len(packet.payload)
         self.count[kind] += 1
 
@@ -80,8 +85,8 @@ def main(brief):
         print(
             f"{kind:10} {count:4} times, {num_bytes / count:6.0f} B each, {num_bytes / turns:6.0f} B a round"
         )
-    whole, count = sum(ear.num_bytes.values()), sum(ear.count.values())
-    print(f"{'in all':10} {count:4} times, {whole / turns:19.0f} B a round")
+    whole = sum(ear.num_bytes.values()) - ear.num_bytes["joining"]
+    print(f"all but joining: {whole / turns:.0f} B a round")
     return ear
 
 
