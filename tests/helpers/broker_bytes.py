@@ -40,14 +40,15 @@ class Ear:
         if channel not in ("up", "update", "state") or packet.retain:
             return
         self.raw.append((channel, packet.payload))
-        kind = "update" if channel == "update" else self._kind(packet.payload)
+        kind = "update" if channel == "update" else self.kind(packet.payload)
         kind = kind if packet.topic.split("/")[3] in self._ready else "joining"
-        if self._kind(packet.payload) == "Ready":
+        if self.kind(packet.payload) == "Ready":
             self._ready.add(packet.topic.split("/")[3])
         self.num_bytes[kind] += len(packet.topic) + len(packet.payload)
         self.count[kind] += 1
 
-    def _kind(self, data):
+    def kind(self, data):
+        """The type of a small message of a device."""
         try:
             return type(messages.read_from_device(data)).__name__
         except PacketError:

@@ -1,10 +1,16 @@
 """A device's part in a run, without a board or a clock: as an agent and a simulated device have it."""
 
+import dataclasses
+
 import pytest
+from msgspec import structs
 from tests.edge_agent.budget.test_ratio_controller import FINAL_EVALUATION, FIRST, UNKNOWN, a_ratio_controller
 
 from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
+from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 
@@ -66,3 +72,33 @@ def test_what_does_not_fit_is_tried_again_with_less_trust_in_what_was_learned(me
     for _ in range(50):
         membership.try_again(UNKNOWN)
     assert membership.refusal is None
+
+
+def test_a_brief_run_hears_of_a_forecast_only_when_it_is_quite_another():
+    usual, brief = (Membership(a_ratio_controller(deadline_s=None), brief=said) for said in (False, True))
+    for member in (usual, brief):
+        told = member.tell()
+        for share, news in ((1.2, member is usual), (0.6, member is usual), (1.6, True), (0.4, True)):
+            member.told = dataclasses.replace(told, round_s=told.round_s / share)
+            assert member.is_news == news
+
+
+FIGURES = {
+    "board": "raspberry-pi-4b",
+    "num_samples": 7,
+    "ratio": 1 / 3,
+    "drift": 0.99996,
+    "round_s": 12.3456789,
+}
+
+
+def test_figures_of_clocks_and_meters_are_short_and_what_decides_is_as_it_was():
+    conditions = Conditions(memory_bytes=123_456_789, battery=0.123456, celsius=48.56789)
+    report = DeviceReport("d", samples_per_s=1234.5678, uplink_bps=None, conditions=conditions, **FIGURES)
+    short = structs.replace(conditions, celsius=48.57)
+    assert short_report(report) == dataclasses.replace(
+        report, samples_per_s=1235.0, round_s=12.35, conditions=short
+    )
+    cost = RoundCost(1, 2, 0.12345678, None, 1e-9 / 3, 123_456_789, 12345.678)
+    assert short_cost(cost) == RoundCost(1, 2, 0.1235, None, 3.333e-10, 123_456_789, 12350.0)
+    assert said_late(cost) == RoundCost(upload_s=cost.upload_s, joules=cost.joules)

@@ -85,3 +85,15 @@ def test_every_method_goes_through_its_rounds(tmp_path, method):
 def test_an_encoding_that_is_none_is_one_line(up, message):
     with pytest.raises(SettingError, match=message):
         parse_run({**BASE, "encoding": {"up": up}})
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_brief_run_learns_the_same_bits_from_fewer_bytes(tmp_path, method):
+    chosen = asked("int4", method={"name": method}, **SMALL)
+    _, plain, weights = play(tmp_path, "long", **chosen)
+    chosen["encoding"]["brief"] = True
+    _, short, same = play(tmp_path, "brief", **chosen)
+    assert same.tobytes() == weights.tobytes()
+    assert short.accuracy == plain.accuracy
+    assert short.bytes.down == plain.bytes.down
+    assert short.bytes.up < plain.bytes.up
