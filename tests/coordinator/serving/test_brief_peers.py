@@ -1,4 +1,4 @@
-"""A coordinator hears both forms of small messages at any time, and answers in the form that a device speaks."""
+"""A coordinator hears both forms of small messages at any time, and answers in the form a device speaks."""
 
 import dataclasses
 
