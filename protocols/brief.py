@@ -131,10 +131,10 @@ def _single(value: Any) -> bytes:
             return bytes((_HEX_CODES[len(value)], _HEX)) + bytes.fromhex(value)
     if isinstance(value, float):
         return _number(value)
-    if isinstance(value, Ext) and (
-        value.code in (_WORD, _HEX) or len(value.data) not in _FIXED_EXTENSIONS.values()
-    ):
-        raise ValueError(f"an extension of type {value.code} with {len(value.data)} bytes")
+    if isinstance(value, Ext):
+        length = memoryview(value.data).nbytes
+        if value.code in (_WORD, _HEX) or length not in _FIXED_EXTENSIONS.values():
+            raise ValueError(f"an extension of type {value.code} with {length} bytes")
     if not isinstance(value, str | int | bytes | Ext | None):
         raise ValueError(f"a {type(value).__name__}")  # noqa: TRY004 - of what is inside
     return msgspec.msgpack.encode(value)
