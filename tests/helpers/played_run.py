@@ -65,11 +65,11 @@ def settings(method: str, mode: str, up: str = "raw", down: str = "raw") -> RunS
 
 def enrolment(run_settings: RunSettings) -> Enrolment:
     weights = Key.of("weights").uniform(SPEC.size).astype(np.float32) - np.float32(0.5)
-    training, encoding = run_settings.training, run_settings.encoding
+    training, encoding = run_settings.training, run_settings.encoding.values
     begun = Enrolment(
         "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
     )
-    return begun if encoding == PLAIN else replace(begun, encoding=encoding)
+    return begun if encoding == PLAIN.values else replace(begun, encoding=encoding)
 
 
 def digest(data: bytes) -> str:
