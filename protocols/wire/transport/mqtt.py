@@ -24,6 +24,7 @@ from paho.mqtt.client import (
     DisconnectFlags,
     MQTTMessage,
     MQTTv311,
+    topic_matches_sub,
 )
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.properties import Properties
@@ -206,7 +207,12 @@ class MqttTransport:
         self.events.put(Disconnected(self._refusal or (lost if reason.is_failure else "closed")))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        if message.retain and not self._wants(message.topic):
+            return  # amqtt tells a session that comes back what is retained for all others
         self.events.put(Received(message.topic, bytes(message.payload), message.retain))
+
+    def _wants(self, topic: str) -> bool:
+        return any(topic_matches_sub(filter_, topic) for filter_, _ in self._subscriptions)
 
 
 def _send_small_packets_at_once(_client: Client, _data: Any, sock: Any) -> None:

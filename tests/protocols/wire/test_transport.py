@@ -196,6 +196,22 @@ def test_mqtt_speaks_the_will_and_the_farewell(broker, connect):
     assert wait_for(events, is_received).data == b"bye"
 
 
+def test_who_comes_back_hears_nothing_of_what_others_subscribed_to(broker, connect):
+    _, events = connect(broker.port, "hub", ["f/+/state", "f/+/up"])
+    wait_for(events, is_connected)
+    device, theirs = connect(broker.port, "device", ["f/a/down"], will=Will("f/a/state", b"gone"))
+    wait_for(theirs, is_connected)
+    device.publish("f/a/state", b"here", retain=True, qos=1)
+    wait_for(events, is_received)
+    device._client.socket().shutdown(socket.SHUT_RDWR)
+    wait_for(theirs, is_disconnected)
+    wait_for(theirs, is_connected)
+    other, its = connect(broker.port, "other")
+    wait_for(its, is_connected)
+    other.publish("f/a/down", b"after")
+    assert wait_for(theirs, is_received) == Received("f/a/down", b"after")
+
+
 def test_mqtt_waits_for_a_broker_that_comes_later(kind, tmp_path, connect):
     port = free_port()
     client, events = connect(port, "early", ["f/x"])
