@@ -315,7 +315,7 @@ class Agent:
         log.info("round %d: training", key.round)
         self._working, joined = key, self._joined
         self._noted.note(round=key.round, training=True, resting=None)
-        joined.begin(key, len(payload), self._intake.download_s(transfer))
+        joined.begin(key, payload, self._intake.download_s(transfer))
         self._jobs.work(key, lambda: joined.work(payload))
 
     def _after_work(self, event: Worked, now: float) -> None:

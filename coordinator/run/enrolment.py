@@ -86,6 +86,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         adoption=adoption if adoption.enabled else UNSET,
         encoding=UNSET if settings.encoding.values == PLAIN.values else settings.encoding.values,
         brief=settings.encoding.brief or UNSET,
+        proposes=True if settings.proposes_ratios else UNSET,
     )
     return Beginning(enrolment, backbone)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ class Tasks:
             were planned.
         planned: of the open round, by participant.
         release: which version of the shared model a device may serve; None: the run has no roll-out.
+        ratio: that a device's task was planned at, where the coordinator proposes it.
         downlink: writes them as differences; None: they travel whole.
     """
 
@@ -66,6 +67,7 @@ class Tasks:
     outlive: bool
     planned: Mapping[DeviceId, Any] = field(default_factory=dict)
     release: Callable[[DeviceId], Release] | None = None
+    ratio: Callable[[DeviceId], float | None] = lambda _: None
     downlink: Downlink | None = None
     _paper_bytes: dict[DeviceId, dict[Turn, float]] = field(default_factory=dict, init=False)
 
@@ -178,6 +180,8 @@ class Tasks:
     ) -> Assignment[Any]:
         release = UNSET if self.release is None else self.release(device)
         assignment = assigned(tasks, device, transfer_key, release)
+        if (ratio := self.ratio(device)) is not None:
+            assignment = replace(assignment, ratio=ratio)
         made = self._paper_bytes.setdefault(device, {})
         made[Turn.of(transfer_key)] = paper_bytes(assignment.task)
         if len(made) > _ON_THE_WAY:

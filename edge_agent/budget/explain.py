@@ -101,6 +101,8 @@ def _lines(ratio_controller: RatioController, conditions: Conditions) -> Iterato
     rounds = len(ratio_controller.cost_history.past_rounds)
     yield ratio_controller.report.reason
     yield f"corrected by {rounds} past rounds" if rounds else "by the board's profile: no round was done yet"
+    if ratio_controller.proposed:
+        yield "the coordinator proposes a ratio for each task, of those that fit; p is the largest of these"
     against = objection(ratio_controller.policy, conditions, ratio_controller.board)
     if against:
         yield f"[bold]it does not train just now[/]: {against}"

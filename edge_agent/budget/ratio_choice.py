@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Choice, DeviceReport
+from fleetune.protocols.skeletons.choice import Affordable, Choice, DeviceReport
 
 SPARE = 0.95  # share of each limit that a ratio above the present one may need
 
@@ -105,6 +105,18 @@ def decide(
             return Decision(verdict.choice, _why(verdict, larger, limits), verdict.predicted)
         larger = verdict
     return Decision(None, f"nothing fits: {_too_much(verdicts[0], limits)}", verdicts[0].predicted)
+
+
+def affordable(
+    choices: Sequence[Choice], forecast: Forecast, limits: Limits, *, wanted: float
+) -> tuple[Affordable, ...]:
+    """Every choice that is wanted and fits, ascending by ratio, with what a round at it would take."""
+    wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
+    return tuple(
+        Affordable(one.choice.ratio, cost.round_s, cost.bytes_up, cost.joules)
+        for one in explain_table(wished, forecast, limits)
+        if one.share <= 1 and (cost := one.predicted)
+    )
 
 
 def _weigh(choice: Choice, predicted: RoundCost, limits: Limits) -> Verdict:

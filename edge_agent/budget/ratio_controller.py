@@ -14,11 +14,18 @@ from msgspec import UNSET, Struct, field, structs
 from fleetune.edge_agent.budget.cost_forecast import Capability, demand, predict
 from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits, Policy, limits_of
-from fleetune.edge_agent.budget.ratio_choice import Decision, Forecast, Verdict, decide, explain_table
+from fleetune.edge_agent.budget.ratio_choice import (
+    Decision,
+    Forecast,
+    Verdict,
+    affordable,
+    decide,
+    explain_table,
+)
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Choice, DeviceReport
+from fleetune.protocols.skeletons.choice import Affordable, Choice, DeviceReport
 
 GREW = 1.25  # samples, before a report is news
 MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report
@@ -37,6 +44,7 @@ class RatioController(Struct, frozen=True):
         predicted: what a round is expected to take.
         cost_history: of past rounds.
         fits: whether there is a ratio that this device can afford.
+        proposed: the coordinator proposes the ratios of tasks, by what the report says that fits.
     """
 
     choices: Sequence[Choice]
@@ -48,11 +56,14 @@ class RatioController(Struct, frozen=True):
     predicted: RoundCost = RoundCost()
     cost_history: CostHistory = field(default=CostHistory(), name="experience")
     fits: bool = True
+    proposed: bool = False
 
     def chosen(self, conditions: Conditions) -> "RatioController":
         """Choose a ratio by what is known now: first when the run is joined, then after each round."""
         decision = self.decision(conditions)
         report = decision.told(replace(self.report, conditions=conditions))
+        if self.proposed:
+            report = replace(report, affords=self._affords(conditions))
         fits = decision.choice is not None
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
@@ -66,6 +77,21 @@ class RatioController(Struct, frozen=True):
             wanted=self.policy.ratio or 1.0,
             current=self.report.ratio if chosen_before else None,
         )
+
+    def _affords(self, conditions: Conditions) -> tuple[Affordable, ...]:
+        wanted = self.policy.ratio or 1.0
+        return affordable(self.choices, self._forecast, self.limits(conditions), wanted=wanted)
+
+    def at_most(self, ratio: float) -> float:
+        """The largest choice that is affordable and at most `ratio`; the smallest of all if none is."""
+        most = min(ratio, self.report.ratio) + 1e-9
+        return max((one.ratio for one in self.choices if one.ratio <= most), default=self.choices[0].ratio)
+
+    def expected(self, ratio: float) -> RoundCost:
+        """What a round at one of the choices is expected to take."""
+        if ratio == self.report.ratio:
+            return self.predicted
+        return self._forecast(next(one for one in self.choices if one.ratio == ratio))
 
     def limits(self, conditions: Conditions) -> Limits:
         """The limits on a round under these conditions."""
@@ -103,7 +129,7 @@ class RatioController(Struct, frozen=True):
         """Whether the coordinator, which knows the report `before`, should hear of the present one, because
         its data grew, its ratio changed or its forecast of the round moved by this share.
         """
-        if _has_grown(self.report, before):
+        if _has_grown(self.report, before) or _moved(_affords(self.report), _affords(before), moved):
             return True
         now, then = self.report.round_s, before.round_s
         if self.report.ratio != before.ratio or (now is None) != (then is None):
@@ -128,6 +154,19 @@ def _has_grown(now: DeviceReport, then: DeviceReport) -> bool:
         elif isinstance(new, int):
             return True
     return _alarms(now) != _alarms(then)
+
+
+def _affords(report: DeviceReport) -> dict[float, float | None]:
+    affords = () if report.affords is UNSET else report.affords
+    return {one.ratio: one.round_s for one in affords}
+
+
+def _moved(now: dict[float, float | None], then: dict[float, float | None], moved: float) -> bool:
+    """Whether other ratios fit, or the seconds of the quickest are worth a new report."""
+    if now.keys() != then.keys():
+        return True
+    first, before = next(iter(now.values()), None), next(iter(then.values()), None)
+    return first is not None and before is not None and abs(first - before) > moved * before
 
 
 def _alarms(report: DeviceReport) -> bool:

@@ -12,7 +12,7 @@ from fleetune.edge_agent.personal.served_model import Memory
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.membership import Membership, RoundWork
-from fleetune.edge_agent.run.session import Session
+from fleetune.edge_agent.run.session import Session, proposed_ratio
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost
@@ -110,9 +110,11 @@ class JoinedRun:
         """What it was expected to take when it began."""
         return RoundCost() if self._work is None else self._work.expected
 
-    def begin(self, key: TransferKey, num_bytes: int, download_s: float | None) -> None:
+    def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
         """A task is here. `download_s`: None if it was here before."""
-        self._work = self.membership.begin(key, num_bytes, download_s)
+        asked = self.membership.ratio_controller.proposed
+        proposed = proposed_ratio(payload, self.enrolment.spec) if asked else None
+        self._work = self.membership.begin(key, len(payload), download_s, proposed)
 
     def work(self, payload: bytes) -> bytes:
         """Reply to the task that was begun; what that took is in `taken`. Raises as `Session.reply` does."""

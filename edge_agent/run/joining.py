@@ -214,6 +214,7 @@ def _ratio_controller(
         enrolment.deadline_s,
         report,
         cost_history=cost_history,
+        proposed=enrolment.proposes is True,
     )
     if not structs.replace(ratio_controller, deadline_s=math.inf).chosen(conditions).fits:
         return ratio_controller.chosen(conditions)

@@ -111,10 +111,22 @@ class Membership:
             return True
         return False
 
-    def begin(self, key: TransferKey, num_bytes: int, download_s: float | None) -> RoundWork:
-        """A task is here. `download_s`: None if it was here before."""
+    def begin(
+        self, key: TransferKey, num_bytes: int, download_s: float | None, proposed: float | None = None
+    ) -> RoundWork:
+        """A task is here.
+
+        Args:
+            key: of the task.
+            num_bytes: of its payload.
+            download_s: None if it was here before.
+            proposed: the ratio that it was planned at, where the coordinator proposes one; the device never
+                runs at more than it can afford.
+        """
+        controller = self.ratio_controller
+        ratio = controller.report.ratio if proposed is None else controller.at_most(proposed)
         taken = RoundCost(bytes_down=num_bytes, download_s=download_s)
-        return RoundWork(key, self.report.ratio, self.ratio_controller.predicted, taken)
+        return RoundWork(key, ratio, controller.expected(ratio), taken)
 
     def learn(self, work: RoundWork, conditions: Conditions) -> None:
         """From a round done to its end: choose the ratio of the next. A final evaluation sends no model back

@@ -17,8 +17,8 @@ from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Serving
 from fleetune.edge_agent.run.observed_trainer import EvaluatingTrainer, ObservedTrainer
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
-from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, Number
-from fleetune.protocols.errors import BaseUnknown, PacketForeign, TrainingDiverged
+from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, Number, Ratio
+from fleetune.protocols.errors import BaseUnknown, PacketError, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -107,6 +107,8 @@ class Session:
             if self._is_done(data):
                 return self._kept.reply
             raise
+        if assignment.ratio is not UNSET:
+            budget = Budget(min(budget.ratio, assignment.ratio))
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) == (self._kept.round, self._kept.attempt) and self._kept.reply:
             return self._kept.reply
@@ -310,13 +312,26 @@ class Session:
 
     def _is_done(self, data: bytes) -> bool:
         """Whether it has replied to this task: what that was written with is no longer held then."""
-        turn = codec.decode(data, _AssignmentTurn, self.spec, limit=codec.payload_limit(self.spec))
+        turn = _read_turn(data, self.spec)
         done = turn.device, turn.round, turn.attempt
         return bool(self._kept.reply) and done == (self._device, self._kept.round, self._kept.attempt)
 
     def _keep(self, kept: Kept[Any]) -> None:
         self._memory.write(codec.encode(kept, self.spec))
         self._kept = kept
+
+
+def proposed_ratio(data: bytes, spec: ModelSpec) -> float | None:
+    """The ratio that an encoded `Assignment` was planned at; None: the device's own, or it cannot be read."""
+    try:
+        ratio = _read_turn(data, spec).ratio
+    except PacketError:
+        return None
+    return None if ratio is UNSET else ratio
+
+
+def _read_turn(data: bytes, spec: ModelSpec) -> "_AssignmentTurn":
+    return codec.decode(data, _AssignmentTurn, spec, limit=codec.payload_limit(spec))
 
 
 def _turn(assignment: Assignment[Any]) -> Turn:
@@ -330,6 +345,7 @@ class _AssignmentTurn:
     device: FleetName
     round: Number
     attempt: Number
+    ratio: Ratio | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

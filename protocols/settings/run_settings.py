@@ -12,6 +12,7 @@ from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
 from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.settings.simulation import FleetSection, PaperSection, Partition
@@ -23,8 +24,8 @@ class RunSettings(Settings, frozen=True):
 
     Attributes:
         compare: [compare.LABEL] tables for `edge-sim compare`: what [method] would hold for the contender
-            LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead, `up` to [encoding].
-            A run ignores them.
+            LABEL; without a `name` LABEL is the method; `ratios` goes to [fleet] instead, `up` and `down` to
+            [encoding], `minimise` to [objective]. A run ignores them.
         paper: see `PaperSection`.
     """
 
@@ -37,10 +38,16 @@ class RunSettings(Settings, frozen=True):
     adoption: AdoptionSection = AdoptionSection()
     encoding: EncodingSection = EncodingSection()
     round: RoundSection = RoundSection()
+    objective: ObjectiveSection = ObjectiveSection()
     schedule: ScheduleSection = ScheduleSection()
     fleet: FleetSection = FleetSection()
     compare: dict[FleetName, dict[str, Any]] = field(default_factory=dict)
     paper: PaperSection | None = None
+
+    @property
+    def proposes_ratios(self) -> bool:
+        """Whether the coordinator proposes each task's ratio; never where `fleet.ratios` deals them."""
+        return self.objective.proposes and not self.fleet.ratios
 
 
 def simulated_keys(settings: RunSettings) -> list[str]:

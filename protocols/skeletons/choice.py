@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from fleetune.protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
 from fleetune.protocols.conditions import UNKNOWN, Conditions
@@ -12,7 +13,24 @@ from fleetune.protocols.update.encodings.encoding import Encoding
 
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # to choose from, unless a method says otherwise
 HELD_BYTES = 4  # an entry, of what tasks have brought, where they are differences to that
+MOST_CHOICES = 100
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
+
+
+class Affordable(Struct, frozen=True, array_like=True):
+    """A ratio that fits a device's limits, and what a round at it would take; None: not known.
+
+    Attributes:
+        ratio: one of the method's (see `Method.choices`).
+        round_s: seconds, transfers included.
+        bytes_up: of payloads.
+        joules: drawn by the whole board.
+    """
+
+    ratio: Ratio
+    round_s: Amount | None = None
+    bytes_up: NumBytes | None = None
+    joules: Amount | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,7 @@ class DeviceReport:
             before the first); it does not travel where nothing is counted.
         drift: how clearly its data have changed since then: 1 and more says that training would pay; it does
             not travel where nothing is tested.
+        affords: the ratios that fit its limits, ascending; it travels where the coordinator proposes ratios.
     """
 
     device: FleetName
@@ -49,6 +68,7 @@ class DeviceReport:
     conditions: Conditions = UNKNOWN
     new_samples: NumSamples | UnsetType = UNSET
     drift: Amount | UnsetType = UNSET
+    affords: Annotated[tuple[Affordable, ...], Meta(max_length=MOST_CHOICES)] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

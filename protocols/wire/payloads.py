@@ -22,6 +22,7 @@ from fleetune.protocols.bounds import (
     Number,
     NumSamples,
     Positive,
+    Ratio,
     RunId,
 )
 from fleetune.protocols.errors import PacketCorrupt
@@ -72,6 +73,8 @@ class Enrolment:
             agent of a release that does not know it writes what it always did, which every coordinator reads.
         brief: likewise, of the same section; left out where it is not wanted. It is no part of `encoding`,
             where an agent of a release that does not know it would refuse it.
+        proposes: the coordinator proposes each task's ratio, so a device says what it could do
+            (`DeviceReport.affords`); left out where it does not.
     """
 
     run: RunId
@@ -91,6 +94,7 @@ class Enrolment:
     adoption: AdoptionSection | UnsetType = UNSET
     encoding: ValueEncodings | UnsetType = UNSET
     brief: bool | UnsetType = UNSET
+    proposes: bool | UnsetType = UNSET
 
     @property
     def uplink(self) -> Encoding:
@@ -120,6 +124,7 @@ class Assignment(Generic[T]):
         release: which version of the shared model the device may serve; in runs with adoption.canary.
         base: the digest of what its values were written with (`protocols.update.base`), where they are
             differences to what the device holds.
+        ratio: that the coordinator proposes for it, in runs with an objective.
     """
 
     device: FleetName
@@ -129,6 +134,7 @@ class Assignment(Generic[T]):
     task: T
     release: Release | UnsetType = UNSET
     base: Digest | UnsetType = UNSET
+    ratio: Ratio | UnsetType = UNSET
 
     @property
     def final_evaluation(self) -> bool:

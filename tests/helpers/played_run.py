@@ -24,7 +24,7 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.encoding import PLAIN
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import RATIOS, Affordable, Budget, DeviceReport
 from fleetune.protocols.wire.payloads import Enrolment
 
 SPEC = tiny_spec()
@@ -50,7 +50,9 @@ MODES = {
 ROUNDS = 4
 
 
-def settings(method: str, mode: str, up: str = "raw", down: str = "raw") -> RunSettings:
+def settings(
+    method: str, mode: str, up: str = "raw", down: str = "raw", minimise: str = "none"
+) -> RunSettings:
     return parse_run(
         {
             "run": {"name": "played", "rounds": ROUNDS},
@@ -58,6 +60,7 @@ def settings(method: str, mode: str, up: str = "raw", down: str = "raw") -> RunS
             "method": {"name": method},
             "data": {"source": "digits", "validation_fraction": 0.2},
             "encoding": {"up": up, "down": down},
+            "objective": {"minimise": minimise},
             "round": MODES[mode],
         }
     )
@@ -69,7 +72,19 @@ def enrolment(run_settings: RunSettings) -> Enrolment:
     begun = Enrolment(
         "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
     )
+    if run_settings.proposes_ratios:
+        begun = replace(begun, proposes=True)
     return begun if encoding == PLAIN.values else replace(begun, encoding=encoding)
+
+
+def report_of(device: str, run_settings: RunSettings) -> DeviceReport:
+    """What it says of itself: the ratio that it chose, or up to there what each takes."""
+    ratio = DEVICES[device]
+    report = DeviceReport(device, num_samples=10, ratio=ratio)
+    if not run_settings.proposes_ratios:
+        return report
+    affords = (Affordable(one, 1.0 + 10 * one) for one in RATIOS if one <= ratio)
+    return replace(report, affords=tuple(affords))
 
 
 def digest(data: bytes) -> str:
@@ -79,8 +94,16 @@ def digest(data: bytes) -> str:
 class PlayedRun:
     """Coordinator in `folder`/run, agents in `folder`/agents."""
 
-    def __init__(self, folder: Path, method: str, mode: str, up: str = "raw", down: str = "raw") -> None:
-        asked = settings(method, mode, up, down)
+    def __init__(
+        self,
+        folder: Path,
+        method: str,
+        mode: str,
+        up: str = "raw",
+        down: str = "raw",
+        minimise: str = "none",
+    ) -> None:
+        asked = settings(method, mode, up, down, minimise)
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
         self.sessions = {device: self.session(device) for device in DEVICES}
@@ -96,8 +119,8 @@ class PlayedRun:
     def play(self, begin: int = 0, end: int = 200) -> int:
         """From after `begin` events, which the folder holds, until `end` of them or the run's end."""
         self.take(self.run.controller.resume(float(begin)) if begin else [])
-        for device, ratio in DEVICES.items():
-            report = DeviceReport(device, num_samples=10, ratio=ratio)
+        for device in DEVICES:
+            report = report_of(device, self.run.settings)
             ready = DeviceReady(report, self.sessions[device].base)
             self.take(self.run.controller.handle(ready, float(begin)))
         number = begin

@@ -90,8 +90,9 @@ class Coordinating:
     said: list[tuple[str, bytes]]
 
     @classmethod
-    def of(cls, folder, settings, spec=SPEC):
-        run = open_run(settings, folder, durable=False, enrolment=enrolment_of(settings, spec))
+    def of(cls, folder, settings, spec=SPEC, **changes):
+        """`changes`: of the enrolment."""
+        run = open_run(settings, folder, durable=False, enrolment=enrolment_of(settings, spec, **changes))
         said: list[tuple[str, bytes]] = []
         broker = MemoryBroker()
         server = Server(

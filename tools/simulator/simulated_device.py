@@ -110,11 +110,10 @@ class Player:
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
         )
 
-    @property
-    def train_s(self) -> float:
-        """How long its work truly takes at its present ratio, evaluations included."""
+    def train_s(self, ratio: float) -> float:
+        """How long its work truly takes at one of its ratios, evaluations included."""
         controller = self.membership.ratio_controller
-        choice = next(one for one in controller.choices if one.ratio == controller.report.ratio)
+        choice = next(one for one in controller.choices if one.ratio == ratio)
         gflops = self.device.board.training_gflops * self.device.speed
         return demand(choice, controller.capability).samples * self.flops_per_sample / (gflops * 1e9)
 

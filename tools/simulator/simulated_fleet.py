@@ -173,4 +173,5 @@ def ratio_controller_of(
         Policy(ratio=device.ratio) if fixed else policy,
         None if fixed else enrolment.deadline_s,
         report,
+        proposed=enrolment.proposes is True,
     )

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import rich.console
-from msgspec import structs
+from msgspec import UNSET, structs
 from tests.helpers.world import CAPABILITY, CHOICES, World
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
@@ -189,7 +189,7 @@ def take_part(session=None, ratio_controller=None):
 
 
 def play(joined, transfer_key=FIRST, download_s=0.5, upload_s=2.0):
-    joined.begin(transfer_key, 100, download_s)
+    joined.begin(transfer_key, bytes(100), download_s)
     joined.work(b"task")
     joined.delivered(upload_s)
 
@@ -232,7 +232,7 @@ def test_the_budget_of_the_next_round_follows_what_was_learned():
 
 def test_a_late_word_about_another_round_is_not_this_ones():
     joined = take_part()
-    joined.begin(TransferKey("task", "run", 2, 1), 100, None)
+    joined.begin(TransferKey("task", "run", 2, 1), bytes(100), None)
     assert joined.is_at(TransferKey("update", "run", 2, 1))
     assert not joined.is_at(TransferKey("update", "run", 1, 1))
     assert not joined.is_at(TransferKey("update", "other", 2, 1))
@@ -241,7 +241,7 @@ def test_a_late_word_about_another_round_is_not_this_ones():
 
 def test_work_that_was_stopped_leaves_no_meter_running():
     joined = take_part(SomeSession(TrainingStopped("hot")))
-    joined.begin(FIRST, 100, 0.5)
+    joined.begin(FIRST, bytes(100), 0.5)
     with pytest.raises(TrainingStopped):
         joined.work(b"task")
     assert not joined._meter.running
@@ -291,3 +291,42 @@ def test_without_conditions_that_come_and_go_no_sensor_is_asked():
     guard = PolicyGuard(Policy(ratio=0.5, max_memory_mb=300, nice=5), load("phone-mid"), meter)
     assert not guard.is_on
     assert guard.objection() is None
+
+
+def proposed_to(**fields):
+    return structs.replace(a_ratio_controller(**fields), proposed=True).chosen(UNKNOWN)
+
+
+def test_where_ratios_are_proposed_it_says_what_each_takes_that_fits():
+    controller = proposed_to()
+    affords = controller.report.affords
+    assert [one.ratio for one in affords] == [c.ratio for c in CHOICES if c.ratio <= controller.report.ratio]
+    assert affords[-1].round_s == controller.predicted.round_s
+    assert affords[0].joules < affords[-1].joules
+    assert affords[0].bytes_up < affords[-1].bytes_up
+    assert [one.ratio for one in proposed_to(ratio=0.2).report.affords] == [0.1, 0.2], "its owner's wish"
+    assert a_ratio_controller().report.affords is UNSET
+
+
+def test_it_works_at_what_is_proposed_and_never_at_more_than_it_affords():
+    controller = proposed_to(ratio=0.4)
+    member = Membership(controller)
+    for proposed, worked in ((0.2, 0.2), (0.35, 0.3), (0.4, 0.4), (1.0, 0.4), (0.01, 0.1), (None, 0.4)):
+        work = member.begin(FIRST, 10, 0.1, proposed)
+        assert work.ratio == worked
+        assert work.expected.round_s == next(
+            one.round_s for one in controller.report.affords if one.ratio == worked
+        )
+
+
+def test_other_ratios_that_fit_and_other_seconds_are_news():
+    controller = proposed_to()
+    report = controller.report
+
+    def news(affords):
+        return structs.replace(controller, report=replace(report, affords=affords)).is_news(report)
+
+    assert not news(report.affords)
+    assert news(report.affords[1:])
+    assert news(tuple(structs.replace(one, round_s=1.2 * one.round_s) for one in report.affords))
+    assert not news(tuple(structs.replace(one, round_s=1.05 * one.round_s) for one in report.affords))

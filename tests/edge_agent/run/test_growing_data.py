@@ -78,7 +78,7 @@ class Playing:
         spec = self.enrolled.spec
         task = Task(Patch.of(self.enrolled.weights, Everything(), spec))
         payload = codec.encode(Assignment("d", number, 1, False, task), spec)
-        self.joined.begin(TransferKey("task", self.enrolled.run, number, 1), len(payload), None)
+        self.joined.begin(TransferKey("task", self.enrolled.run, number, 1), payload, None)
         return self.joined.work(payload)
 
     def close(self):
