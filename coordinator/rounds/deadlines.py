@@ -42,7 +42,7 @@ def learn(state: EngineState, settings: RoundSection) -> None:
 
 def _expected_s(member: Member, settings: RoundSection) -> float:
     """Of one device; what it does not know, or cannot be, counts as the whole deadline."""
-    said_s = member.report.round_s if member.report else None
+    said_s = member.at_work.round_s if member.at_work else None
     if said_s is None or not 0 < said_s * member.stretch <= settings.deadline_s:
         return settings.deadline_s
     return said_s * member.stretch

@@ -57,6 +57,8 @@ from fleetune.coordinator.rounds.deadlines import learn, proposed_s
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
+from fleetune.coordinator.rounds.objective.spending import why_over
+from fleetune.coordinator.rounds.pace import choices_of, deal, least_of_round, note_scores
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
@@ -69,8 +71,10 @@ from fleetune.coordinator.rounds.rollback import (
 from fleetune.coordinator.rounds.schedule import Schedule
 from fleetune.coordinator.rounds.unresponsive import note_missed
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.method import DeviceId, Round
 
+ALL_DONE = "all rounds are done"
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
 
 
@@ -89,7 +93,9 @@ class RoundEngine:
         round_: RoundSection,
         state: EngineState | None = None,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
+        objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
     ) -> None:
+        self._objective = objective
         self.state = state or EngineState()
         self.state.pays = schedule.pays
         self._run = run
@@ -105,6 +111,7 @@ class RoundEngine:
         state: EngineState,
         now: float,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
+        objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
     ) -> tuple[Self, list[Action]]:
         """Go on from a stored state after a restart; also gives what is to be done first.
 
@@ -113,7 +120,7 @@ class RoundEngine:
         Between two rounds those that were there get `GATHER_S` to come back, else the first to find the way
         would train alone.
         """
-        engine = cls(run, round_, state.copy(), schedule)
+        engine = cls(run, round_, state.copy(), schedule, objective)
         engine.state.change(seen_at=now)
         gathering = state.gather_until is not None
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
@@ -205,6 +212,8 @@ class RoundEngine:
         turn, state = self.state.turn, self.state
         action = CloseRound(*turn, state.replied)
         learn(state, self._round)
+        note_scores(state)
+        state.change(spending=state.spending.round_closed(state.seen_at))
         if self._round.mode == "synchronous":
             note_missed(state, self._round)
         state.change(closed=turn, suspects=verdict.suspects)
@@ -264,7 +273,15 @@ class RoundEngine:
     def _over(self) -> str | None:
         """Why no round follows; None: one does."""
         last, done = self._run.last_round, self.state.rounds_done
-        return self.state.ends or ("all rounds are done" if last is not None and done >= last else None)
+        if last is not None and done >= last:
+            return self.state.ends or ALL_DONE
+        return self.state.ends or self._why_spent(())
+
+    def _why_spent(self, asked: tuple[DeviceId, ...]) -> str | None:
+        """Why the coming round would take too much; `asked`: in it, as far as is known."""
+        state, objective = self.state, self._objective
+        least = least_of_round([choices_of(state.members[device], objective) for device in asked])
+        return why_over(objective.within, state.spending, state.seen_at, least)
 
     def _holds(self, now: float) -> bool:
         """Whether the coming round is not due yet."""
@@ -293,9 +310,12 @@ class RoundEngine:
             return self._without_devices(overdue, now)
         wanted = needed(self.state, self._round)
         candidates = pool(self.state, self._round) if len(self.state.groups.eligible) >= wanted else ()
-        if len(candidates) < wanted:
-            return []
+        return self._begin_round(candidates, now) if len(candidates) >= wanted else []
+
+    def _begin_round(self, candidates: tuple[DeviceId, ...], now: float) -> list[Action]:
         participants = draw(candidates, self.state, self._round, self._run.seed)
+        if (reason := self._why_spent(participants)) is not None:
+            return self._end(reason, now)
         self.state.change(stage="training", participants=participants)
         return self._open(participants, now)
 
@@ -321,6 +341,9 @@ class RoundEngine:
 
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
         """Start what stage and participants say; those `asked` get a task."""
+        if self._objective.proposes and self.state.stage == "training":
+            deal(self.state, asked, self._objective, self._run.seed)
+        self.state.change(spending=self.state.spending.opened(now))
         span_s = self._span_s
         self.state.change(until=now + span_s, span_s=span_s, extended=0)
         return self._ask(asked, resumed=False)
@@ -346,7 +369,7 @@ class RoundEngine:
         """Let the method know of every report it has not seen, in ascending order of devices."""
         admits = []
         for device in sorted(self.state.groups.unseen):
-            report = self.state.members[device].report
+            report = self.state.members[device].at_work
             assert report is not None, "unseen are reports that were given"
             admits.append(Admit(report))
             self.state.put(device, admitted=True)

@@ -5,7 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self
 
+from msgspec import UNSET
+
 from fleetune.coordinator.rounds.member_groups import Groups
+from fleetune.coordinator.rounds.objective.evidence import Evidence, Shown
+from fleetune.coordinator.rounds.objective.spending import Spending
 from fleetune.coordinator.rounds.schedule import Plan
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
@@ -52,6 +56,9 @@ class Member:
         trained: its report is older than its last update, so that what that calls new was trained on.
         asked_at, took_s, loss: with `prefer = "oort"`: when it was asked last, how long its last reply took,
             and the loss that this told; None: not known.
+        dealt, score: with an objective: the ratio of its latest task, and the score that its last reply told,
+            more being better.
+        shown: likewise, both as they were in the last round that closed with it.
     """
 
     report: DeviceReport | None = None
@@ -71,11 +78,24 @@ class Member:
     asked_at: float | None = None
     took_s: float | None = None
     loss: float | None = None
+    dealt: float | None = None
+    score: float | None = None
+    shown: Shown | None = None
 
     @property
     def stays(self) -> bool:
         """Whether it is, or would be if it came back, part of the training."""
         return not self.left and self.refusal is None
+
+    @property
+    def at_work(self) -> DeviceReport | None:
+        """Its report, with the ratio that it is asked to work at and the seconds that it expects of it."""
+        report = self.report
+        if report is None or self.dealt is None or report.affords is UNSET:
+            return report
+        round_s = next((one.round_s for one in report.affords if one.ratio == self.dealt), report.round_s)
+        why = f"p = {self.dealt:g}: proposed; it affords up to p = {report.ratio:g}"
+        return replace(report, ratio=self.dealt, round_s=round_s, reason=why)
 
     @property
     def is_unseen(self) -> bool:
@@ -116,6 +136,8 @@ class EngineState:
         ahead_s: by how much the time of day is ahead of `now`.
         paused: no round opens.
         ends: why none opens any more but the final evaluation; "": they do.
+        evidence: with an objective: what rounds have shown of ratios.
+        spending: what the run has taken.
     """
 
     stage: Stage = "waiting"
@@ -138,6 +160,8 @@ class EngineState:
     ahead_s: float = 0.0
     paused: bool = False
     ends: str = ""
+    evidence: Evidence = Evidence()  # noqa: RUF009 - frozen
+    spending: Spending = Spending()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         self.pays: Callable[[DeviceReport], bool] = lambda _: False  # whether training would, see `Schedule`

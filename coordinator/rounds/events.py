@@ -36,7 +36,8 @@ class ReplyArrived:
 
     `objection`: what speaks against counting it, asked once by whoever takes it in (see
     `coordinator.rounds.reply_objections`); None: it counts. `leaving`: the device has nothing more to gain
-    and leaves the run (early stopping).
+    and leaves the run (early stopping). `loss`: of its training. `score`: of its model after that, more being
+    better. None: not known. `num_bytes`: of its payload. `joules`: that its round took, or was to take.
     """
 
     device: DeviceId
@@ -45,6 +46,9 @@ class ReplyArrived:
     objection: Objection | None
     leaving: bool = False
     loss: float | None = None
+    score: float | None = None
+    num_bytes: int = 0
+    joules: float | None = None
 
 
 @dataclass(frozen=True)

@@ -87,17 +87,20 @@ def _take_reply(state: EngineState, event: ReplyArrived, *, may_leave: bool) -> 
     if objection:
         state.count(objection)
         return [DropReply(event.device, event.round, event.attempt, objection)]
+    if state.stage == "training":
+        state.change(spending=state.spending.replied(event.num_bytes, event.joules))
     state.put(event.device, answer="update", trained=True, **_seen_of(state, event))
     return [KeepReply(event.device, event.round, event.attempt)]
 
 
-def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float]:
-    """How long the reply took and what it tells, where that is asked for (`usefulness`)."""
-    asked_at = state.members[event.device].asked_at
-    if asked_at is None or state.seen_at < asked_at:
-        return {}
-    took = {"took_s": state.seen_at - asked_at}
-    return took if event.loss is None else took | {"loss": event.loss}
+def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]:
+    """How long the reply took and what it tells, where that is asked for (`usefulness`, `pace`)."""
+    member = state.members[event.device]
+    seen: dict[str, float | None] = {} if member.dealt is None else {"score": event.score}
+    if member.asked_at is None or state.seen_at < member.asked_at:
+        return seen
+    seen["took_s"] = state.seen_at - member.asked_at
+    return seen if event.loss is None else seen | {"loss": event.loss}
 
 
 def _take_decline(state: EngineState, event: Declined) -> None:

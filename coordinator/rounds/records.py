@@ -16,7 +16,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     """One device's reply in one round.
 
     Attributes:
-        ratio: that it had chosen.
+        ratio: that it worked at.
         bytes_down, bytes_up: payload bytes as the coordinator counted them.
         measures: of its models.
         actual: what the round took of it.

@@ -34,13 +34,18 @@ from fleetune.protocols.skeletons.method import DeviceId, Method
 
 
 def check_method(settings: RunSettings, method: Method[Any, Any, Any, Any]) -> None:
-    """Raises SettingError when the run's mode is not for its method, or for its schedule."""
+    """Raises SettingError when the run's mode is not for its method, schedule or objective."""
     mode, name = settings.round.mode, settings.method["name"]
     one_by_one = settings.schedule.every or settings.schedule.at or settings.schedule.asks_devices
     if mode != "synchronous" and one_by_one:
         raise SettingError(
             f'round.mode = "{mode}": of [schedule] only window goes with it; rounds that open one by one'
             " would throw away the work of whoever is slower"
+        )
+    if mode != "synchronous" and settings.objective.proposes:
+        raise SettingError(
+            f'objective.minimise = "{settings.objective.minimise}": it is for rounds in which devices wait'
+            f' for each other; leave it out, or round.mode = "{mode}"'
         )
     if mode != "synchronous" and not method.semi_asynchronous:
         raise SettingError(f'round.mode = "{mode}": {name} needs all participants of a round together')

@@ -21,6 +21,7 @@ from fleetune.protocols.errors import SettingError, StoreVersion
 from fleetune.protocols.methods import from_section, with_those_of_run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.objective import WithinSection
 from fleetune.protocols.settings.rate_schedule import with_that_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -40,6 +41,8 @@ CHANGEABLE = (
     "round.min_battery",
     "round.deadline",
     "round.deadline_slack",
+    "objective.at_most",
+    *(f"objective.within.{key}" for key in WithinSection.__struct_fields__),
     *(f"schedule.{key}" for key in ScheduleSection.__struct_fields__),
 )
 Differences = dict[str, tuple[Any, Any]]
@@ -94,9 +97,11 @@ def differences(before: RunSettings, now: RunSettings, spec: ModelSpec) -> Diffe
 
 
 def is_raised(before: RunSettings, now: RunSettings) -> bool:
-    """Whether there shall be more rounds than before."""
-    last, new = before.run.last_round, now.run.last_round
-    return last is not None and (new is None or new > last)
+    """Whether there shall be more rounds than before, or room for them."""
+    was, is_now = before.objective.within, now.objective.within
+    pairs = [(before.run.last_round, now.run.last_round)]
+    pairs += [(getattr(was, key), getattr(is_now, key)) for key in was.__struct_fields__]
+    return any(old is not None and (new is None or new > old) for old, new in pairs)
 
 
 def check_changes(found: Differences, rounds_done: int, folder: Path) -> None:

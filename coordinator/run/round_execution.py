@@ -98,6 +98,7 @@ class RoundExecution:
         self.method_state: Any = method.init_coordinator(enrolment.weights)
         self._state = EngineState()
         self._tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
+        self._tasks.ratio = lambda device: self._state.members[device].dealt
         if enrolment.downlink.name != RAW:
             held, key = HeldModels(store, method.spec, enrolment.weights), run_key(settings.run.seed)
             self._tasks.downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)
@@ -297,7 +298,7 @@ class RoundExecution:
         if device not in self.accounts.sent_bytes:
             self._count_task_of(device, reply)
         self.accounts.replied(device, len(data), None if reply.update is None else paper_bytes(reply.update))
-        report = self._state.member(device).report
+        report = self._state.member(device).at_work
         self._arrived[device] = DeviceRound(
             ratio=report.ratio if report else 1.0,
             bytes_down=self.accounts.sent_bytes.pop(device),

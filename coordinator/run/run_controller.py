@@ -63,13 +63,17 @@ class RunController:
         self._method = method
         self._store = store
         self._engine_type = engine_type(settings.round)
+        self._upward = -1.0 if enrolment.learns.score.better == "lower" else 1.0
         self._schedule = schedule_of(settings.schedule)
         self._begin()
 
     def _begin(self, state: EngineState | None = None) -> None:
         """As before anything happened, but for the engine's `state`."""
         self._execution = RoundExecution(self._settings, self._enrolment, self._method, self._store)
-        self._engine = self._engine_type(self._settings.run, self._settings.round, state, self._schedule)
+        settings = self._settings
+        self._engine = self._engine_type(
+            settings.run, settings.round, state, self._schedule, settings.objective
+        )
         self._execution.follow(self._engine)
 
     def recall(self) -> bool:
@@ -91,9 +95,10 @@ class RunController:
         """Go on with what the store holds; nothing to do for a new run."""
         if not self.recall():
             return []
-        run, round_ = self._settings.run, self._settings.round
-        stored = self._engine.state
-        self._engine, actions = self._engine_type.resume(run, round_, stored, now, self._schedule)
+        settings, stored = self._settings, self._engine.state
+        self._engine, actions = self._engine_type.resume(
+            settings.run, settings.round, stored, now, self._schedule, settings.objective
+        )
         self._execution.follow(self._engine)
         return self._carry_out(lambda: actions, now)
 
@@ -141,8 +146,23 @@ class RunController:
             return self._refuse_reply(device, turn, problem, now)
         staleness = self.turn.number - reply.round
         arriving = ArrivingReply(reply, data, delivered, actual, predicted, staleness)
-        event = ReplyArrived(device, *turn, objection, reply.leaving, reply.measures.train_loss)
+        event = self._arrival(arriving, turn, objection)
         return self._handle(event, now, arriving if objection is None else None)
+
+    def _arrival(self, arriving: ArrivingReply, turn: Turn, objection: Objection | None) -> ReplyArrived:
+        reply, told = arriving.reply, arriving.reply.measures
+        score = None if told.after is None else self._upward * told.after
+        joules = arriving.predicted.joules if arriving.actual.joules is None else arriving.actual.joules
+        return ReplyArrived(
+            reply.device,
+            *turn,
+            objection,
+            reply.leaving,
+            told.train_loss,
+            score,
+            len(arriving.data),
+            joules,
+        )
 
     def note_refused_offer(
         self, device: DeviceId, transfer_key: TransferKey, reason: str, now: float

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from msgspec import UNSET
+
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.disk_room import why_no_room
@@ -28,7 +30,7 @@ def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
 
     Raises:
         PacketForeign: it speaks for another device, has another model, or was not enrolled.
-        PacketCorrupt: its ratio is not one of the method's.
+        PacketCorrupt: a ratio is not one of the method's, or those it affords are not in order.
         PacketOverclaimed: it says that it holds more samples than a device of this run may.
     """
     report, model, most = ready.report, run.enrolment.spec.hash, run.settings.round.max_samples
@@ -39,6 +41,9 @@ def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
     ratios = [choice.ratio for choice in run.method.choices(report)]
     if report.ratio not in ratios:
         raise PacketCorrupt(f"ready with ratio {report.ratio:g}; the method has {ratios}")
+    offered = [] if report.affords is UNSET else [one.ratio for one in report.affords]
+    if any(ratio not in ratios for ratio in offered) or offered != sorted(set(offered)):
+        raise PacketCorrupt(f"ready to work at {offered}, ascending; the method has {ratios}")
     if report.num_samples > most:
         raise PacketOverclaimed(f"ready with {report.num_samples} samples; round.max_samples = {most}")
     if not (peer.online and peer.enrolled):

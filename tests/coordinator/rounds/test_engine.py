@@ -20,6 +20,7 @@ from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
 from fleetune.coordinator.rounds.reply_objections import objection_to
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import Round
 
@@ -31,13 +32,17 @@ def arrived(engine, device, turn, **said):
     return ReplyArrived(device, *turn, objection_to(engine.state, device, Turn(*turn)), **said)
 
 
+NONE = ObjectiveSection()
+
+
 class Script:
     """An engine with a clock that the test moves; every call returns the engine's actions."""
 
-    def __init__(self, *, rounds=3, final_evaluation=False, seed=0, **round_settings):
+    def __init__(self, *, rounds=3, final_evaluation=False, seed=0, objective=NONE, **round_settings):
         self.run = RunSection(name="test", seed=seed, rounds=rounds, final_evaluation=final_evaluation)
         self.round = RoundSection(**{"deadline_s": DEADLINE_S, **round_settings})
-        self.engine = RoundEngine(self.run, self.round)
+        self.objective = objective
+        self.engine = RoundEngine(self.run, self.round, objective=objective)
         self.now = 0.0
 
     @property
@@ -71,7 +76,7 @@ class Script:
         assert state == self.state
         self.now = now
         changed = msgspec.structs.replace(self.round, **round_settings)
-        self.engine, actions = RoundEngine.resume(self.run, changed, state, now)
+        self.engine, actions = RoundEngine.resume(self.run, changed, state, now, objective=self.objective)
         return actions
 
 

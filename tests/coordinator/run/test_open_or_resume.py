@@ -16,6 +16,7 @@ from fleetune.coordinator.run.run_events import ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
+from fleetune.protocols.settings.objective import ObjectiveSection, WithinSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -136,8 +137,10 @@ def test_what_only_the_coordinator_looks_at_may_change_in_a_run_and_nothing_else
     }
     schedule = {"every": "24h", "at": "02:00", "window": "01:00-05:00", "zone": "UTC", "new_samples": 3}
     schedule |= {"devices": 2, "drift": True, "first_rounds": 1}
-    others = {f"schedule.{key}" for key in schedule} | {"run.rounds", "run.fleet"}
+    others = {f"schedule.{key}" for key in schedule} | {"run.rounds", "run.fleet", "objective.at_most"}
+    others |= {f"objective.within.{key}" for key in ("seconds", "megabytes", "joules")}
     assert {f"round.{key}" for key in free} | others == set(CHANGEABLE)
+    settings = replace(settings, objective=ObjectiveSection(at_most=0.5, within=WithinSection(60, 1, 1e3)))
     for key, value in schedule.items():
         settings = replace(settings, schedule=replace(settings.schedule, **{key: value}))
         open_run(settings, desk.folder, durable=False).store.close()
@@ -253,3 +256,19 @@ def test_a_run_that_began_without_encodings_goes_on_without_them():
     assert plain.encoding == PLAIN
     assert going_on(plain, silent).encoding == PLAIN
     assert going_on(silent, plain).encoding == PLAIN  # another wish, to be refused
+
+
+def test_a_run_that_took_all_it_may_goes_on_when_it_may_take_more(tmp_path):
+    whole = played(tmp_path / "whole")
+    taken = whole.run.controller.engine_state.spending.megabytes
+    settings = with_rounds(desk_settings(**ROUND), 4)
+    tight = replace(settings, objective=ObjectiveSection(within=WithinSection(megabytes=0.6 * taken)))
+    desk = Desk(tmp_path / "run", tight, restart=False).play()
+    assert desk.run.controller.engine_state.rounds_done == 2
+    assert desk.run.controller.finished.startswith("objective.within.megabytes")
+    mark_finished(desk.run)
+    desk.run.store.close()
+    with pytest.raises(SettingError, match="holds a finished run"):
+        open_run(tight, desk.folder, durable=False)
+    looser = replace(settings, objective=ObjectiveSection(within=WithinSection(megabytes=2 * taken)))
+    assert go_on(desk, looser).run.controller.engine_state.rounds_done == 4

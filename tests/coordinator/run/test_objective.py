@@ -1,0 +1,80 @@
+"""Runs whose coordinator proposes ratios: all is planned, done and told at these, whatever is killed when."""
+
+import shutil
+from itertools import pairwise
+
+import pytest
+from tests.conftest import tiny_spec
+from tests.helpers.played_run import DEVICES, PlayedRun
+
+from fleetune.protocols.methods import REGISTRY, from_section
+from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.skeletons.choice import RATIOS, DeviceReport
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Assignment
+
+SPEC = tiny_spec()
+
+
+def with_ratios():
+    """Methods that offer a device more than one."""
+    for name in REGISTRY:
+        method = from_section({"name": name}, SPEC)
+        if len(method.choices(DeviceReport("a", num_samples=10))) > 1:
+            yield name
+
+
+def played(folder, method="fedspu", minimise="time", **part):
+    run = PlayedRun(folder, method, "synchronous", minimise=minimise)
+    run.play(**part)
+    found = run.end()
+    run.close()
+    return found
+
+
+@pytest.mark.parametrize("method", list(with_ratios()))
+def test_kills_of_both_sides_change_no_bit(tmp_path, method):
+    wanted = played(tmp_path / "whole", method)
+    for stopped in (3, 8):
+        folder = tmp_path / f"stopped-{stopped}"
+        played(folder, method, end=stopped)
+        shutil.copytree(folder, tmp_path / f"copy-{stopped}")
+        found = played(tmp_path / f"copy-{stopped}", method, begin=stopped)
+        assert (found["shared"], found["personal"]) == (wanted["shared"], wanted["personal"])
+        assert found["records"] == wanted["records"]
+
+
+@pytest.mark.parametrize("method", list(with_ratios()))
+def test_devices_work_at_what_is_proposed_and_never_at_more_than_they_afford(tmp_path, method):
+    for record in played(tmp_path, method)["records"]:
+        for device, reply in record.devices.items():
+            assert reply.ratio in RATIOS
+            assert reply.ratio <= DEVICES[device]
+
+
+def test_several_ratios_are_tried_in_a_round(tmp_path):
+    records = played(tmp_path)["records"]
+    assert max(len({reply.ratio for reply in one.devices.values()}) for one in records) > 1
+    told = [{device: reply.ratio for device, reply in one.devices.items()} for one in records]
+    assert any(before != after for before, after in pairwise(told))
+
+
+@pytest.mark.parametrize("minimise", ["none", "time"])
+def test_a_task_says_its_ratio_only_where_it_is_proposed(tmp_path, minimise):
+    run = PlayedRun(tmp_path, "fedspu", "synchronous", minimise=minimise)
+    run.play(end=0)
+    for device, (_, task) in run.tasks.items():
+        ratio = codec.decode(task, Assignment[run.run.method.task_type], SPEC).ratio
+        assert (ratio in RATIOS) == (minimise == "time"), device
+    run.close()
+
+
+def test_dealt_ratios_are_not_second_guessed():
+    said = {
+        "run": {"name": "r", "rounds": 1},
+        "model": {"name": "tiny", "input_shape": [4], "num_classes": 3},
+        "method": {"name": "fedspu"},
+        "objective": {"minimise": "energy"},
+    }
+    assert parse_run(said).proposes_ratios
+    assert not parse_run(said | {"fleet": {"ratios": [0.5]}}).proposes_ratios
