@@ -218,6 +218,19 @@ def devices(folder: RunFolder) -> None:
 
 
 @app.command()
+def explain(folder: RunFolder) -> None:
+    """Say at which ratios a run's devices work, what each takes and has brought, and what sets the pace."""
+    from rich.console import Console
+
+    from fleetune.coordinator.reports.explanation import explanation
+    from fleetune.coordinator.run.stored_run import look_at
+
+    with one_line_errors("edge-coordinator"), look_at(folder) as run:
+        controller, score = run.controller, run.enrolment.learns.score
+        Console().print(explanation(run.settings, controller.engine_state, controller.records(), score))
+
+
+@app.command()
 def status(
     folder: RunFolder,
     follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,

@@ -79,7 +79,7 @@ def _view_device(state: EngineState, device: DeviceId) -> DeviceView:
     declined = member.declined_round == state.turn.number
     return DeviceView(
         device=device,
-        report=member.report,
+        report=member.at_work,
         ready=member.ready,
         left=member.left,
         refusal=member.refusal,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told, rollout_of
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
@@ -29,6 +29,7 @@ from fleetune.coordinator.reports.summary import (
     Seconds,
     Summary,
 )
+from fleetune.coordinator.rounds.engine import ALL_DONE
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.stored_run import Run
@@ -48,7 +49,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
     controller = run.controller
     state, records, ledger = controller.engine_state, controller.records(), controller.ledger
     reports = {device: member.report for device, member in state.members.items() if member.report}
-    return summarise(
+    summary = summarise(
         run.settings,
         run.enrolment.spec,
         records,
@@ -59,6 +60,8 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         internals=declared_by(run.method),
         rollout=controller.rollout,
     )
+    reason = controller.finished
+    return summary if reason in (None, ALL_DONE) else structs.replace(summary, ended=reason)
 
 
 def summarise(

@@ -293,6 +293,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         scored: what `accuracy` is where it is accuracy.
         scores: all scores of the run's task, of the personal models, means over devices.
         days: of a simulation whose devices' data grow (`data.arrivals`).
+        ended: why training is over; not there where it is not, or all rounds are done.
     """
 
     method: str
@@ -320,6 +321,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     scores: dict[str, float | None] | UnsetType = UNSET
     rollout: RolloutSummary | UnsetType = UNSET
     days: list[DaySummary] | UnsetType = UNSET
+    ended: str | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:

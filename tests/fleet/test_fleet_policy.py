@@ -1,7 +1,11 @@
 """Real agents whose owners set conditions: they rest, they stop in mid-epoch, they come back."""
 
+import msgspec
 import pytest
 from tests.helpers.fleet_processes import Fleet, run_toml
+from typer.testing import CliRunner
+
+from fleetune.coordinator.cli import app
 
 
 def battery(root, status):
@@ -69,3 +73,25 @@ def test_what_was_expected_and_what_happened_stand_side_by_side(tmp_path):
         assert errors[quantity]["after_five_rounds"]["pairs"] == 4, quantity
     assert errors["bytes_up"]["after_five_rounds"]["median"] < 0.1
     assert fleet.summary()["joules"] is None or fleet.summary()["joules"] > 0
+
+
+def test_the_coordinator_proposes_what_agents_afford_also_after_it_was_killed(tmp_path):
+    text = run_toml(devices=3, start_with=3, rounds=8).replace("ratios = [", "# ratios = [")
+    with Fleet(tmp_path, text + '[objective]\nminimise = "time"\n') as fleet:
+        fleet.start_coordinator()
+        modest, *others = fleet.shares
+        fleet.start_agent(modest, options=("--leave-after-run", "--ratio", "0.3"))
+        for device in others:
+            fleet.start_agent(device)
+        fleet.agents[modest].wait_for("round 3: training")
+        fleet.coordinator.kill()
+        fleet.start_coordinator()
+        fleet.wait_finished()
+        lines = (fleet.folder / "runs" / fleet.name / "rounds.jsonl").read_bytes().splitlines()
+        said = CliRunner().invoke(app, ["explain", str(fleet.folder / "runs" / fleet.name)]).output
+    rounds = [msgspec.json.decode(line)["devices"] for line in lines]
+    used = {device: {one[device]["ratio"] for one in rounds[:8]} for device in fleet.shares}
+    assert max(used[modest]) <= 0.3
+    assert len(set.union(*used.values())) > 1
+    assert "minimise time" in said
+    assert "the pace is" in said

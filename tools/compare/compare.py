@@ -19,6 +19,7 @@ from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import REGISTRY, from_section, with_defaults_of_run
 from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -188,6 +189,7 @@ def cells_of(
                 training=with_schedule_of_run(settings.training, settings.run.last_round),
                 fleet=settings.fleet if one.ratios is None else replace(settings.fleet, ratios=one.ratios),
                 encoding=settings.encoding if one.encoding is None else one.encoding,
+                objective=settings.objective if one.objective is None else one.objective,
             )
             kept_in = folder / one.label.replace(":", "-") / f"seed-{seed}"
             cells.append(Cell(one.label, played, kept_in, folder.parent, given))
@@ -230,7 +232,11 @@ def _contender(settings: RunSettings, label: str) -> Contender:
         ratios = convert({"ratios": section.pop("ratios")}, FleetSection, f"compare.{label}").ratios
     if ways := {way: section.pop(way) for way in ("up", "down") if way in section}:
         encoding = convert({"brief": settings.encoding.brief, **ways}, EncodingSection, f"compare.{label}")
-    return Contender(label, section, ratios, encoding)
+    objective = None
+    if "minimise" in section:
+        wish = {"minimise": section.pop("minimise"), "at_most": settings.objective.at_most}
+        objective = convert(wish, ObjectiveSection, f"compare.{label}")
+    return Contender(label, section, ratios, encoding, objective)
 
 
 def _method_section(settings: RunSettings, label: str) -> dict[str, object]:

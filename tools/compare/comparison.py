@@ -10,6 +10,7 @@ from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.reports.outcome import better_by
 from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.figures import Figures, Target, figures_of
 from fleetune.tools.compare.played import Played
@@ -26,12 +27,14 @@ class Contender:
         method: its [method] section, `name` included.
         ratios: instead of the file's fleet.ratios; empty: what each device chooses; None: as in the file.
         encoding: instead of the file's [encoding]; None: as in the file.
+        objective: instead of the file's [objective]; None: as in the file.
     """
 
     label: str
     method: Mapping[str, Any]
     ratios: tuple[float, ...] | None = None
     encoding: EncodingSection | None = None
+    objective: ObjectiveSection | None = None
 
     @property
     def options(self) -> str:
@@ -41,6 +44,8 @@ class Contender:
             options.append(f"ratios = {list(self.ratios)}" if self.ratios else "ratios: as each chooses")
         if self.encoding is not None:
             options += [f"{way} = {choice}" for way, choice in self.encoding.ways.items()]
+        if self.objective is not None:
+            options.append(f"minimise = {self.objective.minimise}")
         return ", ".join(options)
 
 

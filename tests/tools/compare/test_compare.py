@@ -312,6 +312,18 @@ def test_contenders_may_differ_in_the_ratios_of_the_fleet(tmp_path):
         contenders_of(wrong, ["fixed"])
 
 
+def test_contenders_may_differ_in_what_they_minimise(tmp_path):
+    compare = {"paced": {"name": "fedspu", "ratios": [], "minimise": "time"}, "fixed": {"name": "fedspu"}}
+    settings = settings_of(compare=compare, objective={"at_most": 0.6})
+    contenders = contenders_of(settings, ["paced", "fixed"])
+    assert [one.options for one in contenders] == ["ratios: as each chooses, minimise = time", ""]
+    found = [cell.settings.objective for cell in cells_of(settings, contenders, 1, tmp_path)]
+    assert [(one.minimise, one.at_most) for one in found] == [("time", 0.6), ("none", 0.6)]
+    wrong = settings_of(compare={"paced": {"name": "fedspu", "minimise": "bytes"}})
+    with pytest.raises(SettingError, match=r"compare.paced.*minimise"):
+        contenders_of(wrong, ["paced"])
+
+
 def test_contenders_may_differ_in_how_updates_are_written(tmp_path):
     table = {"name": "sparse", "density": 0.01}
     whole = {"name": "fedavg", "up": "lossless", "down": "int8"}

@@ -1,0 +1,153 @@
+"""`edge-coordinator explain`: at which ratios a run's devices work, what each takes and brings, and why."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.pace import choices_of, frugal, keeping_pace
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.tasks.scores import Score
+
+LATEST = 8  # rounds that the words are about
+_WHY = {
+    "time": "time: rounds as short as it pays; each device works within that at a ratio that is worth most",
+    "energy": "energy: each device works at no more than brings most a joule, at a ratio that is worth most",
+}
+_NONE = "no [objective]: each device takes the largest ratio that fits its limits"
+_DEALT = "fleet.ratios deals each device its ratio"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What is known of one ratio.
+
+    Attributes:
+        ratio: which.
+        replies: made at it.
+        costs: what these took, by the coordinator's and the devices' own word.
+        worth: of working at it, over the mean of all ratios seen, and its standard deviation, in units of the
+            score; None: nothing was compared.
+    """
+
+    ratio: float
+    replies: Sequence[DeviceRound]
+    worth: tuple[float, float] | None
+
+    @property
+    def seconds(self) -> float | None:
+        """In the median."""
+        return _median([reply.actual.round_s for reply in self.replies])
+
+    @property
+    def num_bytes_up(self) -> float | None:
+        """In the median."""
+        return _median([reply.bytes_up for reply in self.replies])
+
+    @property
+    def joules(self) -> float | None:
+        """In the median."""
+        return _median([reply.actual.joules for reply in self.replies])
+
+
+def explained(state: EngineState, records: Sequence[RoundRecord]) -> list[Explained]:
+    """Every ratio that a reply was made at, ascending."""
+    replies: dict[float, list[DeviceRound]] = {}
+    for record in records:
+        for reply in () if record.final_evaluation else record.devices.values():
+            replies.setdefault(reply.ratio, []).append(reply)
+    worths = _worths(state)
+    return [Explained(ratio, replies[ratio], worths.get(ratio)) for ratio in sorted(replies)]
+
+
+def explanation(
+    settings: RunSettings, state: EngineState, records: Sequence[RoundRecord], score: Score
+) -> Group:
+    """A table of all ratios, and words on the pace, for a terminal."""
+    rows = explained(state, records)
+    table = Table(title=f"ratios of {settings.run.name}", box=SIMPLE_HEAD, show_edge=False)
+    for head in "p", "replies", "a round\ntakes", "up", "energy", f"worth\n({_unit(score)})":
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            readable.ratio(row.ratio),
+            str(len(row.replies)),
+            readable.duration(row.seconds),
+            readable.size(row.num_bytes_up),
+            readable.energy(row.joules),
+            _shown(row.worth, score),
+        )
+    lines = map(Text, _lines(settings, state, records))
+    return Group(table if rows else Text("no reply yet"), *lines)
+
+
+def _worths(state: EngineState) -> dict[float, tuple[float, float]]:
+    evidence = state.evidence
+    if evidence.noise is None:
+        return {}
+    means, covariance = evidence.worths(evidence.ratios)
+    over = means - means.mean()
+    deviations = covariance.diagonal() ** 0.5
+    return {
+        ratio: (float(mean), float(deviation))
+        for ratio, mean, deviation in zip(evidence.ratios, over, deviations, strict=True)
+    }
+
+
+def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Iterator[str]:
+    if not settings.proposes_ratios:
+        yield _DEALT if settings.fleet.ratios else _NONE
+        return
+    yield f"minimise {_WHY[settings.objective.minimise]}"
+    latest = [record for record in records if not record.final_evaluation][-LATEST:]
+    if latest:
+        took_s = median(record.closed_s - record.opened_s for record in latest)
+        yield f"the latest {len(latest)} rounds took {readable.duration(took_s)} in the median"
+        counted = Counter(reply.ratio for record in latest for reply in record.devices.values())
+        most = ", ".join(f"{count} at p = {ratio:g}" for ratio, count in sorted(counted.items()))
+        yield f"replies in them: {most}"
+    yield from _of_devices(settings, state)
+
+
+def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
+    """Who sets the pace, and who could do more or less."""
+    members = {name: member for name, member in state.members.items() if member.ready}
+    choices = {name: choices_of(member, settings.objective) for name, member in members.items()}
+    silent = sorted(name for name, some in choices.items() if not some)
+    choices = {name: some for name, some in choices.items() if some}
+    if settings.objective.minimise == "time":
+        kept = keeping_pace(choices)
+        if kept and any(some[-1].round_s for some in kept.values()):
+            slowest = max(kept, key=lambda name: kept[name][-1].round_s or 0.0)
+            yield f"the pace is {readable.duration(kept[slowest][-1].round_s)}, which {slowest} needs"
+    else:
+        kept = {name: frugal(some) for name, some in choices.items()}
+    limited = sum(len(kept[name]) < len(some) for name, some in choices.items())
+    yield f"{limited} of {len(choices)} devices could work at a larger ratio than that allows"
+    if silent:
+        yield f"these do not say what they could do and choose themselves: {', '.join(silent)}"
+
+
+def _median(figures: Sequence[float | None]) -> float | None:
+    known = [one for one in figures if one is not None]
+    return median(known) if known else None
+
+
+def _unit(score: Score) -> str:
+    return "points" if score.share else score.title
+
+
+def _shown(worth: tuple[float, float] | None, score: Score) -> str:
+    if worth is None:
+        return readable.UNKNOWN
+    if score.share:
+        return readable.points_spread(*worth)
+    return f"{readable.number_gain(worth[0])} ±{worth[1]:.2g}"

@@ -1,0 +1,94 @@
+"""Simulated runs with an objective: what is proposed fits, rounds are shorter, and it is explained."""
+
+import re
+from itertools import pairwise
+
+import rich.console
+from msgspec import UNSET
+from tests.tools.simulator.test_simulate_budgets import play, settings
+
+from fleetune.coordinator.reports.explanation import explained, explanation
+from fleetune.coordinator.run.stored_run import look_at
+from fleetune.protocols.tasks.scores import ACCURACY
+
+# a slow board among fast ones, all on links that count for less than its work
+FLEET = {
+    "uplink_mbps": 50.0,
+    "downlink_mbps": 50.0,
+    "boards": {"raspberry-pi-zero-2w": 1, "n100-gateway": 3},
+}
+LONG = {"deadline_s": 30}
+
+
+def shown(group):
+    console = rich.console.Console(width=200)
+    with console.capture() as captured:
+        console.print(group)
+    return captured.get()
+
+
+def test_rounds_are_shorter_and_devices_work_at_several_ratios(tmp_path):
+    chosen, at_length = play(tmp_path, "a", fleet=FLEET, round=LONG)
+    paced, in_time = play(tmp_path, "b", fleet=FLEET, round=LONG, objective={"minimise": "time"})
+    assert {ratio for used in chosen.ratios.values() for ratio in used} == {1.0}
+    assert len({ratio for used in paced.ratios.values() for ratio in used}) > 2
+    assert in_time[-1].closed_s < 0.7 * at_length[-1].closed_s
+    assert any(before != after for used in paced.ratios.values() for before, after in pairwise(used))
+
+
+def test_what_a_round_took_is_what_was_expected_at_the_ratio_that_was_proposed(tmp_path):
+    _, records = play(tmp_path, fleet=FLEET, round=LONG, objective={"minimise": "time"})
+    for record in records[2:-1]:
+        for reply in record.devices.values():
+            assert abs(reply.actual.train_s - reply.predicted.train_s) <= 0.02 * reply.predicted.train_s
+
+
+def test_the_same_file_plays_the_same_run_twice(tmp_path):
+    first, second = (
+        play(tmp_path, name, fleet=FLEET, round=LONG, objective={"minimise": "energy"}) for name in "ab"
+    )
+    assert first[0].ratios == second[0].ratios
+    assert first[1] == second[1]
+
+
+def test_no_larger_ratio_than_the_run_allows_is_proposed(tmp_path):
+    summary, _ = play(tmp_path, fleet=FLEET, round=LONG, objective={"minimise": "time", "at_most": 0.4})
+    assert max(ratio for used in summary.ratios.values() for ratio in used) <= 0.4
+
+
+def test_dealt_ratios_stay_as_they_are(tmp_path):
+    fleet = {**FLEET, "ratios": [0.5]}
+    with_one, _ = play(tmp_path, "a", fleet=fleet, round=LONG, objective={"minimise": "time"})
+    without, _ = play(tmp_path, "b", fleet=fleet, round=LONG)
+    assert with_one.ratios == without.ratios
+    assert (with_one.bytes.up, with_one.bytes.down) == (without.bytes.up, without.bytes.down)
+
+
+def test_it_is_explained(tmp_path):
+    wanted = {"minimise": "time"}
+    play(tmp_path, fleet=FLEET, round=LONG, objective=wanted)
+    with look_at(tmp_path / "a") as run:
+        state, records = run.controller.engine_state, run.controller.records()
+        said = shown(explanation(run.settings, state, records, ACCURACY))
+    rows = explained(state, records)
+    assert sum(len(row.replies) for row in rows) == sum(
+        len(record.devices) for record in records if not record.final_evaluation
+    )
+    assert "minimise time: rounds as short as it pays" in said
+    assert re.search(r"the pace is .* which device-\d needs", said)
+    assert any(row.worth is not None for row in rows)
+    with look_at(tmp_path / "a") as run:
+        none = shown(explanation(settings(), state, [], ACCURACY))
+    assert "no reply yet" in none
+    assert "no [objective]" in none
+
+
+def test_a_run_keeps_within_what_it_may_take(tmp_path):
+    free, records = play(tmp_path, "a", fleet=FLEET, round=LONG)
+    half_s = 0.5 * records[-2].closed_s
+    bounded, rest = play(tmp_path, "b", fleet=FLEET, round=LONG, objective={"within": {"seconds": half_s}})
+    assert 0 < bounded.rounds < free.rounds
+    assert rest[-2].closed_s <= half_s
+    assert bounded.ended.startswith("objective.within.seconds")
+    assert free.ended is UNSET
+    assert rest[:-1] == records[: len(rest) - 1], "rounds are what they were"
