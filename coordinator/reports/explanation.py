@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from rich.box import SIMPLE_HEAD
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.summary import RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.pace import choices_of, frugal, keeping_pace
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
@@ -26,64 +26,46 @@ _NONE = "no [objective]: each device takes the largest ratio that fits its limit
 _DEALT = "fleet.ratios deals each device its ratio"
 
 
-@dataclass(frozen=True)
-class Explained:
-    """What is known of one ratio.
-
-    Attributes:
-        ratio: which.
-        replies: made at it.
-        costs: what these took, by the coordinator's and the devices' own word.
-        worth: of working at it, over the mean of all ratios seen, and its standard deviation, in units of the
-            score; None: nothing was compared.
-    """
-
-    ratio: float
-    replies: Sequence[DeviceRound]
-    worth: tuple[float, float] | None
-
-    @property
-    def seconds(self) -> float | None:
-        """In the median."""
-        return _median([reply.actual.round_s for reply in self.replies])
-
-    @property
-    def num_bytes_up(self) -> float | None:
-        """In the median."""
-        return _median([reply.bytes_up for reply in self.replies])
-
-    @property
-    def joules(self) -> float | None:
-        """In the median."""
-        return _median([reply.actual.joules for reply in self.replies])
-
-
-def explained(state: EngineState, records: Sequence[RoundRecord]) -> list[Explained]:
+def by_ratio(state: EngineState, records: Sequence[RoundRecord]) -> list[RatioSummary]:
     """Every ratio that a reply was made at, ascending."""
     replies: dict[float, list[DeviceRound]] = {}
     for record in records:
         for reply in () if record.final_evaluation else record.devices.values():
             replies.setdefault(reply.ratio, []).append(reply)
     worths = _worths(state)
-    return [Explained(ratio, replies[ratio], worths.get(ratio)) for ratio in sorted(replies)]
+    return [_of_ratio(ratio, replies[ratio], *worths.get(ratio, (None, None))) for ratio in sorted(replies)]
+
+
+def _of_ratio(
+    ratio: float, replies: Sequence[DeviceRound], worth: float | None, deviation: float | None
+) -> RatioSummary:
+    return RatioSummary(
+        ratio=ratio,
+        replies=len(replies),
+        seconds=_median([reply.actual.round_s for reply in replies]),
+        up=_median([reply.bytes_up for reply in replies]),
+        joules=_median([reply.actual.joules for reply in replies]),
+        worth=worth,
+        deviation=deviation,
+    )
 
 
 def explanation(
     settings: RunSettings, state: EngineState, records: Sequence[RoundRecord], score: Score
 ) -> Group:
     """A table of all ratios, and words on the pace, for a terminal."""
-    rows = explained(state, records)
+    rows = by_ratio(state, records)
     table = Table(title=f"ratios of {settings.run.name}", box=SIMPLE_HEAD, show_edge=False)
     for head in "p", "replies", "a round\ntakes", "up", "energy", f"worth\n({_unit(score)})":
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             readable.ratio(row.ratio),
-            str(len(row.replies)),
+            str(row.replies),
             readable.duration(row.seconds),
-            readable.size(row.num_bytes_up),
+            readable.size(row.up),
             readable.energy(row.joules),
-            _shown(row.worth, score),
+            _shown(row, score),
         )
     lines = map(Text, _lines(settings, state, records))
     return Group(table if rows else Text("no reply yet"), *lines)
@@ -145,9 +127,9 @@ def _unit(score: Score) -> str:
     return "points" if score.share else score.title
 
 
-def _shown(worth: tuple[float, float] | None, score: Score) -> str:
-    if worth is None:
+def _shown(row: RatioSummary, score: Score) -> str:
+    if row.worth is None or row.deviation is None:
         return readable.UNKNOWN
     if score.share:
-        return readable.points_spread(*worth)
-    return f"{readable.number_gain(worth[0])} ±{worth[1]:.2g}"
+        return readable.points_spread(row.worth, row.deviation)
+    return f"{readable.number_gain(row.worth)} ±{row.deviation:.2g}"

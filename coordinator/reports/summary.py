@@ -267,6 +267,26 @@ class DaySummary(Struct, frozen=True, omit_defaults=True):
     devices: dict[str, float] = field(default_factory=dict)
 
 
+class RatioSummary(Struct, frozen=True, kw_only=True):
+    """What working at a ratio took and brought; None: not known.
+
+    Attributes:
+        ratio: which.
+        replies: made at it.
+        seconds, up, joules: medians of these, of whole rounds, payload bytes and energy.
+        worth: of working at it, over the mean of all ratios seen, in units of the score.
+        deviation: standard deviation of that.
+    """
+
+    ratio: float
+    replies: int
+    seconds: float | None = None
+    up: float | None = None
+    joules: float | None = None
+    worth: float | None = None
+    deviation: float | None = None
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """The content of summary.json. What does not apply or is not known is None.
 
@@ -294,6 +314,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         scores: all scores of the run's task, of the personal models, means over devices.
         days: of a simulation whose devices' data grow (`data.arrivals`).
         ended: why training is over; not there where it is not, or all rounds are done.
+        by_ratio: ascending; in runs whose coordinator proposes ratios.
     """
 
     method: str
@@ -322,6 +343,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     rollout: RolloutSummary | UnsetType = UNSET
     days: list[DaySummary] | UnsetType = UNSET
     ended: str | UnsetType = UNSET
+    by_ratio: list[RatioSummary] | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:

@@ -7,7 +7,9 @@ import rich.console
 from msgspec import UNSET
 from tests.tools.simulator.test_simulate_budgets import play, settings
 
-from fleetune.coordinator.reports.explanation import explained, explanation
+from fleetune.coordinator.reports.explanation import by_ratio, explanation
+from fleetune.coordinator.reports.pictures.theme import LIGHT
+from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.tasks.scores import ACCURACY
 
@@ -65,18 +67,24 @@ def test_dealt_ratios_stay_as_they_are(tmp_path):
 
 
 def test_it_is_explained(tmp_path):
+    without, _ = play(tmp_path, "none", fleet=FLEET)
+    assert without.by_ratio is UNSET
+    assert worth_by_ratio(without, LIGHT) is None
     wanted = {"minimise": "time"}
-    play(tmp_path, fleet=FLEET, round=LONG, objective=wanted)
+    summary, _ = play(tmp_path, fleet=FLEET, round=LONG, objective=wanted)
     with look_at(tmp_path / "a") as run:
         state, records = run.controller.engine_state, run.controller.records()
         said = shown(explanation(run.settings, state, records, ACCURACY))
-    rows = explained(state, records)
-    assert sum(len(row.replies) for row in rows) == sum(
+    rows = by_ratio(state, records)
+    assert sum(row.replies for row in rows) == sum(
         len(record.devices) for record in records if not record.final_evaluation
     )
     assert "minimise time: rounds as short as it pays" in said
     assert re.search(r"the pace is .* which device-\d needs", said)
     assert any(row.worth is not None for row in rows)
+    assert summary.by_ratio == rows
+    (axes,) = worth_by_ratio(summary, LIGHT).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [f"{row.ratio:g}" for row in rows]
     with look_at(tmp_path / "a") as run:
         none = shown(explanation(settings(), state, [], ACCURACY))
     assert "no reply yet" in none
