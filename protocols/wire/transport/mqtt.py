@@ -212,7 +212,9 @@ class MqttTransport:
         self.events.put(Received(message.topic, bytes(message.payload), message.retain))
 
     def _wants(self, topic: str) -> bool:
-        return any(topic_matches_sub(filter_, topic) for filter_, _ in self._subscriptions)
+        """Whether it subscribed to that; a client that does so later, by itself, is told all."""
+        known = self._subscriptions
+        return not known or any(topic_matches_sub(filter_, topic) for filter_, _ in known)
 
 
 def _send_small_packets_at_once(_client: Client, _data: Any, sock: Any) -> None:
