@@ -112,8 +112,12 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
             yield f"the pace is {readable.duration(kept[slowest][-1].round_s)}, which {slowest} needs"
     else:
         kept = {name: frugal(some) for name, some in choices.items()}
+        unknown = sum(any(one.joules is None for one in some) for some in choices.values())
+        if unknown:
+            yield f"{unknown} of {len(choices)} devices do not know what they draw: all that fits may pay"
     limited = sum(len(kept[name]) < len(some) for name, some in choices.items())
-    yield f"{limited} of {len(choices)} devices could work at a larger ratio than that allows"
+    if choices:
+        yield f"{limited} of {len(choices)} devices could work at a larger ratio than that allows"
     if silent:
         yield f"these do not say what they could do and choose themselves: {', '.join(silent)}"
 

@@ -1,15 +1,17 @@
 """Simulated runs with an objective: what is proposed fits, rounds are shorter, and it is explained."""
 
+import dataclasses
 import re
 from itertools import pairwise
 
 import rich.console
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from tests.tools.simulator.test_simulate_budgets import play, settings
 
 from fleetune.coordinator.reports.explanation import by_ratio, explanation
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
+from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.tasks.scores import ACCURACY
 
@@ -80,6 +82,7 @@ def test_it_is_explained(tmp_path):
         len(record.devices) for record in records if not record.final_evaluation
     )
     assert "minimise time: rounds as short as it pays" in said
+    assert re.search(r"\d of 4 devices could work at a larger ratio", said)
     assert re.search(r"the pace is .* which device-\d needs", said)
     assert any(row.worth is not None for row in rows)
     assert summary.by_ratio == rows
@@ -100,3 +103,17 @@ def test_a_run_keeps_within_what_it_may_take(tmp_path):
     assert bounded.ended.startswith("objective.within.seconds")
     assert free.ended is UNSET
     assert rest[:-1] == records[: len(rest) - 1], "rounds are what they were"
+
+
+def test_devices_that_do_not_know_what_they_draw_are_told_of(tmp_path):
+    play(tmp_path, fleet=FLEET, round=LONG, objective={"minimise": "energy"})
+    with look_at(tmp_path / "a") as run:
+        state, records = run.controller.engine_state, run.controller.records()
+        for name, member in state.members.items():
+            unknown = tuple(structs.replace(one, joules=None) for one in member.report.affords)
+            report = dataclasses.replace(member.report, affords=unknown)
+            state.put(name, report=report)
+        said = shown(explanation(run.settings, state, records, ACCURACY))
+        nobody = shown(explanation(run.settings, EngineState(), [], ACCURACY))
+    assert "4 of 4 devices do not know what they draw" in said
+    assert "devices" not in nobody.split("is worth most")[1]
