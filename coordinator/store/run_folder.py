@@ -24,6 +24,7 @@ PICTURES = (
     "accuracy-by-device",
     "bytes-by-round",
     "predicted-by-actual",
+    "worth-by-ratio",
     "over-alone",
 )
 OURS = (
