@@ -13,7 +13,7 @@ from fleetune.coordinator.reports.pictures.plots import Story, draw
 from fleetune.coordinator.reports.pictures.text_fit import fit
 from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
 from fleetune.coordinator.reports.readable import MOST_LETTERS, clip
-from fleetune.coordinator.reports.summary import DeviceAdoption
+from fleetune.coordinator.reports.summary import DeviceAdoption, RatioSummary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_folder import PICTURES
 from fleetune.tools.compare import plots
@@ -76,7 +76,12 @@ def is_within(box, whole):
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
     told = story(num_devices, name, (name + LONG)[:64])
-    figures = draw(Story(with_adoption(told.summary), told.records, told.rivals), LIGHT)
+    ratios = [
+        RatioSummary(ratio=share / 10, replies=share, worth=share / 50, deviation=0.01)
+        for share in range(1, 11)
+    ]
+    summary = replace(with_adoption(told.summary), by_ratio=ratios)
+    figures = draw(Story(summary, told.records, told.rivals), LIGHT)
     assert set(figures) == set(PICTURES)
     assert {key: found for key, figure in figures.items() if (found := texts_outside(figure))} == {}
 
