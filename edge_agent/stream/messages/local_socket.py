@@ -199,11 +199,14 @@ def _listen(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_way(path)
+        hidden = path.with_name(f".{path.name}")  # who sees the socket finds somebody that listens
+        hidden.unlink(missing_ok=True)
         os.fchmod(listening.fileno(), 0o600)  # Linux gives the file the socket's mode: never open to all
-        listening.bind(str(path))
-        path.chmod(0o600)
+        listening.bind(str(hidden))
+        hidden.chmod(0o600)
         listening.listen(MAX_CONNECTIONS)
         listening.setblocking(False)
+        hidden.replace(path)
     except OSError as problem:
         listening.close()
         reason = "its path is too long" if "too long" in str(problem) else problem.strerror or str(problem)

@@ -461,6 +461,22 @@ def test_a_socket_left_behind_is_taken_over_and_nobody_elses(store, tmp_path):
         LocalSocket(store, tmp_path / ("x" * 200))
 
 
+def test_who_sees_a_socket_finds_somebody_that_listens(store, tmp_path, monkeypatch):
+    path, seen = tmp_path / "s", []
+    listen = socket.socket.listen
+
+    def slowly(self, *backlog):
+        seen.append(path.exists())
+        listen(self, *backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", slowly)
+    found = LocalSocket(store, path)
+    assert seen == [False]
+    assert path.stat().st_mode & 0o777 == 0o600
+    running(found)()
+    assert list(tmp_path.glob(".s*")) == []
+
+
 def test_which_sources_are_streams(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_streams.py").write_text(
