@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 
 import hypothesis
@@ -108,8 +109,12 @@ class PullToTarget:
         self.rate = np.float32(rate)
         self.target = Key.of("target", name).uniform(spec.size).astype(np.float32)
 
-    def in_round(self, number: int, optimiser_states: object) -> "PullToTarget":
-        return self
+    def in_round(
+        self, number: int, optimiser_states: object, *, local_work: float = 1.0, **_: object
+    ) -> "PullToTarget":
+        part = copy(self)
+        part.rate = self.rate * np.float32(local_work)
+        return part
 
     def fit(self, weights: np.ndarray, plan: FitPlan, key: Key) -> Fit:
         gradient = self.gradient(weights)

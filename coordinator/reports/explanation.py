@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import mean, median
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -12,7 +12,7 @@ from rich.text import Text
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.summary import RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.pace import choices_of, frugal, keeping_pace
+from fleetune.coordinator.rounds.pace import Choices, choices_of, frugal, keeping_pace
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
@@ -20,7 +20,9 @@ from fleetune.protocols.tasks.scores import Score
 LATEST = 8  # rounds that the words are about
 _WHY = {
     "time": "time: rounds as short as it pays; each device works within that at a ratio that is worth most",
-    "energy": "energy: each device works at no more than brings most a joule, at a ratio that is worth most",
+    "bytes": "bytes: each device does no more than brings most a byte sent, at a ratio that is worth most",
+    "energy": "energy: each device does no more than brings most a joule, at a ratio that is worth most",
+    "money": "money: each device does no more than brings most for its price, at a ratio that is worth most",
 }
 _NONE = "no [objective]: each device takes the largest ratio that fits its limits"
 _DEALT = "fleet.ratios deals each device its ratio"
@@ -45,6 +47,7 @@ def _of_ratio(
         seconds=_median([reply.actual.round_s for reply in replies]),
         up=_median([reply.bytes_up for reply in replies]),
         joules=_median([reply.actual.joules for reply in replies]),
+        local_work=mean(reply.local_work for reply in replies),
         worth=worth,
         deviation=deviation,
     )
@@ -56,12 +59,14 @@ def explanation(
     """A table of all ratios, and words on the pace, for a terminal."""
     rows = by_ratio(state, records)
     table = Table(title=f"ratios of {settings.run.name}", box=SIMPLE_HEAD, show_edge=False)
-    for head in "p", "replies", "a round\ntakes", "up", "energy", f"worth\n({_unit(score)})":
+    heads = "p", "replies", "local\ntraining", "a round\ntakes", "up", "energy", f"worth\n({_unit(score)})"
+    for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             readable.ratio(row.ratio),
             str(row.replies),
+            readable.share(row.local_work),
             readable.duration(row.seconds),
             readable.size(row.up),
             readable.energy(row.joules),
@@ -75,12 +80,13 @@ def _worths(state: EngineState) -> dict[float, tuple[float, float]]:
     evidence = state.evidence
     if evidence.noise is None:
         return {}
-    means, covariance = evidence.worths(evidence.ratios)
+    arms = [arm for arm in evidence.arms if arm.of == "ratio"]
+    means, covariance = evidence.worths(arms)
     over = means - means.mean()
     deviations = covariance.diagonal() ** 0.5
     return {
-        ratio: (float(mean), float(deviation))
-        for ratio, mean, deviation in zip(evidence.ratios, over, deviations, strict=True)
+        arm.value: (float(mean), float(deviation))
+        for arm, mean, deviation in zip(arms, over, deviations, strict=True)
     }
 
 
@@ -96,6 +102,10 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
         counted = Counter(reply.ratio for record in latest for reply in record.devices.values())
         most = ", ".join(f"{count} at p = {ratio:g}" for ratio, count in sorted(counted.items()))
         yield f"replies in them: {most}"
+        parts = [reply.local_work for reply in latest[-1].devices.values() if reply.local_work < 1]
+        if parts:
+            told = " to ".join(dict.fromkeys(map(readable.share, (min(parts), max(parts)))))
+            yield f"{len(parts)} of {len(latest[-1].devices)} did {told} of the local training in the latest"
     yield from _of_devices(settings, state)
 
 
@@ -107,19 +117,24 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
     choices = {name: some for name, some in choices.items() if some}
     if settings.objective.minimise == "time":
         kept = keeping_pace(choices)
-        if kept and any(some[-1].round_s for some in kept.values()):
-            slowest = max(kept, key=lambda name: kept[name][-1].round_s or 0.0)
-            yield f"the pace is {readable.duration(kept[slowest][-1].round_s)}, which {slowest} needs"
+        longest_s = {name: max(one.seconds for one in some) for name, some in kept.items()}
+        if any(longest_s.values()):
+            slowest = max(longest_s, key=lambda name: longest_s[name])
+            yield f"the pace is {readable.duration(longest_s[slowest])}, which {slowest} needs"
     else:
-        kept = {name: frugal(some) for name, some in choices.items()}
+        kept = {name: frugal(some, settings.objective) for name, some in choices.items()}
         unknown = sum(any(one.joules is None for one in some) for some in choices.values())
-        if unknown:
+        if unknown and settings.objective.minimise != "bytes":
             yield f"{unknown} of {len(choices)} devices do not know what they draw: all that fits may pay"
-    limited = sum(len(kept[name]) < len(some) for name, some in choices.items())
+    limited = sum(_most_work(kept[name]) < _most_work(some) for name, some in choices.items())
     if choices:
-        yield f"{limited} of {len(choices)} devices could work at a larger ratio than that allows"
+        yield f"{limited} of {len(choices)} devices could do more than that allows"
     if silent:
         yield f"these do not say what they could do and choose themselves: {', '.join(silent)}"
+
+
+def _most_work(choices: Choices) -> float:
+    return max(one.work for one in choices)
 
 
 def _median(figures: Sequence[float | None]) -> float | None:

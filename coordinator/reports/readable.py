@@ -81,6 +81,11 @@ def percent(fraction: float | None) -> str:
     return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
 
 
+def share(fraction: float) -> str:
+    """0.25 as 25 %."""
+    return f"{100 * fraction:.0f} %"
+
+
 def error(fraction: float | None) -> str:
     """A relative error to two figures: 3.7 %, 12 %, 340 %."""
     if fraction is None:

@@ -11,7 +11,7 @@ from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.coordinator.rounds.objective.evidence import Evidence, Shown
 from fleetune.coordinator.rounds.objective.spending import Spending
 from fleetune.coordinator.rounds.schedule import Plan
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -56,8 +56,8 @@ class Member:
         trained: its report is older than its last update, so that what that calls new was trained on.
         asked_at, took_s, loss: with `prefer = "oort"`: when it was asked last, how long its last reply took,
             and the loss that this told; None: not known.
-        dealt, score: with an objective: the ratio of its latest task, and the score that its last reply told,
-            more being better.
+        dealt, score: with an objective: what its latest task was planned at, and the score that its last
+            reply told, more being better.
         shown: likewise, both as they were in the last round that closed with it.
     """
 
@@ -78,7 +78,7 @@ class Member:
     asked_at: float | None = None
     took_s: float | None = None
     loss: float | None = None
-    dealt: float | None = None
+    dealt: Budget | None = None
     score: float | None = None
     shown: Shown | None = None
 
@@ -90,12 +90,14 @@ class Member:
     @property
     def at_work(self) -> DeviceReport | None:
         """Its report, with the ratio that it is asked to work at and the seconds that it expects of it."""
-        report = self.report
-        if report is None or self.dealt is None or report.affords is UNSET:
+        report, dealt = self.report, self.dealt
+        if report is None or dealt is None or report.affords is UNSET or not report.affords:
             return report
-        round_s = next((one.round_s for one in report.affords if one.ratio == self.dealt), report.round_s)
-        why = f"p = {self.dealt:g}: proposed; it affords up to p = {report.ratio:g}"
-        return replace(report, ratio=self.dealt, round_s=round_s, reason=why)
+        told = next((one for one in report.affords if one.ratio == dealt.ratio), None)
+        round_s = report.round_s if told is None else told.seconds(dealt.local_work)
+        part = "" if dealt.local_work == 1 else f", {dealt.local_work:.0%} of local training"
+        why = f"p = {dealt.ratio:g}{part}: proposed; it affords up to p = {report.affords[-1].ratio:g}"
+        return replace(report, ratio=dealt.ratio, round_s=round_s, reason=why)
 
     @property
     def is_unseen(self) -> bool:

@@ -23,6 +23,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
         staleness: by how many aggregations the model it trained from was older than the newest.
         predicted: what it expected the round to take.
         internals: what the method tells of its update.
+        local_work: the share of the local training that it did.
     """
 
     ratio: float
@@ -33,6 +34,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     staleness: int = 0
     predicted: RoundCost = RoundCost()
     internals: Internals = field(default_factory=dict)
+    local_work: float = 1.0
 
     def told_late(self, told: RoundCost) -> Self:
         """With what the device could tell only when its reply had arrived."""

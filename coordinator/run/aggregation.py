@@ -9,6 +9,7 @@ import numpy as np
 
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.rollback import Verdict
+from fleetune.coordinator.run.partial_updates import Normalising
 from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, sizes_of, telling
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.skeletons.method import DeviceId, Method
@@ -29,6 +30,7 @@ class Aggregating:
         staleness_power: see [round].
         data_of: a device's reply in the open round, as it came.
         planned: the method's state after the plan of the open round.
+        normalising: of updates, where devices may do a share of the local training; None: all do all of it.
         merged: the state after the round that was judged last; None: it did not come to finite numbers.
     """
 
@@ -37,17 +39,23 @@ class Aggregating:
     staleness_power: float
     data_of: Callable[[DeviceId], bytes]
     planned: Any
+    normalising: Normalising | None = None
     merged: Any = field(default=None, init=False)
 
     def updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
-        """Of these devices, for round `number`; stale ones discounted."""
+        """Of these devices, for round `number`; stale ones discounted, those of less local training moved
+        as if all had done the same.
+        """
         kind = Reply[self.method.update_type]  # type: ignore[name-defined]
+        mean_share = 1.0 if self.normalising is None else self.normalising.mean_share(devices)
         for device in devices:
             reply: Reply[Any] = codec.decode(self.data_of(device), kind, self.method.spec)
             update, staleness = reply.update, number - reply.round
             if staleness:
                 factor = staleness_factor(staleness, self.staleness_power)
                 update = self.method.discount(self.planned, update, factor)
+            if self.normalising is not None:
+                self.normalising.apply(reply, mean_share)
             yield device, update
 
     def judge(self, turn: Turn, devices: tuple[DeviceId, ...]) -> Verdict:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.starting_weights import start_of
@@ -87,8 +87,14 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         encoding=UNSET if settings.encoding.values == PLAIN.values else settings.encoding.values,
         brief=settings.encoding.brief or UNSET,
         proposes=True if settings.proposes_ratios else UNSET,
+        least_work=_least_work(settings),
     )
     return Beginning(enrolment, backbone)
+
+
+def _least_work(settings: RunSettings) -> float | UnsetType:
+    least = settings.objective.least_work if settings.proposes_ratios else 1.0
+    return UNSET if least == 1 else least
 
 
 def _with_digest(

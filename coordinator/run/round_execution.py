@@ -31,6 +31,7 @@ from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.aggregation import Aggregating
 from fleetune.coordinator.run.method_internals import MethodInternals
+from fleetune.coordinator.run.partial_updates import Normalising, share_done
 from fleetune.coordinator.run.replies import ArrivingReply
 from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims, check_scores
 from fleetune.coordinator.run.run_events import (
@@ -98,7 +99,7 @@ class RoundExecution:
         self.method_state: Any = method.init_coordinator(enrolment.weights)
         self._state = EngineState()
         self._tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
-        self._tasks.ratio = lambda device: self._state.members[device].dealt
+        self._tasks.proposed = lambda device: self._state.members[device].dealt
         if enrolment.downlink.name != RAW:
             held, key = HeldModels(store, method.spec, enrolment.weights), run_key(settings.run.seed)
             self._tasks.downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)
@@ -119,6 +120,8 @@ class RoundExecution:
         self._aggregating = Aggregating(
             method, self._scrutiny, settings.round.staleness_power, store.reply, self.method_state
         )
+        if settings.objective.normalise and method.starts_from_task:
+            self._aggregating.normalising = Normalising(lambda: self._state, self._tasks, method.spec)
 
     def follow(self, engine: RoundEngine) -> None:
         """Do what this engine wants from now on, and judge its rounds."""
@@ -298,7 +301,8 @@ class RoundExecution:
         if device not in self.accounts.sent_bytes:
             self._count_task_of(device, reply)
         self.accounts.replied(device, len(data), None if reply.update is None else paper_bytes(reply.update))
-        report = self._state.member(device).at_work
+        member = self._state.member(device)
+        report = member.at_work
         self._arrived[device] = DeviceRound(
             ratio=report.ratio if report else 1.0,
             bytes_down=self.accounts.sent_bytes.pop(device),
@@ -308,6 +312,7 @@ class RoundExecution:
             staleness=arriving.staleness,
             predicted=arriving.predicted,
             internals=self._internals.of_update(reply.update),
+            local_work=share_done(member, reply.measures),
         )
         self._told.add(device)
         self._tasks.answered(device)

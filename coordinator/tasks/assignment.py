@@ -15,6 +15,7 @@ from fleetune.coordinator.tasks.downlink import Delivered, Downlink
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
@@ -57,7 +58,7 @@ class Tasks:
             were planned.
         planned: of the open round, by participant.
         release: which version of the shared model a device may serve; None: the run has no roll-out.
-        ratio: that a device's task was planned at, where the coordinator proposes it.
+        proposed: at what a device's task was planned, where the coordinator proposes that.
         downlink: writes them as differences; None: they travel whole.
     """
 
@@ -67,7 +68,7 @@ class Tasks:
     outlive: bool
     planned: Mapping[DeviceId, Any] = field(default_factory=dict)
     release: Callable[[DeviceId], Release] | None = None
-    ratio: Callable[[DeviceId], float | None] = lambda _: None
+    proposed: Callable[[DeviceId], Budget | None] = lambda _: None
     downlink: Downlink | None = None
     _paper_bytes: dict[DeviceId, dict[Turn, float]] = field(default_factory=dict, init=False)
 
@@ -180,8 +181,9 @@ class Tasks:
     ) -> Assignment[Any]:
         release = UNSET if self.release is None else self.release(device)
         assignment = assigned(tasks, device, transfer_key, release)
-        if (ratio := self.ratio(device)) is not None:
-            assignment = replace(assignment, ratio=ratio)
+        if (budget := self.proposed(device)) is not None:
+            part = UNSET if budget.local_work == 1 else budget.local_work
+            assignment = replace(assignment, ratio=budget.ratio, local_work=part)
         made = self._paper_bytes.setdefault(device, {})
         made[Turn.of(transfer_key)] = paper_bytes(assignment.task)
         if len(made) > _ON_THE_WAY:

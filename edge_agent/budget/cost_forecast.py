@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
 from fleetune.edge_agent.training.descent import OptimiserMemory, optimiser_memory
+from fleetune.edge_agent.training.local_training import batch_slices
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Choice, DeviceReport
+from fleetune.protocols.skeletons.trainer import num_local_steps
 from fleetune.protocols.wire.payloads import Enrolment
 
 EVALUATIONS = 2  # of the test split a round: before local training and after it
@@ -173,10 +175,11 @@ def _adoption_copies(enrolment: Enrolment) -> float:
     return 1.0 + 2.0 * kept
 
 
-def demand(choice: Choice, capability: Capability) -> Demand:
-    """What a round at `choice` asks of the device, as the method estimates it."""
+def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> Demand:
+    """What a round at `choice` with this share of local training asks, as the method estimates it."""
     cost, able = choice.cost, capability
-    epochs, memory = cost.epochs(able.epochs), MEMORY_MODELS[able.trainer]
+    epochs = cost.epochs(able.epochs * _share_done(able, local_work))
+    memory = MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
     model_copies = memory.model_copies + able.remembered.copies(cost.trainable_share)
     model_copies += WRITTEN_COPIES * able.remembered.per_kept
@@ -195,11 +198,19 @@ def demand(choice: Choice, capability: Capability) -> Demand:
     )
 
 
-def predict(choice: Choice, capability: Capability, cost_history: CostHistory) -> RoundCost:
-    """Predict what one round at `choice` would take. What neither the device nor its past rounds tell is
-    None.
+def _share_done(able: Capability, local_work: float) -> float:
+    """Of the run's steps; a share of them is a whole number."""
+    steps = able.epochs * len(batch_slices(able.num_samples, able.batch_size))
+    return num_local_steps(steps, local_work) / steps if steps and local_work < 1 else 1.0
+
+
+def predict(
+    choice: Choice, capability: Capability, cost_history: CostHistory, local_work: float = 1.0
+) -> RoundCost:
+    """Predict what one round at `choice` with this share of local training would take. What neither the
+    device nor its past rounds tell is None.
     """
-    asked = demand(choice, capability)
+    asked = demand(choice, capability, local_work)
     least_factor = 1.0 if choice.cost.bytes_vary else 0.0
     bytes_down = _bytes("down", asked, cost_history, least_factor)
     bytes_up = _bytes("up", asked, cost_history, least_factor)

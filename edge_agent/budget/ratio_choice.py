@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 
 from fleetune.edge_agent.budget.owner_policy import Limits
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Affordable, Choice, DeviceReport
+from fleetune.protocols.skeletons.choice import LOCAL_WORKS, Affordable, Choice, DeviceReport
 
 SPARE = 0.95  # share of each limit that a ratio above the present one may need
 
 Forecast = Callable[[Choice], RoundCost]
+ForecastOfWork = Callable[[Choice, float], RoundCost]  # with a share of local training
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,41 @@ def decide(
 
 
 def affordable(
-    choices: Sequence[Choice], forecast: Forecast, limits: Limits, *, wanted: float
+    choices: Sequence[Choice],
+    forecast: ForecastOfWork,
+    limits: Limits,
+    *,
+    wanted: float,
+    least_work: float = 1.0,
 ) -> tuple[Affordable, ...]:
-    """Every choice that is wanted and fits, ascending by ratio, with what a round at it would take."""
+    """Every choice that is wanted and fits, if need be with a share of local training, ascending by ratio,
+    with what a round at it would take.
+    """
     wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
-    return tuple(
-        Affordable(one.choice.ratio, cost.round_s, cost.bytes_up, cost.joules)
-        for one in explain_table(wished, forecast, limits)
-        if one.share <= 1 and (cost := one.predicted)
+    shares = [share for share in reversed(LOCAL_WORKS) if share >= least_work] or [1.0]
+    found = []
+    for choice in wished:
+        for share in shares:
+            if _weigh(choice, forecast(choice, share), limits).share <= 1:
+                found.append(_affordable(choice, forecast, share, least=shares[-1]))
+                break
+    return tuple(found)
+
+
+def _affordable(choice: Choice, forecast: ForecastOfWork, share: float, least: float) -> Affordable:
+    whole, some = forecast(choice, 1.0), forecast(choice, least)
+
+    def of_local_work(amount: float | None, less: float | None) -> float | None:
+        return None if least == 1 or amount is None or less is None else (amount - less) / (1 - least)
+
+    return Affordable(
+        ratio=choice.ratio,
+        round_s=whole.round_s,
+        bytes_up=whole.bytes_up,
+        joules=whole.joules,
+        local_s=of_local_work(whole.round_s, some.round_s),
+        local_joules=of_local_work(whole.joules, some.joules),
+        local_work=share,
     )
 
 

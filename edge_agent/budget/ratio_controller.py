@@ -6,7 +6,6 @@ The same for a real agent and for a simulated one: no I/O, no clock.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 from msgspec import UNSET, Struct, field, structs
@@ -16,7 +15,6 @@ from fleetune.edge_agent.budget.cost_history import CostHistory
 from fleetune.edge_agent.budget.owner_policy import Limits, Policy, limits_of
 from fleetune.edge_agent.budget.ratio_choice import (
     Decision,
-    Forecast,
     Verdict,
     affordable,
     decide,
@@ -25,7 +23,7 @@ from fleetune.edge_agent.budget.ratio_choice import (
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Affordable, Choice, DeviceReport
+from fleetune.protocols.skeletons.choice import Affordable, Budget, Choice, DeviceReport
 
 GREW = 1.25  # samples, before a report is news
 MOVED = 0.1  # a changed forecast of the round's seconds is worth a new report
@@ -45,6 +43,7 @@ class RatioController(Struct, frozen=True):
         cost_history: of past rounds.
         fits: whether there is a ratio that this device can afford.
         proposed: the coordinator proposes the ratios of tasks, by what the report says that fits.
+        least_work: and shares of local training, down to this one.
     """
 
     choices: Sequence[Choice]
@@ -57,15 +56,26 @@ class RatioController(Struct, frozen=True):
     cost_history: CostHistory = field(default=CostHistory(), name="experience")
     fits: bool = True
     proposed: bool = False
+    least_work: float = 1.0
 
     def chosen(self, conditions: Conditions) -> "RatioController":
         """Choose a ratio by what is known now: first when the run is joined, then after each round."""
         decision = self.decision(conditions)
         report = decision.told(replace(self.report, conditions=conditions))
-        if self.proposed:
-            report = replace(report, affords=self._affords(conditions))
         fits = decision.choice is not None
+        if self.proposed:
+            affords = self._affords(conditions)
+            report = replace(report, affords=affords)
+            if affords and not fits:  # with less local training it does
+                report, fits = self._in_part(report, affords[0]), True
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
+
+    def _in_part(self, report: DeviceReport, least: Affordable) -> DeviceReport:
+        """The report of a device that can do a part of the local training alone."""
+        reason = f"{report.reason}; with {least.local_work:.0%} of local training it fits"
+        choice = next(one for one in self.choices if one.ratio == least.ratio)
+        round_s = self._forecast(choice, least.local_work).round_s
+        return replace(report, ratio=least.ratio, reason=reason, round_s=round_s)
 
     def decision(self, conditions: Conditions) -> Decision:
         """The ratio by what is known now, and why."""
@@ -80,18 +90,25 @@ class RatioController(Struct, frozen=True):
 
     def _affords(self, conditions: Conditions) -> tuple[Affordable, ...]:
         wanted = self.policy.ratio or 1.0
-        return affordable(self.choices, self._forecast, self.limits(conditions), wanted=wanted)
+        limits = self.limits(conditions)
+        return affordable(self.choices, self._forecast, limits, wanted=wanted, least_work=self.least_work)
 
-    def at_most(self, ratio: float) -> float:
-        """The largest choice that is affordable and at most `ratio`; the smallest of all if none is."""
-        most = min(ratio, self.report.ratio) + 1e-9
-        return max((one.ratio for one in self.choices if one.ratio <= most), default=self.choices[0].ratio)
+    def within(self, proposed: Budget) -> Budget:
+        """What is affordable and no more than `proposed`; the smallest ratio, and all of the local training
+        that is proposed, where nothing is.
+        """
+        affords = self.report.affords or ()
+        fitting = [one for one in affords if one.ratio <= proposed.ratio + 1e-9] or affords[:1]
+        if not fitting:
+            return Budget(self.choices[0].ratio, proposed.local_work)
+        return Budget(fitting[-1].ratio, min(fitting[-1].local_work, proposed.local_work))
 
-    def expected(self, ratio: float) -> RoundCost:
+    def expected(self, budget: Budget) -> RoundCost:
         """What a round at one of the choices is expected to take."""
-        if ratio == self.report.ratio:
+        if budget == Budget(self.report.ratio):
             return self.predicted
-        return self._forecast(next(one for one in self.choices if one.ratio == ratio))
+        choice = next(one for one in self.choices if one.ratio == budget.ratio)
+        return self._forecast(choice, budget.local_work)
 
     def limits(self, conditions: Conditions) -> Limits:
         """The limits on a round under these conditions."""
@@ -103,12 +120,24 @@ class RatioController(Struct, frozen=True):
         """Every choice held against the limits."""
         return explain_table(self.choices, self._forecast, self.limits(conditions))
 
-    def learned(self, ratio: float, actual: RoundCost) -> "RatioController":
-        """The controller after a round that was done to its end at `ratio`."""
-        choice = next(one for one in self.choices if one.ratio == ratio)
-        return structs.replace(
-            self, cost_history=self.cost_history.learned(demand(choice, self.capability), actual)
-        )
+    def trains_until_s(self, budget: Budget, taken_s: float) -> float | None:
+        """How long after its task is here, in a round that would be late, local training may go on; None: as
+        long as it takes, since it does all of what it is asked for or nothing.
+
+        Args:
+            budget: of the round.
+            taken_s: seconds that the round has taken when the task is here.
+        """
+        if self.least_work == 1 or self.deadline_s is None:
+            return None
+        rest = structs.replace(self.expected(replace(budget, local_work=0.0)), download_s=taken_s)
+        return max(0.0, self.deadline_s - rest.known_s)
+
+    def learned(self, budget: Budget, actual: RoundCost) -> "RatioController":
+        """The controller after a round that was done to its end at one of the choices."""
+        choice = next(one for one in self.choices if one.ratio == budget.ratio)
+        asked = demand(choice, self.capability, budget.local_work)
+        return structs.replace(self, cost_history=self.cost_history.learned(asked, actual))
 
     def declining(self) -> "RatioController":
         """The controller after a while in which nothing fitted, see `CostHistory.declining`."""
@@ -140,9 +169,8 @@ class RatioController(Struct, frozen=True):
         """As bytes to be stored, which `read_ratio_controller` reads."""
         return msgspec.msgpack.encode(self)
 
-    @property
-    def _forecast(self) -> Forecast:
-        return partial(predict, capability=self.capability, cost_history=self.cost_history)
+    def _forecast(self, choice: Choice, local_work: float = 1.0) -> RoundCost:
+        return predict(choice, self.capability, self.cost_history, local_work)
 
 
 def _has_grown(now: DeviceReport, then: DeviceReport) -> bool:

@@ -12,11 +12,11 @@ from fleetune.edge_agent.personal.served_model import Memory
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.membership import Membership, RoundWork
-from fleetune.edge_agent.run.session import Session, proposed_ratio
+from fleetune.edge_agent.run.session import Session, budget_of
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import Measured, Ready, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -113,38 +113,47 @@ class JoinedRun:
     def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
         """A task is here. `download_s`: None if it was here before."""
         asked = self.membership.ratio_controller.proposed
-        proposed = proposed_ratio(payload, self.enrolment.spec) if asked else None
+        proposed = budget_of(payload, self.enrolment.spec) if asked else None
         self._work = self.membership.begin(key, len(payload), download_s, proposed)
 
     def work(self, payload: bytes) -> bytes:
         """Reply to the task that was begun; what that took is in `taken`. Raises as `Session.reply` does."""
         assert self._work is not None, "a task is begun before it is worked on"
         self._meter.start()
-        began = self._clock()
+        began, work = self._clock(), self._work
+        until_s = self.membership.ratio_controller.trains_until_s(work.budget, work.taken.known_s)
+
+        def enough() -> bool:
+            return until_s is not None and self._clock() - began >= until_s
+
         try:
-            reply = self._reply(payload, self._work.key, Budget(self._work.ratio))
+            reply, local_work = self._reply(payload, work, enough)
         except BaseException:
             self._meter.stop()
             raise
         finally:
             give_back()
         self._publish()
-        self._work = self._work.trained(self._clock() - began, len(reply), self._meter.peak_bytes)
+        train_s, peak_bytes = self._clock() - began, self._meter.peak_bytes
+        self._work = work.trained(train_s, len(reply), peak_bytes, local_work=local_work)
         return reply
 
-    def _reply(self, payload: bytes, key: TransferKey, budget: Budget) -> bytes:
+    def _reply(
+        self, payload: bytes, work: RoundWork, enough: Callable[[], bool]
+    ) -> tuple[bytes, float | None]:
+        """And the share of the local training that was done for it, see `Session.reply`."""
         if self._growing is None or self._of_round is None:
             assert self.session is not None
             session = self.session
-            reply = session.reply(payload, budget)
+            reply = session.reply(payload, work.budget, enough)
             self.base = session.base
-            return reply
-        session = self._of_round(key)
-        reply = session.reply(payload, budget)
+            return reply, session.local_work
+        session = self._of_round(work.key)
+        reply = session.reply(payload, work.budget, enough)
         self.base = session.base
         self._held = session.num_samples
-        self._growing.trained(key)
-        return reply
+        self._growing.trained(work.key)
+        return reply, session.local_work
 
     def is_at(self, update: TransferKey) -> bool:
         """Whether this is the reply to the task that was begun last."""

@@ -11,7 +11,7 @@ from msgspec import structs
 from fleetune.edge_agent.budget.ratio_controller import MOVED, RatioController
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 BRIEFLY_MOVED = 0.5  # a forecast that moved so much is told, where each message counts
@@ -24,19 +24,28 @@ class RoundWork:
 
     Attributes:
         key: of the task.
-        ratio: that it runs at.
+        budget: that it runs within: its ratio, and how much of the local training.
         expected: what it was expected to take when it began.
         taken: what it has taken so far.
     """
 
     key: TransferKey
-    ratio: float
+    budget: Budget
     expected: RoundCost
     taken: RoundCost
 
-    def trained(self, train_s: float, bytes_up: int, memory_bytes: int | None = None) -> "RoundWork":
-        """Its reply is made."""
-        return self._taking(train_s=train_s, bytes_up=bytes_up, memory_bytes=memory_bytes)
+    def trained(
+        self,
+        train_s: float,
+        bytes_up: int,
+        memory_bytes: int | None = None,
+        *,
+        local_work: float | None = None,
+    ) -> "RoundWork":
+        """Its reply is made, with this share of the local training; None: as much as was to be done."""
+        share = self.budget.local_work if local_work is None else local_work
+        made = self._taking(train_s=train_s, bytes_up=bytes_up, memory_bytes=memory_bytes)
+        return replace(made, budget=replace(self.budget, local_work=share))
 
     def sent(self, upload_s: float, joules: float | None) -> "RoundWork":
         """Its reply has arrived; `joules` of the whole round."""
@@ -112,7 +121,7 @@ class Membership:
         return False
 
     def begin(
-        self, key: TransferKey, num_bytes: int, download_s: float | None, proposed: float | None = None
+        self, key: TransferKey, num_bytes: int, download_s: float | None, proposed: Budget | None = None
     ) -> RoundWork:
         """A task is here.
 
@@ -120,20 +129,20 @@ class Membership:
             key: of the task.
             num_bytes: of its payload.
             download_s: None if it was here before.
-            proposed: the ratio that it was planned at, where the coordinator proposes one; the device never
-                runs at more than it can afford.
+            proposed: what it was planned at, where the coordinator proposes that; the device never does more
+                than it can afford.
         """
         controller = self.ratio_controller
-        ratio = controller.report.ratio if proposed is None else controller.at_most(proposed)
+        budget = Budget(controller.report.ratio) if proposed is None else controller.within(proposed)
         taken = RoundCost(bytes_down=num_bytes, download_s=download_s)
-        return RoundWork(key, ratio, controller.expected(ratio), taken)
+        return RoundWork(key, budget, controller.expected(budget), taken)
 
     def learn(self, work: RoundWork, conditions: Conditions) -> None:
         """From a round done to its end: choose the ratio of the next. A final evaluation sends no model back
         and teaches nothing.
         """
         if not work.key.final_evaluation:
-            learned = self.ratio_controller.learned(work.ratio, work.taken)
+            learned = self.ratio_controller.learned(work.budget, work.taken)
             self.ratio_controller = learned.chosen(conditions)
 
     def try_again(self, conditions: Conditions) -> None:

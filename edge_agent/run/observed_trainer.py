@@ -16,7 +16,14 @@ from fleetune.protocols.tasks.task import Task
 class EvaluatingTrainer(Trainer, Protocol):
     """A trainer that also knows the device's test split, and which round it is."""
 
-    def in_round(self, number: int, optimiser_states: KeptStates | None) -> "EvaluatingTrainer":
+    def in_round(
+        self,
+        number: int,
+        optimiser_states: KeptStates | None,
+        *,
+        local_work: float = 1.0,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> "EvaluatingTrainer":
         """The trainer for a round; it leaves in `optimiser_states` what the optimiser is to remember."""
         ...
 
@@ -38,7 +45,8 @@ class EvaluatingTrainer(Trainer, Protocol):
 
 
 class ObservedTrainer:
-    """A trainer that notes the score of the first weights trained from, and the last training loss.
+    """A trainer that notes the score of the first weights trained from, the last training loss, and the least
+    share of the run's epochs that a `fit` did.
 
     Args:
         trainer: does the work.
@@ -51,6 +59,7 @@ class ObservedTrainer:
         self._trainer, self._started = trainer, started
         self.before: float | None = None
         self.train_loss: float | None = None
+        self.local_work = 1.0
 
     @property
     def spec(self) -> ModelSpec:
@@ -70,6 +79,7 @@ class ObservedTrainer:
             self._started(weights, self.before)
         fit = self._trainer.fit(weights, plan, key)
         self.train_loss = fit.loss
+        self.local_work = min(self.local_work, fit.local_work)
         return fit
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:

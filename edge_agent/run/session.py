@@ -28,7 +28,7 @@ from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.update.patch_values import PatchWriter
-from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, work_key
+from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, proposed_budget, work_key
 from fleetune.protocols.wire.release import ReleaseWord
 
 D = TypeVar("D")
@@ -67,6 +67,7 @@ class Session:
         self._memory = memory
         self._keep_replies = keep_replies
         self._evaluated: tuple[int, int, bytes] | None = None
+        self.local_work: float | None = None
         self._kept = recall(enrolment, method, memory, own)
         self._adoption = adoption
         if adoption is not None:
@@ -91,8 +92,10 @@ class Session:
         """The device's own model, shape (spec.size,)."""
         return self._method.personal_model(self._kept.state)
 
-    def reply(self, data: bytes, budget: Budget) -> bytes:
+    def reply(self, data: bytes, budget: Budget, enough: Callable[[], bool] = lambda: False) -> bytes:
         """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
+        When there is `enough`, local training ends with what it has. `local_work` is the share of it that was
+        done then; None: none was, the reply was there.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -101,14 +104,16 @@ class Session:
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
+        self.local_work = None
         try:
             assignment = self._read(data)
         except BaseUnknown:
             if self._is_done(data):
                 return self._kept.reply
             raise
-        if assignment.ratio is not UNSET:
-            budget = Budget(min(budget.ratio, assignment.ratio))
+        if (proposed := proposed_budget(assignment.ratio, assignment.local_work)) is not None:
+            ratio, local_work = min(budget.ratio, proposed.ratio), min(budget.local_work, proposed.local_work)
+            budget = Budget(ratio, local_work)
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) == (self._kept.round, self._kept.attempt) and self._kept.reply:
             return self._kept.reply
@@ -117,12 +122,13 @@ class Session:
         return (
             self._evaluate(assignment, budget)
             if assignment.final_evaluation
-            else self._work(assignment, budget)
+            else self._work(assignment, budget, enough)
         )
 
-    def _work(self, assignment: Assignment[Any], budget: Budget) -> bytes:
+    def _work(self, assignment: Assignment[Any], budget: Budget, enough: Callable[[], bool]) -> bytes:
         optimiser_states = self._optimiser_states(self._kept.optimiser)
-        done = self._do(assignment, budget, optimiser_states)
+        done = self._do(assignment, budget, optimiser_states, enough)
+        self.local_work = done.local_work
         state, measures = done.state, done.measures
         if self._adoption is not None:
             measures = replace(measures, **{**self._adoption.told(done.alone), "kept": UNSET})
@@ -190,10 +196,16 @@ class Session:
         return KeptStates(() if before is UNSET else before)
 
     def _do(
-        self, assignment: Assignment[Any], budget: Budget, optimiser_states: KeptStates | None
+        self,
+        assignment: Assignment[Any],
+        budget: Budget,
+        optimiser_states: KeptStates | None,
+        enough: Callable[[], bool] = lambda: False,
     ) -> "_Done":
         turn = _turn(assignment)
-        trainer = self._trainer.in_round(assignment.round, optimiser_states)
+        trainer = self._trainer.in_round(
+            assignment.round, optimiser_states, local_work=budget.local_work, enough=enough
+        )
         observed = ObservedTrainer(trainer, self._offer_start(assignment))
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
@@ -221,8 +233,9 @@ class Session:
             after=after,
             scores=scores,
             release=word,
+            local_work=UNSET if observed.local_work == 1 else observed.local_work,
         )
-        return _Done(state, update, measures, alone, releases)
+        return _Done(state, update, measures, alone, releases, observed.local_work)
 
     def _releases_after(self, assignment: Assignment[Any], personal: FlatArray) -> Releases | UnsetType:
         """The shared model's versions that the device holds from now on; UNSET: the run has no roll-out."""
@@ -321,13 +334,13 @@ class Session:
         self._kept = kept
 
 
-def proposed_ratio(data: bytes, spec: ModelSpec) -> float | None:
-    """The ratio that an encoded `Assignment` was planned at; None: the device's own, or it cannot be read."""
+def budget_of(data: bytes, spec: ModelSpec) -> Budget | None:
+    """What an encoded `Assignment` was planned at; None: the device's own choice, or it cannot be read."""
     try:
-        ratio = _read_turn(data, spec).ratio
+        turn = _read_turn(data, spec)
     except PacketError:
         return None
-    return None if ratio is UNSET else ratio
+    return proposed_budget(turn.ratio, turn.local_work)
 
 
 def _read_turn(data: bytes, spec: ModelSpec) -> "_AssignmentTurn":
@@ -346,6 +359,7 @@ class _AssignmentTurn:
     round: Number
     attempt: Number
     ratio: Ratio | UnsetType = UNSET
+    local_work: Ratio | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -357,3 +371,4 @@ class _Done:
     measures: Measures
     alone: Alone | None
     releases: Releases | UnsetType
+    local_work: float

@@ -21,12 +21,17 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings import rate_schedule
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows
+from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, num_local_steps
 from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.score_gain import Gain, score_gain
 from fleetune.protocols.tasks.task import Task
 
 _EVALUATION_BATCH = 32  # larger ones are no faster in ONNX Runtime, and would set the peak of memory
+
+
+def never() -> bool:
+    """No."""
+    return False
 
 
 def batch_slices(num_samples: int, batch_size: int) -> list[slice]:
@@ -50,6 +55,10 @@ class LocalTrainer:
         data: in the model's shape (see `edge_agent.training.device_data.check_fits`).
         settings: the run's [training] section, with the learning rate of the round at hand.
         optimiser_states: what the optimiser remembers from round to round; None: each `fit` begins anew.
+        local_work: the share of the run's epochs that `fit` and `batches` do, in (0, 1], from their first
+            step on; epochs that a plan sets itself are done whole.
+        enough: asked after every step of `fit`, unless the last one's gradient is wanted; True ends it with
+            what it has.
         stop: asked before every batch of `fit`; a reason ends it with TrainingStopped.
         progress: told the finished fraction of a `fit` after every batch, up to 1.
     """
@@ -60,11 +69,25 @@ class LocalTrainer:
     stop: Callable[[], str | None] = field(default=lambda: None, repr=False)
     progress: Callable[[float], None] = field(default=lambda _: None, repr=False)
     optimiser_states: KeptStates | None = field(default=None, repr=False)
+    local_work: float = 1.0
+    enough: Callable[[], bool] = field(default=never, repr=False)
 
-    def in_round(self, number: int, optimiser_states: KeptStates | None) -> "LocalTrainer":
+    def in_round(
+        self,
+        number: int,
+        optimiser_states: KeptStates | None,
+        *,
+        local_work: float = 1.0,
+        enough: Callable[[], bool] = never,
+    ) -> "LocalTrainer":
         """The trainer for a round of the run, which begins at 1."""
-        settings = rate_schedule.in_round(self.settings, number)
-        return replace(self, settings=settings, optimiser_states=optimiser_states)
+        return replace(
+            self,
+            settings=rate_schedule.in_round(self.settings, number),
+            optimiser_states=optimiser_states,
+            local_work=local_work,
+            enough=enough,
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -131,13 +154,15 @@ class LocalTrainer:
         states, augment = self.optimiser_states, augmentation_of(self.settings.augmentations, self.spec)
         before = None if states is None else states.next()
         descent = Descent(weights, gradient, self.spec.num_parameters, self.settings, plan, before)
-        epochs = self.settings.epochs if plan.epochs is None else plan.epochs
+        epochs, share = (self.settings.epochs, self.local_work) if plan.epochs is None else (plan.epochs, 1.0)
         batches = batch_slices(self.num_samples, self.settings.batch_size)
-        num_steps, step, loss, last_gradient = epochs * len(batches), 0, 0.0, None
+        all_steps = epochs * len(batches)
+        num_steps = num_local_steps(all_steps, share)
+        step, loss, last_gradient = 0, 0.0, None
         trained = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
         for epoch in range(epochs if batches else 0):
-            order, total = key.child("epoch", epoch).permutation(self.num_samples), 0.0
-            for batch in batches:
+            order, total, seen = key.child("epoch", epoch).permutation(self.num_samples), 0.0, 0
+            for batch in batches[: num_steps - step]:
                 if reason := self.stop():
                     raise TrainingStopped(f"training stopped after {step} of {num_steps} steps: {reason}")
                 rows = order[batch]
@@ -154,6 +179,7 @@ class LocalTrainer:
                 )
                 self._check_finite(math.isfinite(mean), f"loss is {mean:g} in step {step + 1} of {num_steps}")
                 total += mean * rows.size
+                seen += rows.size
                 step += 1
                 if whole:
                     last_gradient = gradient.copy()
@@ -162,7 +188,10 @@ class LocalTrainer:
                     what = f"the gradient's norm is {norm:g} in step {step} of {num_steps}"
                     self._check_finite(math.isfinite(norm), what)
                 self.progress(step / num_steps)
-            loss = total / self.num_samples
+                if step < num_steps and not plan.keep_last_gradient and self.enough():
+                    num_steps = step
+                    break
+            loss = total / seen if seen else loss
         finite = bool(np.isfinite(weights).all())
         self._check_finite(finite, f"weights are not finite after {num_steps} steps")
         if states is not None:
@@ -170,7 +199,8 @@ class LocalTrainer:
             finite = all(bool(np.isfinite(vector).all()) for vector in state.vectors)
             self._check_finite(finite, f"the optimiser's state is not finite after {num_steps} steps")
             states.put(state)
-        return Fit(weights.copy(), loss, num_steps, last_gradient)
+        done = num_steps / all_steps if all_steps and plan.epochs is None else 1.0
+        return Fit(weights.copy(), loss, num_steps, last_gradient, done)
 
     def _check_finite(self, finite: bool, what: str) -> None:
         if not finite:
@@ -268,14 +298,15 @@ class LocalTrainer:
             TrainingStopped: `stop` gave a reason.
         """
         slices = batch_slices(self.num_samples, self.settings.batch_size)
-        num_batches = self.settings.epochs * len(slices)
+        done, num_batches = 0, num_local_steps(self.settings.epochs * len(slices), self.local_work)
         for epoch in range(self.settings.epochs if slices else 0):
             order = key.child("epoch", epoch).permutation(self.num_samples)
-            for done, batch in enumerate(slices, start=epoch * len(slices)):
+            for batch in slices[: num_batches - done]:
                 if reason := self.stop():
                     raise TrainingStopped(f"training stopped after {done} of {num_batches} batches: {reason}")
                 yield order[batch]
-                self.progress((done + 1) / num_batches)
+                done += 1
+                self.progress(done / num_batches)
 
     def _parts(self, part: Part, rows: Rows | None = None) -> Iterator[tuple[InputArray, LabelArray]]:
         """Yield the inputs and targets of a part, or those in `rows`, a few at a time."""

@@ -4,10 +4,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.section import Settings
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 Amount = Annotated[float, Meta(gt=0)]
+Price = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class WithinSection(Settings, frozen=True):
@@ -24,20 +26,45 @@ class WithinSection(Settings, frozen=True):
     joules: Amount | None = None
 
 
+class PriceSection(Settings, frozen=True):
+    """[objective.price] or price = { ... }, in any currency
+
+    Attributes:
+        megabyte: of updates that devices send.
+        kilowatt_hour: that they draw.
+    """
+
+    megabyte: Price = 0.0
+    kilowatt_hour: Price = 0.0
+
+
 class ObjectiveSection(Settings, frozen=True):
     """[objective]
 
     Attributes:
-        minimise: what a run is to take least of until it is good. With `time` or `energy` the coordinator
-            proposes each task's ratio, among those that its device can afford: so that rounds are as short
-            as it pays, or so that a joule brings most. `none`: each device takes the largest ratio that fits.
+        minimise: what a run is to take least of until it is good. The coordinator proposes each task's ratio,
+            and how much of the local training, among those that its device can afford: so that rounds are as
+            short as it pays (`time`), or so that a byte sent, a joule or a unit of `price` brings most.
+            `none`: each device takes the largest ratio that fits.
         at_most: no larger ratio is proposed.
+        least_work: the smallest share of a round's local training that is proposed, to those that would hold
+            up the others or could not take part at all; 1: all do all of it.
+        normalise: updates of devices that did less of the local training count as if all had done the same
+            (FedNova); methods whose devices do not start from what their task brings are left as they are.
         within: what the run may take; it ends before the round that would go beyond.
+        price: of what devices take, for `minimise = "money"`.
     """
 
-    minimise: Literal["none", "time", "energy"] = "none"
+    minimise: Literal["none", "time", "bytes", "energy", "money"] = "none"
     at_most: Share = 1.0
+    least_work: Share = 0.25
+    normalise: bool = False
     within: WithinSection = WithinSection()
+    price: PriceSection = PriceSection()
+
+    def __post_init__(self) -> None:
+        if self.minimise == "money" and self.price == PriceSection():
+            raise SettingError('objective.minimise = "money": say objective.price, of a megabyte or a kWh')
 
     @property
     def proposes(self) -> bool:

@@ -14,6 +14,7 @@ from fleetune.protocols.update.encodings.encoding import Encoding
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # to choose from, unless a method says otherwise
 HELD_BYTES = 4  # an entry, of what tasks have brought, where they are differences to that
 MOST_CHOICES = 100
+LOCAL_WORKS = (0.25, 0.5, 0.75, 1.0)  # shares of a round's local training that may be proposed
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
 
 
@@ -25,12 +26,25 @@ class Affordable(Struct, frozen=True, array_like=True):
         round_s: seconds, transfers included.
         bytes_up: of payloads.
         joules: drawn by the whole board.
+        local_s, local_joules: of these, what local training takes; a share of it takes that share.
+        local_work: of local training, the largest share that fits at this ratio.
     """
 
     ratio: Ratio
     round_s: Amount | None = None
     bytes_up: NumBytes | None = None
     joules: Amount | None = None
+    local_s: Amount | None = None
+    local_joules: Amount | None = None
+    local_work: Ratio = 1.0
+
+    def seconds(self, local_work: float) -> float | None:
+        """Of a round with this share of the local training."""
+        return _less(self.round_s, self.local_s, local_work)
+
+    def energy(self, local_work: float) -> float | None:
+        """Joules of such a round."""
+        return _less(self.joules, self.local_joules, local_work)
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,7 @@ class Cost:
     bytes_vary: bool = False
     mask_bytes_up: int = 0
 
-    def epochs(self, run_epochs: int) -> float:
+    def epochs(self, run_epochs: float) -> float:
         """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs)."""
         return self.work * run_epochs + self.extra_epochs
 
@@ -110,6 +124,12 @@ class Choice:
 
     ratio: float
     cost: Cost
+
+
+def _less(whole: float | None, of_local_work: float | None, local_work: float) -> float | None:
+    if whole is None or of_local_work is None:
+        return whole
+    return max(0.0, whole - (1 - local_work) * of_local_work)
 
 
 def as_encoded(choices: Sequence[Choice], up: Encoding, down: Encoding, num_entries: int) -> list[Choice]:
@@ -139,6 +159,12 @@ def _encoded(cost: Cost, share_up: float, share_down: float, held: int) -> Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the device allows this round: the largest ratio that fits its limits."""
+    """How much a device does in a round.
+
+    Attributes:
+        ratio: the largest that fits its limits; what a method does with it is its own affair.
+        local_work: the share of the run's local training, see `protocols.skeletons.trainer.num_local_steps`.
+    """
 
     ratio: float = 1.0
+    local_work: float = 1.0

@@ -61,6 +61,7 @@ class Fit:
         loss: mean training loss over the last epoch's samples, as seen while training, without pull or
             loss term.
         num_steps: optimiser steps taken.
+        local_work: the share of the run's epochs that these are; 1 for epochs that the plan sets itself.
         last_gradient: of the last batch at the weights before its step, when asked for.
     """
 
@@ -68,6 +69,12 @@ class Fit:
     loss: float
     num_steps: int
     last_gradient: FlatArray | None = None
+    local_work: float = 1.0
+
+
+def num_local_steps(num_steps: int, local_work: float) -> int:
+    """How many of a round's steps a device takes that does a share of them, the first ones; at least one."""
+    return min(num_steps, max(1, round(local_work * num_steps)))
 
 
 class Trainer(Protocol):

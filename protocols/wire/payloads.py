@@ -35,6 +35,7 @@ from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.encoding import PLAIN, ValueEncodings
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
@@ -75,6 +76,7 @@ class Enrolment:
             where an agent of a release that does not know it would refuse it.
         proposes: the coordinator proposes each task's ratio, so a device says what it could do
             (`DeviceReport.affords`); left out where it does not.
+        least_work: the smallest share of local training that it proposes; left out where that is all of it.
     """
 
     run: RunId
@@ -95,6 +97,12 @@ class Enrolment:
     encoding: ValueEncodings | UnsetType = UNSET
     brief: bool | UnsetType = UNSET
     proposes: bool | UnsetType = UNSET
+    least_work: Ratio | UnsetType = UNSET
+
+    @property
+    def least_local_work(self) -> float:
+        """The smallest share of local training that is ever asked for."""
+        return 1.0 if self.least_work is UNSET else self.least_work
 
     @property
     def uplink(self) -> Encoding:
@@ -125,6 +133,7 @@ class Assignment(Generic[T]):
         base: the digest of what its values were written with (`protocols.update.base`), where they are
             differences to what the device holds.
         ratio: that the coordinator proposes for it, in runs with an objective.
+        local_work: likewise, the share of the local training; left out where that is all of it.
     """
 
     device: FleetName
@@ -135,11 +144,19 @@ class Assignment(Generic[T]):
     release: Release | UnsetType = UNSET
     base: Digest | UnsetType = UNSET
     ratio: Ratio | UnsetType = UNSET
+    local_work: Ratio | UnsetType = UNSET
 
     @property
     def final_evaluation(self) -> bool:
         """What `Round` and `TransferKey` say, by the name that it has on the wire."""
         return self.rehearsal
+
+
+def proposed_budget(ratio: float | UnsetType, local_work: float | UnsetType) -> Budget | None:
+    """What an `Assignment` proposes; None: nothing, the device chooses."""
+    if ratio is UNSET:
+        return None
+    return Budget(ratio, 1.0 if local_work is UNSET else local_work)
 
 
 @dataclass(frozen=True)
@@ -162,6 +179,7 @@ class Measures:
         gain: how much more often the model that it serves is right than that one, on the same samples.
         gain_error: standard error of `gain`.
         release: what it says of the shared model's versions, in runs with adoption.canary.
+        local_work: the share of the run's local training that it did, where that is not all of it.
     """
 
     num_samples: NumSamples
@@ -177,6 +195,7 @@ class Measures:
     gain: Finite | UnsetType = UNSET
     gain_error: NonNegative | UnsetType = UNSET
     release: ReleaseWord | UnsetType = UNSET
+    local_work: Ratio | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,9 @@ def keep_others(store: AgentStore) -> None:
     capability = Capability(100, 2, 16, 10**6, 5e4, 10, 50.0, 2e6, 1e7, 0.04, 2 * 10**8, 2.0, 5.0, 3.0)
     report = DeviceReport(DEVICE, num_samples=100)
     chosen = RatioController(CHOICES, capability, load("raspberry-pi-4b"), Policy(), 20.0, report)
-    known = chosen.chosen(Conditions()).learned(0.5, RoundCost(500_000, 500_000, 1.0, 3.0, 2.0, 3 * 10**8))
+    known = chosen.chosen(Conditions()).learned(
+        Budget(0.5), RoundCost(500_000, 500_000, 1.0, 3.0, 2.0, 3 * 10**8)
+    )
     store.ratio_controller("fedavg").write(known.chosen(Conditions()).encoded())
     store.ratio_controller("fedprox").write(
         structs.replace(known, deadline_s=0.1).chosen(Conditions()).encoded()

@@ -51,7 +51,13 @@ ROUNDS = 4
 
 
 def settings(
-    method: str, mode: str, up: str = "raw", down: str = "raw", minimise: str = "none"
+    method: str,
+    mode: str,
+    up: str = "raw",
+    down: str = "raw",
+    minimise: str = "none",
+    *,
+    normalise: bool = False,
 ) -> RunSettings:
     return parse_run(
         {
@@ -60,7 +66,7 @@ def settings(
             "method": {"name": method},
             "data": {"source": "digits", "validation_fraction": 0.2},
             "encoding": {"up": up, "down": down},
-            "objective": {"minimise": minimise},
+            "objective": {"minimise": minimise, "normalise": normalise},
             "round": MODES[mode],
         }
     )
@@ -73,7 +79,7 @@ def enrolment(run_settings: RunSettings) -> Enrolment:
         "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
     )
     if run_settings.proposes_ratios:
-        begun = replace(begun, proposes=True)
+        begun = replace(begun, proposes=True, least_work=run_settings.objective.least_work)
     return begun if encoding == PLAIN.values else replace(begun, encoding=encoding)
 
 
@@ -83,7 +89,8 @@ def report_of(device: str, run_settings: RunSettings) -> DeviceReport:
     report = DeviceReport(device, num_samples=10, ratio=ratio)
     if not run_settings.proposes_ratios:
         return report
-    affords = (Affordable(one, 1.0 + 10 * one) for one in RATIOS if one <= ratio)
+    training_s = 20.0 if device == "d" else 2.0
+    affords = (Affordable(one, training_s + 10 * one, local_s=training_s) for one in RATIOS if one <= ratio)
     return replace(report, affords=tuple(affords))
 
 
@@ -102,8 +109,10 @@ class PlayedRun:
         up: str = "raw",
         down: str = "raw",
         minimise: str = "none",
+        *,
+        normalise: bool = False,
     ) -> None:
-        asked = settings(method, mode, up, down, minimise)
+        asked = settings(method, mode, up, down, minimise, normalise=normalise)
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
         self.sessions = {device: self.session(device) for device in DEVICES}

@@ -234,7 +234,7 @@ def _contender(settings: RunSettings, label: str) -> Contender:
         encoding = convert({"brief": settings.encoding.brief, **ways}, EncodingSection, f"compare.{label}")
     objective = None
     if "minimise" in section:
-        wish = {"minimise": section.pop("minimise"), "at_most": settings.objective.at_most}
+        wish = {**msgspec.to_builtins(settings.objective), "minimise": section.pop("minimise")}
         objective = convert(wish, ObjectiveSection, f"compare.{label}")
     return Contender(label, section, ratios, encoding, objective)
 

@@ -13,6 +13,7 @@ from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.firmware_profiles import UNKNOWN
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.skeletons.choice import Budget
 from fleetune.tools.simulator.battery import Battery
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
 from fleetune.tools.simulator.worker import Worked
@@ -110,12 +111,13 @@ class Player:
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
         )
 
-    def train_s(self, ratio: float) -> float:
+    def train_s(self, budget: Budget) -> float:
         """How long its work truly takes at one of its ratios, evaluations included."""
         controller = self.membership.ratio_controller
-        choice = next(one for one in controller.choices if one.ratio == ratio)
+        choice = next(one for one in controller.choices if one.ratio == budget.ratio)
         gflops = self.device.board.training_gflops * self.device.speed
-        return demand(choice, controller.capability).samples * self.flops_per_sample / (gflops * 1e9)
+        samples = demand(choice, controller.capability, budget.local_work).samples
+        return samples * self.flops_per_sample / (gflops * 1e9)
 
     def sent(self, work: RoundWork, upload_s: float) -> RoundWork:
         """The round in all when its reply is sent in `upload_s`."""

@@ -174,4 +174,5 @@ def ratio_controller_of(
         None if fixed else enrolment.deadline_s,
         report,
         proposed=enrolment.proposes is True,
+        least_work=enrolment.least_local_work,
     )

@@ -33,7 +33,7 @@ from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.membership import RoundWork
-from fleetune.edge_agent.run.session import proposed_ratio
+from fleetune.edge_agent.run.session import budget_of
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day
@@ -314,12 +314,12 @@ class Simulation:
             return  # it came back in the midst of this very task
         player.working = turn
         asked = player.membership.ratio_controller.proposed
-        proposed = proposed_ratio(payload, self._enrolment.spec) if asked else None
+        proposed = budget_of(payload, self._enrolment.spec) if asked else None
         work = player.membership.begin(key, num_bytes, arrives_at - self.now, proposed)
-        train_s, turns = player.train_s(work.ratio), player.turns
+        train_s, turns = player.train_s(work.budget), player.turns
         device = player.device
         job = self._submit(
-            player, worker.Job(device.name, device.index, work.ratio, key, payload, self._wall_s)
+            player, worker.Job(device.name, device.index, work.budget, key, payload, self._wall_s)
         )
         self._at(arrives_at + train_s, lambda: self._worked(player, work, job.result(), train_s, turns))
 

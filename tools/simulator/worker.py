@@ -38,7 +38,7 @@ class Job:
     Attributes:
         name: of the device.
         index: its number.
-        ratio: that it runs at.
+        budget: that it runs within.
         key: of the assignment.
         payload: the assignment, encoded.
         wall_s: the time of day when it was sent, seconds since 1970.
@@ -46,7 +46,7 @@ class Job:
 
     name: str
     index: int
-    ratio: float
+    budget: Budget
     key: TransferKey
     payload: bytes
     wall_s: float
@@ -137,7 +137,7 @@ class Stage:
 def _replied(session: Session, job: Job) -> bytes | None:
     """None: the task is a difference to what the device does not hold."""
     try:
-        return session.reply(job.payload, Budget(job.ratio))
+        return session.reply(job.payload, job.budget)
     except BaseUnknown:
         return None
 

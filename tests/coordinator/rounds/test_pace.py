@@ -11,27 +11,30 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.deadlines import proposed_s
-from fleetune.coordinator.rounds.pace import frugal, keeping_pace, work
+from fleetune.coordinator.rounds.pace import Offer, choices_of, frugal, keeping_pace
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.settings.objective import ObjectiveSection
+from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import Affordable
+from fleetune.protocols.skeletons.choice import Affordable, Budget
 
 RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
-TIME = ObjectiveSection("time")
+TIME, ENERGY = ObjectiveSection("time"), ObjectiveSection("energy")
 
 
-def needing(whole_s, *, start_s=0.0, ratios=RATIOS, joules=None):
+def needing(whole_s, *, start_s=0.0, ratios=RATIOS):
     """What a device affords that takes so long for a whole model."""
-    return tuple(
-        Affordable(r, start_s + whole_s * r, None, None if joules is None else joules(r)) for r in ratios
-    )
+    return tuple(Affordable(r, start_s + whole_s * r) for r in ratios)
+
+
+def offers(whole_s, *, start_s=0.0, ratios=RATIOS, joules=lambda _: None):
+    """The same as it may be proposed."""
+    return [Offer(Budget(r), start_s + whole_s * r, None, joules(r)) for r in ratios]
 
 
 def largest(choices):
-    return {device: some[-1].ratio for device, some in choices.items()}
+    return {device: some[-1].budget.ratio for device, some in choices.items()}
 
 
 def playing(objective=TIME, **options):
@@ -39,32 +42,33 @@ def playing(objective=TIME, **options):
 
 
 def dealt(script):
-    return {device: member.dealt for device, member in script.state.members.items()}
+    found = {device: member.dealt for device, member in script.state.members.items()}
+    return {device: budget and budget.ratio for device, budget in found.items()}
 
 
 def test_nobody_is_waited_for_longer_than_it_pays():
-    fast, slow = needing(1.0), needing(10.0)
+    fast, slow = offers(1.0), offers(10.0)
     assert largest(keeping_pace({"a": fast, "b": fast, "c": slow})) == {"a": 1.0, "b": 1.0, "c": 0.2}
 
 
 def test_equals_are_waited_for_while_it_pays():
     """What a round costs anyhow is paid less often when rounds are longer."""
-    all_ = {name: needing(1.0, start_s=20.0) for name in "abc"}
+    all_ = {name: offers(1.0, start_s=20.0) for name in "abc"}
     assert largest(keeping_pace(all_)) == dict.fromkeys("abc", 1.0)
-    alike = {name: needing(1.0) for name in "abc"}
+    alike = {name: offers(1.0) for name in "abc"}
     assert largest(keeping_pace(alike)) == dict.fromkeys("abc", 0.2), "half the work in a fifth of the time"
-    tenths = {name: needing(1.0, ratios=(0.1, 0.3)) for name in "abc"}
+    tenths = {name: offers(1.0, ratios=(0.1, 0.3)) for name in "abc"}
     assert largest(keeping_pace(tenths)) == dict.fromkeys("abc", 0.3), "a tenth is too little"
 
 
 def test_who_cannot_keep_the_pace_works_at_its_smallest_ratio():
-    found = keeping_pace({"a": needing(1.0), "b": needing(100.0)})
-    assert [one.ratio for one in found["b"]] == [0.2]
+    found = keeping_pace({"a": offers(1.0), "b": offers(100.0)})
+    assert [one.budget.ratio for one in found["b"]] == [0.2]
 
 
 def test_a_device_that_says_nothing_of_its_seconds_holds_nobody_up():
-    unknown = tuple(Affordable(ratio) for ratio in RATIOS)
-    found = keeping_pace({"a": needing(1.0, start_s=1.0), "b": unknown})
+    unknown = [Offer(Budget(ratio)) for ratio in RATIOS]
+    found = keeping_pace({"a": offers(1.0, start_s=1.0), "b": unknown})
     assert len(found["b"]) == len(RATIOS)
     assert keeping_pace({}) == {}
 
@@ -80,7 +84,7 @@ def test_an_agent_of_an_older_release_is_waited_for_and_proposed_nothing():
 
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 100)), min_size=1, max_size=8))
 def test_no_other_pace_pays_more(fleet):
-    choices = {str(number): needing(whole, start_s=start) for number, (whole, start) in enumerate(fleet)}
+    choices = {str(number): offers(whole, start_s=start) for number, (whole, start) in enumerate(fleet)}
     kept = keeping_pace(choices)
     assert all(kept.values())
 
@@ -89,7 +93,7 @@ def test_no_other_pace_pays_more(fleet):
             d: [one for one in some if one.round_s <= pace_s] or some[:1] for d, some in choices.items()
         }
         takes_s = max(some[-1].round_s for some in within.values())
-        return sum(work(some[-1].ratio) for some in within.values()) / takes_s
+        return sum(some[-1].work for some in within.values()) / takes_s
 
     takes_s = max(some[-1].round_s for some in kept.values())
     least_s = max(some[0].round_s for some in choices.values())
@@ -98,11 +102,49 @@ def test_no_other_pace_pays_more(fleet):
 
 
 def test_a_joule_brings_most_up_to_where_it_does():
-    costly = needing(1.0, joules=lambda ratio: 1 + 100 * ratio**3)
-    assert [one.ratio for one in frugal(costly)] == [0.2]
-    idle = needing(1.0, joules=lambda ratio: 100 + ratio)
-    assert [one.ratio for one in frugal(idle)] == list(RATIOS)
-    assert len(frugal(needing(1.0))) == len(RATIOS), "joules that are not known forbid nothing"
+    costly = offers(1.0, joules=lambda ratio: 1 + 100 * ratio**3)
+    assert [one.budget.ratio for one in frugal(costly, ENERGY)] == [0.2]
+    idle = offers(1.0, joules=lambda ratio: 100 + ratio)
+    assert [one.budget.ratio for one in frugal(idle, ENERGY)] == list(RATIOS)
+    assert len(frugal(offers(1.0), ENERGY)) == len(RATIOS), "joules that are not known forbid nothing"
+
+
+def test_a_byte_sent_and_a_price_count_likewise():
+    sends = [Offer(Budget(ratio), 1.0, round(1e6 * (0.5 + ratio**3)), 100 * ratio) for ratio in RATIOS]
+    assert [one.budget.ratio for one in frugal(sends, ObjectiveSection("bytes"))] == [0.2, 0.4]
+    by_bytes = ObjectiveSection("money", price=PriceSection(megabyte=0.01))
+    assert frugal(sends, by_bytes) == frugal(sends, ObjectiveSection("bytes"))
+    by_energy = ObjectiveSection("money", price=PriceSection(kilowatt_hour=0.3))
+    assert frugal(sends, by_energy) == frugal(sends, ENERGY)
+    both = ObjectiveSection("money", price=PriceSection(megabyte=1e-9, kilowatt_hour=0.3))
+    assert frugal(sends, both) == frugal(sends, ENERGY), "bytes are next to nothing"
+    with pytest.raises(SettingError, match=r"money.*objective\.price"):
+        ObjectiveSection("money")
+
+
+def test_who_trains_slowly_does_a_share_of_the_local_training():
+    """The pace is that of a quick device; another one's round is all training."""
+    slow = [
+        Offer(Budget(ratio, share), 10.0 * share + ratio) for ratio in RATIOS for share in (0.25, 0.5, 1.0)
+    ]
+    found = keeping_pace({"a": offers(1.0, start_s=2.0), "b": offers(1.0, start_s=2.0), "c": slow})
+    assert largest(found)["a"] == 0.8, "a whole round of the slow one would take four times as long"
+    assert {one.budget.local_work for one in found["c"]} == {0.25}
+    script = playing(start_with=1)
+    affords = Affordable(0.5, 20.0, 1000, 8.0, 16.0, 4.0, 1.0)
+    script.ready("a", affords=(affords,), ratio=0.5)
+    assert script.state.members["a"].dealt == Budget(0.5), "a second of training is worth as much as any"
+    assert (affords.seconds(0.25), affords.energy(0.25)) == (8.0, 5.0)
+
+
+def test_no_less_local_training_is_proposed_than_the_run_says_or_more_than_fits():
+    member = playing(start_with=2)
+    member.ready("a", affords=(Affordable(0.5, 20.0, 1000, 8.0, 16.0, 4.0, 0.75),), ratio=0.5)
+    told = member.state.members["a"]
+    shares = [one.budget.local_work for one in choices_of(told, ObjectiveSection("time", least_work=0.5))]
+    assert shares == [0.5, 0.75]
+    whole = choices_of(told, ObjectiveSection("time", least_work=1.0))
+    assert [one.budget.local_work for one in whole] == [0.75], "it cannot do more, and is not left out"
 
 
 def test_no_more_is_proposed_than_the_device_affords_or_the_run_allows():
@@ -157,8 +199,8 @@ def test_a_predicted_deadline_is_that_of_what_was_proposed():
 @pytest.mark.parametrize("lie_s", [0.0, 1e-9, 9.9, None])
 def test_who_lies_about_its_seconds_makes_no_round_longer_than_without_an_objective(lie_s):
     """Without one each works at the largest ratio that its deadline allows; here never at a larger one."""
-    honest = {name: needing(5.0) for name in "abc"}
-    lying = honest | {"liar": tuple(Affordable(ratio, lie_s) for ratio in RATIOS)}
+    honest = {name: offers(5.0) for name in "abc"}
+    lying = honest | {"liar": [Offer(Budget(ratio), lie_s) for ratio in RATIOS]}
     found = keeping_pace(lying)
     assert all(some[-1].round_s <= honest[name][-1].round_s for name, some in found.items() if name != "liar")
 

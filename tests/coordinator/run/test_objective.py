@@ -24,8 +24,8 @@ def with_ratios():
             yield name
 
 
-def played(folder, method="fedspu", minimise="time", **part):
-    run = PlayedRun(folder, method, "synchronous", minimise=minimise)
+def played(folder, method="fedspu", normalise=False, **part):
+    run = PlayedRun(folder, method, "synchronous", minimise="time", normalise=normalise)
     run.play(**part)
     found = run.end()
     run.close()
@@ -50,6 +50,22 @@ def test_devices_work_at_what_is_proposed_and_never_at_more_than_they_afford(tmp
         for device, reply in record.devices.items():
             assert reply.ratio in RATIOS
             assert reply.ratio <= DEVICES[device]
+
+
+def test_who_would_hold_up_the_others_does_a_share_of_the_local_training(tmp_path):
+    records = played(tmp_path)["records"]
+    shares = {device: {one.devices[device].local_work for one in records} for device in DEVICES}
+    assert shares["d"] == {0.25}
+    assert all(max(shares[name]) == 1.0 for name in "abc")
+
+
+def test_updates_are_normalised_where_that_is_wanted(tmp_path):
+    plain = played(tmp_path / "plain")
+    normalised = played(tmp_path / "normalised", normalise=True)
+    assert normalised["shared"] != plain["shared"]
+    stopped = tmp_path / "stopped"
+    played(stopped, normalise=True, end=5)
+    assert played(stopped, normalise=True, begin=5)["shared"] == normalised["shared"]
 
 
 def test_several_ratios_are_tried_in_a_round(tmp_path):

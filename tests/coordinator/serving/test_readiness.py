@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.talk import Coordinating, run_settings
 
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.choice import MOST_CHOICES, RATIOS, Affordable
+from fleetune.protocols.skeletons.choice import MOST_CHOICES, RATIOS, Affordable, Budget
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def test_what_it_affords_is_heard_and_proposed(talk):
     talk.greet("a", num_samples=10, affords=affording(*RATIOS))
     talk.greet("b", num_samples=10, affords=affording(0.3))
     members = talk.run.controller.members
-    assert members["b"].dealt == 0.3
-    assert members["a"].dealt in RATIOS
+    assert members["b"].dealt == Budget(0.3)
+    assert members["a"].dealt.ratio in RATIOS
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def taught(ratio_controller, world, rounds=5):
     for _ in range(rounds):
         ratio = ratio_controller.report.ratio or CHOICES[0].ratio
         choice = next(one for one in CHOICES if one.ratio == ratio)
-        ratio_controller = ratio_controller.learned(ratio, world.round(choice, rng)).chosen(UNKNOWN)
+        ratio_controller = ratio_controller.learned(Budget(ratio), world.round(choice, rng)).chosen(UNKNOWN)
     return ratio_controller
 
 
@@ -131,13 +131,16 @@ def test_the_explanation_fits_into_80_characters(thin):
 class SomeSession:
     """Answers at once, or not at all."""
 
-    last_round = base = None
+    last_round = base = local_work = None
+    most_steps = 14
 
     def __init__(self, problem=None):
         self.problem, self.budgets = problem, []
 
-    def reply(self, data, budget):
+    def reply(self, data, budget, enough):
         self.budgets.append(budget)
+        steps = next((step for step in range(1, self.most_steps) if enough()), self.most_steps)
+        self.local_work = budget.local_work * steps / self.most_steps
         if self.problem:
             raise self.problem
         return data + b" answered"
@@ -211,6 +214,32 @@ def test_a_round_is_measured_predicted_and_learned_from():
     (lesson,) = joined.membership.ratio_controller.cost_history.past_rounds
     assert lesson.actual == joined.taken
     assert read_ratio_controller(joined._memory.data).cost_history.past_rounds == (lesson,)
+
+
+def late_controller(least_work=0.25):
+    """All of the local training would take till after the deadline: it takes 7 s a step, not 0.3 s."""
+    return structs.replace(a_ratio_controller(deadline_s=50.0), least_work=least_work)
+
+
+def test_who_would_be_late_sends_what_it_has_at_the_deadline():
+    joined = take_part(ratio_controller=late_controller())
+    play(joined, download_s=2.0)
+    steps = round(joined.session.local_work * 14)
+    assert 1 < steps < 14
+    assert 2.0 + 7.0 * steps <= 50.0 < 2.0 + 7.0 * (steps + 2)
+    assert joined._work.budget == Budget(1.0, steps / 14)
+    (lesson,) = joined.membership.ratio_controller.cost_history.past_rounds
+    done = joined._work.budget
+    whole = joined.membership.ratio_controller.expected(Budget(1.0)).train_s
+    part = joined.membership.ratio_controller.expected(done).train_s
+    assert part == pytest.approx(lesson.actual.train_s), "it learned what its steps take"
+    assert whole > part
+
+
+def test_without_an_objective_a_late_round_is_done_whole():
+    joined = take_part(ratio_controller=late_controller(least_work=1.0))
+    play(joined, download_s=2.0)
+    assert joined.session.local_work == 1.0
 
 
 def test_a_final_evaluation_teaches_nothing():
@@ -312,11 +341,42 @@ def test_it_works_at_what_is_proposed_and_never_at_more_than_it_affords():
     controller = proposed_to(ratio=0.4)
     member = Membership(controller)
     for proposed, worked in ((0.2, 0.2), (0.35, 0.3), (0.4, 0.4), (1.0, 0.4), (0.01, 0.1), (None, 0.4)):
-        work = member.begin(FIRST, 10, 0.1, proposed)
-        assert work.ratio == worked
+        work = member.begin(FIRST, 10, 0.1, None if proposed is None else Budget(proposed))
+        assert work.budget == Budget(worked)
         assert work.expected.round_s == next(
             one.round_s for one in controller.report.affords if one.ratio == worked
         )
+
+
+def test_what_less_local_training_takes_is_said_and_learned_from():
+    controller = structs.replace(a_ratio_controller(), proposed=True, least_work=0.25).chosen(UNKNOWN)
+    (smallest, *_) = controller.report.affords
+    choice = Budget(smallest.ratio, 0.5)
+    step = 1 / 14  # of them a share is a whole number
+    assert controller.expected(choice).round_s == pytest.approx(smallest.seconds(0.5), rel=step)
+    assert controller.expected(choice).joules == pytest.approx(smallest.energy(0.5), rel=step)
+    work = Membership(controller).begin(FIRST, 10, 0.1, choice)
+    assert work.budget == choice
+    taken = controller.expected(choice)
+    after = controller.learned(choice, taken).chosen(UNKNOWN)
+    assert after.expected(choice).round_s == pytest.approx(taken.round_s)
+    whole = controller.expected(Budget(smallest.ratio)).round_s
+    assert after.expected(Budget(smallest.ratio)).round_s == pytest.approx(whole)
+
+
+def test_who_cannot_do_all_of_the_local_training_takes_part_with_a_share_of_it():
+    too_short = structs.replace(a_ratio_controller(deadline_s=4.0), proposed=True)
+    assert not too_short.chosen(UNKNOWN).fits
+    controller = structs.replace(too_short, least_work=0.25).chosen(UNKNOWN)
+    assert controller.fits
+    assert all(one.local_work < 1 for one in controller.report.affords)
+    assert "% of local training it fits" in controller.report.reason
+    assert controller.report.round_s <= 4.0
+    assert controller.report.ratio == controller.report.affords[0].ratio
+    for ratio in (0.1, 0.3, 1.0):
+        work = Membership(controller).begin(FIRST, 10, 0.1, Budget(ratio, 1.0))
+        assert work.expected.round_s <= 4.0, "it does no more than it affords, whatever is proposed"
+    assert not structs.replace(controller, deadline_s=0.5).chosen(UNKNOWN).fits
 
 
 def test_other_ratios_that_fit_and_other_seconds_are_news():

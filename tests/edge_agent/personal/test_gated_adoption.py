@@ -59,7 +59,7 @@ class Scripted:
     def on_all(self):
         return self
 
-    def in_round(self, number, optimiser_states):
+    def in_round(self, number, optimiser_states, **_):
         return self
 
     def losses(self, weights, part):

@@ -96,7 +96,7 @@ class Scripted:
     def __init__(self, best=1.0):
         self.best, self.leads_to = best, []
 
-    def in_round(self, number, optimiser_states):
+    def in_round(self, number, optimiser_states, **_):
         return self
 
     def fit(self, weights, plan, key):

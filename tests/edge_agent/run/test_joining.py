@@ -22,6 +22,7 @@ from fleetune.protocols.bundle.shipped import bundle_path
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
+from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ack, Offer, TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
@@ -104,7 +105,7 @@ def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
     store.keep_bundle(enrolled.run, bundle_path("mlp", (1, 8, 8), 10).read_bytes())
     before = joined(enrolled, tmp_path)
     store.ratio_controller(enrolled.run).write(
-        before.membership.ratio_controller.learned(1.0, took).encoded()
+        before.membership.ratio_controller.learned(Budget(), took).encoded()
     )
     assert len(joined(enrolled, tmp_path).membership.ratio_controller.cost_history.past_rounds) == 1
     other = joined(enrolled, tmp_path, link=LinkSpeed(uplink_bps=1.0), kind="onnx")
@@ -124,7 +125,9 @@ def test_the_same_model_and_trainer_carry_what_rounds_taught_into_the_next_run(t
     took, thin = RoundCost(memory_bytes=300_000_000), LinkSpeed(uplink_bps=1.0, downlink_bps=1.0)
     before = joined(first, tmp_path)
     store.enrolment(first.run).write(codec.encode(first, first.spec))
-    store.ratio_controller(first.run).write(before.membership.ratio_controller.learned(1.0, took).encoded())
+    store.ratio_controller(first.run).write(
+        before.membership.ratio_controller.learned(Budget(), took).encoded()
+    )
     taken = joined(second, tmp_path, link=thin)
     assert len(taken.membership.ratio_controller.cost_history.past_rounds) == 1
     assert taken.report.uplink_bps == 2e6

@@ -10,7 +10,7 @@ from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 
@@ -32,8 +32,8 @@ def test_a_round_keeps_the_ratio_and_the_forecast_that_it_began_with(membership)
     for number in range(2, 7):
         done(membership, TransferKey("task", "run", number, 1), upload_s=15.0)
     assert membership.report.ratio < ratio
-    assert (work.key, work.ratio, work.expected) == (FIRST, ratio, expected)
-    assert membership.begin(FIRST, 100, None).ratio == membership.report.ratio
+    assert (work.key, work.budget, work.expected) == (FIRST, Budget(ratio), expected)
+    assert membership.begin(FIRST, 100, None).budget.ratio == membership.report.ratio
 
 
 def test_what_a_round_takes_comes_together_as_it_goes(membership):

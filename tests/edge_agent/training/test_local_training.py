@@ -253,6 +253,62 @@ def test_plan_decides_the_epochs():
     assert np.array_equal(nothing.weights, start(one.spec))
 
 
+def test_a_share_of_the_local_training_is_its_first_steps():
+    """On the data as shuffled for all of it, counted in whole steps, at least one."""
+    one = trainer(sizes=(37, 0, 11), epochs=3)  # of five batches
+    weights, steps = start(one.spec), {}
+    for share in (0.01, 0.25, 0.5, 0.75, 1.0):
+        steps[share] = one.in_round(1, None, local_work=share).fit(weights, FitPlan(), KEY)
+    assert [fit.num_steps for fit in steps.values()] == [1, 4, 8, 11, 15]
+    assert np.array_equal(steps[1.0].weights, one.fit(weights, FitPlan(), KEY).weights)
+    first = one.fit(weights, FitPlan(epochs=1), KEY)
+    third = one.in_round(1, None, local_work=1 / 3)
+    assert np.array_equal(third.fit(weights, FitPlan(), KEY).weights, first.weights)
+    assert third.fit(weights, FitPlan(), KEY).loss == first.loss
+    assert third.fit(weights, FitPlan(epochs=2), KEY).num_steps == 10, (
+        "a method's own epochs are not the run's"
+    )
+    whole, some = list(one.batches(KEY)), list(one.in_round(1, None, local_work=0.5).batches(KEY))
+    assert len(whole) == 15
+    assert len(some) == 8
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(some, whole, strict=False))
+    assert steps[0.5].loss > 0
+
+
+def test_the_loss_of_a_part_of_an_epoch_is_that_of_its_samples():
+    one = trainer(sizes=(40, 0, 11), epochs=2, learning_rate=1e-9).in_round(1, None, local_work=0.7)
+    weights = start(one.spec)
+    seen = list(one.batches(KEY))[5:]
+    assert len(seen) == 2
+    expected = one.loss(weights, rows=np.concatenate(seen))
+    assert one.fit(weights, FitPlan(), KEY).loss == pytest.approx(expected, rel=1e-3)
+
+
+def test_when_it_is_enough_training_ends_with_what_it_has():
+    one = trainer(sizes=(37, 0, 11), epochs=3)
+    weights, asked = start(one.spec), []
+
+    def after(steps):
+        def enough():
+            asked.append(1)
+            return len(asked) >= steps
+
+        asked.clear()
+        return one.in_round(1, None, enough=enough)
+
+    fit = after(4).fit(weights, FitPlan(), KEY)
+    assert (fit.num_steps, fit.local_work) == (4, 4 / 15)
+    same = one.in_round(1, None, local_work=4 / 15).fit(weights, FitPlan(), KEY)
+    assert np.array_equal(fit.weights, same.weights)
+    assert fit.loss == same.loss
+    assert after(1).fit(weights, FitPlan(), KEY).num_steps == 1, "never nothing"
+    own = after(2).fit(weights, FitPlan(epochs=1), KEY)
+    assert (own.num_steps, own.local_work) == (2, 1.0)
+    wanted = after(1).fit(weights, FitPlan(keep_last_gradient=True), KEY)
+    assert wanted.num_steps == 15
+    assert wanted.last_gradient is not None
+
+
 def test_stop_is_asked_before_every_batch_and_ends_training():
     one = trainer(features=4)
     asked = []

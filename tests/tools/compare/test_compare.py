@@ -319,7 +319,7 @@ def test_contenders_may_differ_in_what_they_minimise(tmp_path):
     assert [one.options for one in contenders] == ["ratios: as each chooses, minimise = time", ""]
     found = [cell.settings.objective for cell in cells_of(settings, contenders, 1, tmp_path)]
     assert [(one.minimise, one.at_most) for one in found] == [("time", 0.6), ("none", 0.6)]
-    wrong = settings_of(compare={"paced": {"name": "fedspu", "minimise": "bytes"}})
+    wrong = settings_of(compare={"paced": {"name": "fedspu", "minimise": "watts"}})
     with pytest.raises(SettingError, match=r"compare.paced.*minimise"):
         contenders_of(wrong, ["paced"])
 

@@ -82,7 +82,7 @@ def test_it_is_explained(tmp_path):
         len(record.devices) for record in records if not record.final_evaluation
     )
     assert "minimise time: rounds as short as it pays" in said
-    assert re.search(r"\d of 4 devices could work at a larger ratio", said)
+    assert re.search(r"\d of 4 devices could do more than that allows", said)
     assert re.search(r"the pace is .* which device-\d needs", said)
     assert any(row.worth is not None for row in rows)
     assert summary.by_ratio == rows
