@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
 from fleetune.edge_agent.training.descent import OptimiserMemory, optimiser_memory
 from fleetune.edge_agent.training.local_training import batch_slices
-from fleetune.edge_agent.training.trainers import Kind
+from fleetune.edge_agent.training.trainers import Kind, trains_smaller
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
 from fleetune.protocols.round_cost import RoundCost
@@ -81,6 +81,7 @@ class Capability:
         frozen_bytes: of what is frozen in the model, which is held once; `base_bytes` is without them.
         adoption_samples: training steps, in samples, that [adoption] takes of a round beside the method's.
         adoption_copies: of the whole model in float32, that it holds beside the method's.
+        trains_smaller: see `edge_agent.training.trainers.trains_smaller`.
     """
 
     num_samples: int
@@ -103,6 +104,7 @@ class Capability:
     frozen_bytes: int = 0
     adoption_samples: float = 0.0
     adoption_copies: float = 0.0
+    trains_smaller: bool = False
 
     @property
     def remembered(self) -> OptimiserMemory:
@@ -147,6 +149,7 @@ def capability_of(
         frozen_bytes=frozen_bytes,
         adoption_samples=_adoption_samples(enrolment, report.num_samples, num_validation),
         adoption_copies=_adoption_copies(enrolment),
+        trains_smaller=trains_smaller(trainer, enrolment.spec),
     )
 
 
@@ -178,7 +181,8 @@ def _adoption_copies(enrolment: Enrolment) -> float:
 def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> Demand:
     """What a round at `choice` with this share of local training asks, as the method estimates it."""
     cost, able = choice.cost, capability
-    epochs = cost.epochs(able.epochs * _share_done(able, local_work))
+    run_epochs = able.epochs * _share_done(able, local_work)
+    epochs = cost.epochs(run_epochs, alone=able.trains_smaller)
     memory = MEMORY_MODELS[able.trainer]
     payloads = memory.payload_copies * (cost.bytes_down + cost.bytes_up)
     model_copies = memory.model_copies + able.remembered.copies(cost.trainable_share)

@@ -43,6 +43,19 @@ class Upper:
     features: Callable[[InputArray], FlatArray]
 
 
+@dataclass(frozen=True)
+class Smaller:
+    """A network with fewer neurons.
+
+    Attributes:
+        backend: of it.
+        fading: by the names of statistics, what a step multiplies those of absent neurons by.
+    """
+
+    backend: "Backend"
+    fading: dict[str, float]
+
+
 class Backend(Protocol):
     """One model, computing in one flat vector.
 
@@ -78,6 +91,16 @@ class Backend(Protocol):
     def upper(self) -> Upper | None:
         """The part of the model that features can be computed for once; None: there is none, or it cannot be
         parted.
+        """
+        ...
+
+    def smaller(self, counts: tuple[int, ...]) -> "Smaller | None":
+        """The network with so many neurons in each group, or a few more; its backend counts them.
+
+        It gives what the whole model gives whose other neurons' parameters are 0, whichever they are.
+
+        Returns:
+            None: there is none, or it would give something else.
         """
         ...
 

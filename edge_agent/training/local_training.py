@@ -14,6 +14,7 @@ from fleetune.edge_agent.training.backend import Backend, ExtraLoss, InputArray,
 from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.device_data import DeviceData
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
+from fleetune.edge_agent.training.smaller_network import part_of
 from fleetune.protocols.errors import TrainingDiverged, TrainingStopped
 from fleetune.protocols.model.compute_cost import trained_tensors
 from fleetune.protocols.model.loss_terms import LossTerm
@@ -125,7 +126,8 @@ class LocalTrainer:
         order `key.child("epoch", e).permutation(n)`, cut by `batch_slices`; step s augments its batch with
         `key.child("augment", s)`. The loss and `last_gradient` are of the data's loss alone, without pull
         and weight decay, and the gradient covers frozen entries too. A loss term is in the gradient, not in
-        the loss; what other models answer in it, they answer to the samples as they are.
+        the loss; what other models answer in it, they answer to the samples as they are. Where the plan
+        promises that all is 0 outside some neurons, and the backend can, a smaller network trains.
 
         Raises:
             TrainingStopped: `stop` gave a reason; nothing was changed.
@@ -133,6 +135,11 @@ class LocalTrainer:
             SettingError: the run's augmentation failed; nothing was changed.
             ModelError: the backend cannot compute the loss term; nothing was changed.
         """
+        if part := part_of(self.backend, weights, plan):
+            alone = replace(
+                self, backend=part.network.backend, optimiser_states=part.states(self.optimiser_states)
+            )
+            return part.put_back(alone.fit(part.taken(weights), part.plan(plan), key), weights)
         answers = self._answers(plan.loss_term)
         self.backend.load(weights)
         with np.errstate(over="ignore", invalid="ignore"):  # divergence is found and named below

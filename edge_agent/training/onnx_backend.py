@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Upper
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
 from fleetune.edge_agent.training.onnx_sessions import Sessions
+from fleetune.edge_agent.training.smaller_network import SmallerNetworks
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle import bundle as graphs
 from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.bundle.graph_cut import Cut, cut
 from fleetune.protocols.bundle.onnx_file import INT8, SCALE
+from fleetune.protocols.bundle.smaller_graph import smaller_bundle
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.backbone_file import Int8Tensors, Tensors
 from fleetune.protocols.model.loss_terms import Answer, Distillation
@@ -60,6 +62,8 @@ class OnnxBackend:
             Sessions, threads=threads, guard=guard, room=room, dequantised=frozenset(int8)
         )
         self._sessions = self._new_sessions(bundle)
+        self._of_bundle = partial(OnnxBackend, threads=threads, guard=guard, room=room)
+        self._smaller = SmallerNetworks(self, self._make_smaller)
         self._cut: Cut | None = None
         self._weights = np.zeros(self._spec.size, np.float32)
         self._gradient = np.zeros(self._spec.size, np.float32)
@@ -143,6 +147,14 @@ class OnnxBackend:
             return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
         return Upper(upper, found.size, features)
+
+    def smaller(self, counts: tuple[int, ...]) -> Smaller | None:
+        """See `Backend.smaller`: the bundle's training graph with other sizes."""
+        return self._smaller.of(counts)
+
+    def _make_smaller(self, counts: tuple[int, ...]) -> "OnnxBackend | None":
+        bundle = smaller_bundle(self._bundle, counts)
+        return None if bundle is None else self._of_bundle(bundle)
 
     def _take_part(self, found: Cut) -> None:
         self._cut, self._bundle = found, replace(self._bundle, graphs=found.upper)

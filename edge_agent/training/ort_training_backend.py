@@ -66,6 +66,10 @@ class OrtTrainingBackend(OnnxBackend):
         """None: the package's training model is one piece."""
         return None
 
+    def smaller(self, counts: tuple[int, ...]) -> None:  # noqa: ARG002 - of none
+        """None: the package's training model has its sizes."""
+        return
+
     def step(
         self,
         x: InputArray,

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fleetune.edge_agent.training import torch_replay
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Upper
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
+from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model import architectures
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.loss_terms import Answer
+from fleetune.protocols.model.smaller import smaller_spec
 from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
 from fleetune.protocols.model.token_ids import samples_of
 from fleetune.protocols.model.torch_backbone import as_described, is_statistic, last_layer, set_frozen
@@ -34,6 +36,8 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
+
+_TRIED = 3  # samples of a step that is only looked at
 
 
 class TorchBackend:
@@ -56,6 +60,7 @@ class TorchBackend:
         ]
         self._last = last_layer(spec, module)
         self._replay: torch_replay.Replay | None = None
+        self._smaller = SmallerNetworks(self, self._make_smaller)
         self._has_dropout = True  # until a step in training shows that it has none
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._samples = samples_of(module, spec.input_shape)
@@ -230,6 +235,36 @@ class TorchBackend:
         upper = copy.copy(self)
         upper._replay = replay  # noqa: SLF001 - of this class
         return Upper(upper, replay.size, lambda x: replay.taken(self._module, self._input(x)))
+
+    def smaller(self, counts: tuple[int, ...]) -> Smaller | None:
+        """See `Backend.smaller`: a copy of the module with smaller tensors, whose functions go by them."""
+        return self._smaller.of(counts)
+
+    def _make_smaller(self, counts: tuple[int, ...]) -> "TorchBackend | None":
+        spec = smaller_spec(self._spec, counts)
+        if spec is None or not torch_gains(self._spec) or self._draws():  # what is drawn goes by shapes
+            return None
+        shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
+        copies: dict[int, Any] = {}
+        for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
+            if name in shapes:
+                value = torch.zeros(shapes[name])
+                copies[id(tensor)] = nn.Parameter(value) if isinstance(tensor, nn.Parameter) else value
+        try:
+            return TorchBackend(spec, copy.deepcopy(self._module, copies), self._task)
+        except Exception:  # noqa: BLE001 - a user's module may raise anything
+            return None
+
+    def _draws(self) -> bool:
+        """Whether a step in training draws random numbers."""
+        self._module.train()
+        with _fork_seeded(Key(0)), torch.no_grad():
+            before = torch.default_generator.get_state()
+            try:
+                self._trained_on(self._made_up(_TRIED).numpy(), Key(0))
+            except (ValueError, RuntimeError, IndexError):  # as in `step`; a batch like this one
+                return True
+            return self._has_dropout or not torch.equal(before, torch.default_generator.get_state())
 
     def _made_up(self, num_samples: int) -> Tensor:
         """Samples of numbers between -1 and 1, or of the first token id."""

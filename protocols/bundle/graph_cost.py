@@ -59,9 +59,7 @@ def cost_of(name: str, graph: Graph, num_samples: int) -> GraphCost:
     operations = 0
     for index, node in enumerate(graph.nodes):
         made = _made(name, node, arrays)
-        arrays |= {output: made.array for output in node.outputs if output}
-        if node.op == "MaxPool":  # its second result are the places of the first
-            arrays |= {output: Array("i8", made.array.shape) for output in node.outputs[1:] if output}
+        arrays |= _results(node, made)
         if made.operations > MOST_AT_ONCE:
             raise PacketTooLarge(f"graph {name}: {node.op} takes {made.operations:.3g} operations at once")
         operations += made.operations
@@ -78,8 +76,7 @@ def shapes_of(graph: Graph, num_samples: int) -> dict[str, tuple[Type, tuple[int
     arrays |= {port.name: _given(port, num_samples) for port in graph.inputs}
     arrays |= {constant.name: _constant(constant) for constant in graph.constants}
     for node in graph.nodes:
-        made = _made("", node, arrays)
-        arrays |= {output: made.array for output in node.outputs if output}
+        arrays |= _results(node, _made("", node, arrays))
     return {name: (array.type, array.shape) for name, array in arrays.items() if array is not None}
 
 
@@ -93,6 +90,14 @@ def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
     except Unfit as problem:
         raise PacketCorrupt(f"graph {name}: {node.op} {problem}") from None
     return made
+
+
+def _results(node: Node, made: Result) -> dict[str, Array]:
+    """Each array that a node makes, by its name."""
+    found = {output: made.array for output in node.outputs if output}
+    if node.op == "MaxPool":  # its second result are the places of the first
+        found |= {output: Array("i8", made.array.shape) for output in node.outputs[1:] if output}
+    return found
 
 
 def _given(port: Port, num_samples: int) -> Array:

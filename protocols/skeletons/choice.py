@@ -93,6 +93,8 @@ class Cost:
         bytes_down, bytes_up: payload bytes of a round, estimated from the entries sent. Where a device's
             first round takes more, the method says which it counts.
         work: training work in each of the run's epochs, relative to full steps on every parameter.
+        work_alone: instead, where the trainer trains the device's part as a network by itself (see
+            `FitPlan.neurons`); None: that is never so.
         memory_bytes: extra memory beyond the model's own: further models, scores, masks.
         extra_epochs: full epochs beside the run's: those that a method sets itself, and passes over the
             training samples for losses or gradients. The evaluations of every method are not counted.
@@ -112,10 +114,15 @@ class Cost:
     trainable_share: float = 1.0
     bytes_vary: bool = False
     mask_bytes_up: int = 0
+    work_alone: float | None = None
 
-    def epochs(self, run_epochs: float) -> float:
-        """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs)."""
-        return self.work * run_epochs + self.extra_epochs
+    def epochs(self, run_epochs: float, *, alone: bool = False) -> float:
+        """The round's training work in full epochs, where the run has `run_epochs` ([training] epochs).
+
+        alone: whether the trainer trains parts as networks by themselves.
+        """
+        work = self.work_alone if alone and self.work_alone is not None else self.work
+        return work * run_epochs + self.extra_epochs
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Ratio
 from fleetune.protocols.finite import check_finite
+from fleetune.protocols.model.smaller import smaller_spec, smaller_work
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Update
@@ -41,6 +42,8 @@ from fleetune.protocols.update.selection import (
 )
 
 D = TypeVar("D")  # device state
+
+BYTES_PER_ENTRY = 4
 
 ACTIVE_SHARE = Internal(
     "active_share",
@@ -161,9 +164,9 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
     """Both halves: a device's part consists of the neurons that rank highest by the method's `importance`.
 
     Of n neurons of a group, `num_active(n, ratio)` are kept, as in FedSPU, so that all of these methods
-    send about the same at the same ratio. Choosing saves bytes; every tensor has entries in the part, so
-    work stays 1 (see `protocols.model.compute_cost`), and the pass over the data for choosing once is not
-    counted.
+    send about the same at the same ratio. A part is trained as the smaller network that it is, where the
+    model and the trainer can, and its work is that network's. The pass over the data for choosing once is
+    not counted.
     """
 
     @abstractmethod
@@ -180,7 +183,8 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
             check_finite(np.concatenate(scores), f"{type(self).__name__}: the neurons' importance")
             part = strongest(scores, task.ratio)
         mask = part.mask(self.spec)
-        fit = trainer.fit(cut(received, mask, self.spec), FitPlan(trainable=mask), key)
+        neurons = part if isinstance(part, ChosenNeurons) else None
+        fit = trainer.fit(cut(received, mask, self.spec), FitPlan(trainable=mask, neurons=neurons), key)
         sent = Patch.of(fit.weights, part, self.spec)
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
 
@@ -192,4 +196,8 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
         part, whole = expected_count(self.spec, ratio), self.spec.num_parameters
         first = whole if isinstance(self.known(ratio), Everything) else part
         down, up = estimate_bytes(first), estimate_bytes(part)
-        return Choice(ratio, Cost(down, up, trainable_share=part / whole))
+        held = 2 * BYTES_PER_ENTRY * part  # the smaller network's weights and gradients
+        smaller = smaller_spec(self.spec, [num_active(neurons, ratio) for neurons in self.spec.groups])
+        alone = None if smaller is None else smaller_work(self.spec, smaller)
+        cost = Cost(down, up, memory_bytes=held, trainable_share=part / whole, work_alone=alone)
+        return Choice(ratio, cost)

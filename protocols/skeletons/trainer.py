@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fleetune.protocols.model.loss_terms import LossTerm
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.selection import ChosenNeurons
 
 Rows = NDArray[np.intp]  # which training samples, shape (n,)
 Part = Literal["train", "validation", "test"]
@@ -38,6 +39,9 @@ class FitPlan:
         trainable: entries that may change, shape (spec.size,); None: all parameters. Whatever the
             optimiser's momentum or weight decay, the others stay exactly as they are; running
             statistics always follow the data.
+        neurons: a promise: all parameters between other neurons are 0 in the weights to train from, and not
+            trainable. A trainer may then train the network of these neurons alone, which is the same but for
+            rounding and takes less time; None: nothing is promised.
         pull: an extra term of the loss.
         loss_term: an extra term of the loss by what other models answer; a device whose backend cannot
             compute it raises ModelError.
@@ -46,6 +50,7 @@ class FitPlan:
     """
 
     trainable: MaskArray | None = None
+    neurons: ChosenNeurons | None = None
     pull: Pull | None = None
     loss_term: LossTerm | None = None
     epochs: int | None = None

@@ -10,6 +10,7 @@ from typing import Annotated, Self
 
 import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Bits64, Label, Ratio
 from fleetune.protocols.errors import PacketCorrupt, SettingError
@@ -70,11 +71,15 @@ class ChosenNeurons(Struct, frozen=True, tag=True):
 
     def mask(self, spec: ModelSpec) -> MaskArray:
         """Raises PacketCorrupt when there is not one bit for each neuron of the model."""
+        return neuron_mask(spec, self.by_group(spec))
+
+    def by_group(self, spec: ModelSpec) -> list[MaskArray]:
+        """For each group, bool, shape (neurons,). Raises as `mask`."""
         if self.active.dtype != np.bool_ or self.active.shape != (sum(spec.groups),):
             raise PacketCorrupt(
                 f"bitmap of shape {self.active.shape} for a model of {sum(spec.groups)} neurons"
             )
-        return neuron_mask(spec, np.split(self.active, np.cumsum(spec.groups, dtype=np.intp)[:-1]))
+        return np.split(self.active, np.cumsum(spec.groups, dtype=np.intp)[:-1])
 
     def count(self, spec: ModelSpec) -> int:
         return int(np.count_nonzero(self.mask(spec)))
@@ -174,6 +179,13 @@ def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray]) -> MaskArray:
         else:
             parts.append(_tensor_mask(tensor, active).ravel())
     return np.concatenate(parts)
+
+
+def neuron_positions(spec: ModelSpec, active: Sequence[MaskArray]) -> NDArray[np.intp]:
+    """Where the entries between active neurons stand, ascending, running statistics included: what a network
+    of these neurons alone has, in its order.
+    """
+    return np.flatnonzero(np.concatenate([_tensor_mask(tensor, active).ravel() for tensor in spec.tensors]))
 
 
 def expected_count(spec: ModelSpec, ratio: float) -> int:

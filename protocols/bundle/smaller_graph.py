@@ -1,0 +1,184 @@
+"""A bundle's training graph for the same network with fewer neurons.
+
+Sizes stand in a graph as the shapes of its tensors, and as constants that say how arrays are reshaped. The
+former follow from the smaller model; of the latter those that count neurons are found by following every axis
+through the graph (`protocols.bundle.axis_factors`). What cannot be followed is not made smaller.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.bundle.axis_factors import (
+    RULES,
+    Axes,
+    Axis,
+    Factor,
+    Unfollowed,
+    expanded,
+    fixed,
+    is_shorter,
+    need,
+    regrouped,
+    small_shape,
+    unchanged,
+    whole_shape,
+)
+from fleetune.protocols.bundle.bundle import PROBE, TRAIN, Bundle
+from fleetune.protocols.bundle.graph import BATCH, Constant, Dimension, Graph, Node, Port
+from fleetune.protocols.bundle.graph_cost import cost_of, shapes_of
+from fleetune.protocols.errors import PacketError
+from fleetune.protocols.model.smaller import smaller_spec
+from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Shape, Span, TensorSpec
+
+_STEPS = (1, 2, 4)  # graphs may pool channels in pairs, so there may have to be a few more of them
+
+
+def smaller_bundle(bundle: Bundle, counts: Sequence[int]) -> Bundle | None:
+    """A bundle that trains the network with `counts` neurons in its groups, or up to three more in each.
+
+    Its only graph is `train`. Whether it computes the same is for the caller to see.
+
+    Returns:
+        None: there is no such network, it draws random numbers, or its graph cannot be made smaller.
+    """
+    for step in _STEPS:
+        rounded = [-(-count // step) * step for count in counts]
+        spec = smaller_spec(bundle.spec, [*map(min, rounded, bundle.spec.groups)])
+        if spec is None or bundle.noises:
+            return None
+        try:
+            graph = _smaller_graph(bundle.graphs[TRAIN], bundle.spec, spec)
+            cost_of(TRAIN, graph, PROBE)
+        except (Unfollowed, PacketError):
+            continue
+        return replace(bundle, spec=spec, graphs={TRAIN: graph}, recipe=None, weights=None, ort_training={})
+    return None
+
+
+def _smaller_graph(graph: Graph, whole: ModelSpec, small: ModelSpec) -> Graph:
+    """Raises Unfollowed."""
+    walk = _Walk(graph, {tensor.name: _axes_of(tensor, small) for tensor in whole.tensors})
+    nodes = [walk.smaller(node) for node in graph.nodes]
+    shapes = {tensor.name: tensor.shape for tensor in small.tensors}
+
+    def resized(port: Port) -> Port:
+        """A tensor, or its gradient or new value."""
+        name = port.name.removeprefix("gradient:").removeprefix("statistic:")
+        shape: tuple[Dimension, ...] = shapes.get(name, port.shape)
+        need(small_shape(walk.axes[port.name]) == _numbered(shape))
+        return replace(port, shape=shape)
+
+    return replace(
+        graph,
+        inputs=tuple(map(resized, graph.inputs)),
+        outputs=tuple(map(resized, graph.outputs)),
+        nodes=tuple(walk.with_counts(node) for node in nodes),
+        constants=(*graph.constants, *walk.constants),
+    ).keeping(graph.output_names)
+
+
+def _axes_of(tensor: TensorSpec, small: ModelSpec) -> Axes:
+    def axis(size: int, spans: Sequence[Span]) -> Axis:
+        if not spans:
+            return (fixed(size),)
+        counts = [one.count if one.group == ALWAYS_ACTIVE else small.groups[one.group] for one in spans]
+        if len(spans) == 1:
+            return (Factor(spans[0].count, counts[0]), fixed(spans[0].repeat))
+        return (Factor(size, sum(n * one.repeat for n, one in zip(counts, spans, strict=True))),)
+
+    return tuple(axis(*one) for one in zip(tensor.shape, tensor.axes, strict=True))
+
+
+class _Walk:
+    """Follows the axes of a graph's arrays, node by node.
+
+    Args:
+        graph: the whole one.
+        tensors: the axes of the model's tensors.
+
+    Attributes:
+        axes: of each array so far.
+        constants: that are new.
+    """
+
+    def __init__(self, graph: Graph, tensors: Mapping[str, Axes]) -> None:
+        self._shapes: dict[str, Shape] = {name: shape for name, (_, shape) in shapes_of(graph, PROBE).items()}
+        self._values = {one.name: one.value for one in graph.constants}
+        self._makers = {name: node for node in graph.nodes for name in node.outputs}
+        self._images: dict[str, Axes] = {}  # of MaxPool's places: the axes of what they are places in
+        self._counts: dict[str, str] = {}  # of the products that count pixels: their new constant
+        self.constants: list[Constant] = []
+        self.axes = {one.name: unchanged(one.value.shape) for one in graph.constants}
+        for port in graph.inputs:
+            self.axes[port.name] = tensors.get(port.name) or unchanged(_numbered(port.shape))
+
+    def smaller(self, node: Node) -> Node:
+        """The node of the smaller graph; what it makes is known from now on. Raises Unfollowed."""
+        inputs = [self.axes[name] for name in node.inputs if name]
+        shape = self._shapes[node.outputs[0]]
+        if node.op in ("Reshape", "Expand"):
+            made, node = self._resized(node, shape)
+        elif node.op == "ScatterElements":
+            made = self._scattered(node)
+        elif node.op in RULES:
+            made = RULES[node.op](node, inputs, shape)
+        else:
+            need(node.op == "Shape" or not any(is_shorter(axis) for axes in inputs for axis in axes))
+            made = unchanged(shape)
+        for name in filter(None, node.outputs):
+            need(whole_shape(made) == self._shapes[name])
+            self.axes[name] = made
+        if node.op == "MaxPool":
+            self._images |= dict.fromkeys(node.outputs[1:], inputs[0])
+        return node
+
+    def with_counts(self, node: Node) -> Node:
+        """The node, with a new constant where it counts the pixels of a smaller image."""
+        if node.outputs[0] not in self._counts:
+            return node
+        return replace(node, inputs=(node.inputs[0], self._counts[node.outputs[0]]))
+
+    def _resized(self, node: Node, shape: Shape) -> tuple[Axes, Node]:
+        """Of a Reshape or an Expand: what it makes, and the node with the sizes that it then needs."""
+        given = self.axes[node.inputs[0]]
+        made = regrouped(given, shape) if node.op == "Reshape" else expanded(given, shape)
+        if node.inputs[0] in self._images:
+            self._images[node.outputs[0]] = self._images[node.inputs[0]]
+        if not any(map(is_shorter, made)):
+            return made, node
+        said = self._values.get(node.inputs[1])
+        need(said is not None and said.shape == (len(made),))
+        assert said is not None
+        sizes = np.where(said == -1, -1, small_shape(made)).astype(np.int64)
+        return made, replace(node, inputs=(node.inputs[0], self._constant(sizes)))
+
+    def _scattered(self, node: Node) -> Axes:
+        """MaxPool's gradient: written by place into zeros, one for each pixel of all samples' images. How many
+        a sample has is a constant.
+        """
+        image = self._images.get(node.inputs[1])
+        zeros = self._makers.get(node.inputs[0])
+        product = self._makers.get(zeros.inputs[0]) if zeros and zeros.op == "ConstantOfShape" else None
+        need(image and product and product.op == "Mul" and len(product.inputs) == 2)
+        assert image is not None
+        assert product is not None
+        need(product.inputs[1] in self._values)
+        pixels = self._values[product.inputs[1]]
+        need(pixels.size == 1 and int(pixels.ravel()[0]) * PROBE == math.prod(whole_shape(image)))
+        fewer = np.full(pixels.shape, math.prod(small_shape(image)) // PROBE, pixels.dtype)
+        self._counts[product.outputs[0]] = self._constant(fewer)
+        return (tuple(factor for axis in image for factor in axis),)
+
+    def _constant(self, value: NDArray[Any]) -> str:
+        name = f"smaller:{len(self.constants)}"
+        self.constants.append(Constant(name, value))
+        return name
+
+
+def _numbered(shape: Sequence[Dimension]) -> Shape:
+    return tuple(PROBE if size == BATCH else int(size) for size in shape)
