@@ -8,7 +8,7 @@ gradients or statistics differ by more than rounding, or there is no smaller net
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -158,8 +158,8 @@ class _Walk:
         return made, replace(node, inputs=(node.inputs[0], self._constant(sizes)))
 
     def _scattered(self, node: Node) -> Axes:
-        """MaxPool's gradient: written by place into zeros, one for each pixel of all samples' images. How many
-        a sample has is a constant.
+        """MaxPool's gradient: written by place into zeros, one for each pixel of all samples' images. How
+        many a sample has is a constant.
         """
         image = self._images.get(node.inputs[1])
         zeros = self._makers.get(node.inputs[0])

@@ -3,9 +3,9 @@
     python -m fleetune.tools.bench.smaller_networks
 
 A device's local training as FjORD has it at a ratio p, from gathering to putting back: batches of 16, SGD
-with momentum, one thread, processor time. Masked and smaller take turns, and what is built once for all rounds
-is built before. Ratios are of medians; beside them how far weights are apart after a few steps (the most of
-all entries), what Cost.work_alone expects, and what building took, in masked steps.
+with momentum, one thread, processor time. Masked and smaller take turns, and what is built once for all
+rounds is built before. Ratios are of medians; beside them how far weights are apart after a few steps (the
+most of all entries), what Cost.work_alone expects, and what building took, in masked steps.
 """
 
 import json
