@@ -27,7 +27,7 @@ from fleetune.protocols.update.selection import neuron_positions
 
 MAX_SIZES = 10  # of smaller networks that are kept: a simulated fleet's devices may have each ratio there is
 
-_TORCH_LEAST_PRODUCTS = 1_500_000
+TORCH_LEAST_PRODUCTS = 1_500_000
 _SAMPLES = 4  # of the steps that are compared
 _MOST = 1e-3  # relative difference: rounding makes 1e-6 of it, another function 0.1 and more
 
@@ -38,7 +38,7 @@ def torch_gains(spec: ModelSpec) -> bool:
     """Whether torch's calls do not set the time already: on LeNet-5 (0.8 million multiplications a sample) a
     smaller network gained less than 1.3 times at p = 0.4, on har-cnn (2.5 million) more (docs/ratios.md).
     """
-    return step_products(spec) >= _TORCH_LEAST_PRODUCTS
+    return step_products(spec) >= TORCH_LEAST_PRODUCTS
 
 
 class SmallerNetworks:

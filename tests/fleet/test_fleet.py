@@ -9,8 +9,12 @@ import pytest
 from tests.helpers.fleet_processes import Fleet, assert_equal, expected, run_toml
 from tests.protocols.wire.test_transport import KINDS
 
+from fleetune.coordinator.spec.spec_from_torch import draw
 from fleetune.coordinator.store.run_folder import clear
 from fleetune.edge_agent.state.state_folder import agent_files, wipe
+from fleetune.edge_agent.training.trainers import trains_smaller
+from fleetune.protocols.model.smaller import has_smaller
+from fleetune.protocols.randomness import Key
 
 pytestmark = pytest.mark.fleet
 
@@ -29,6 +33,19 @@ def test_fedspu_over_mqtt_is_its_simulation(tmp_path, tmp_path_factory, which):
     assert summary["refused"] == {}
     assert summary["bytes"]["up"] == sum(traffic[1] for traffic in wanted.traffic.values())
     all_of_it_is_known_as_ours(fleet)
+
+
+def test_smaller_networks_over_mqtt_are_their_simulation(tmp_path, tmp_path_factory):
+    """FedMP's devices choose their neurons in the first round, and train these alone from then on."""
+    toml = run_toml(name="smaller", method="fedmp", model="cnn-kapc")
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start()
+        fleet.wait_finished()
+        found = fleet.outcome()
+    spec, _ = draw("cnn-kapc", (1, 8, 8), 10, Key(1))
+    assert has_smaller(spec)
+    assert trains_smaller("torch", spec)
+    assert_equal(found, expected(toml, tmp_path_factory.mktemp("simulated")))
 
 
 def all_of_it_is_known_as_ours(fleet):

@@ -40,7 +40,7 @@ ADAMW = structs.replace(PLAIN, optimiser="adamw", learning_rate=0.001, eps=1e-4,
 @pytest.fixture(autouse=True)
 def _every_size(monkeypatch):
     """LeNet-5 is masked with torch, for it gains too little; here it is not."""
-    monkeypatch.setattr(smaller_network, "_TORCH_LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(smaller_network, "TORCH_LEAST_PRODUCTS", 0)
 
 
 @pytest.fixture(scope="module")
