@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fleetune.edge_agent.training.backend import Backend, InputArray, LabelArray, Smaller
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates
@@ -23,7 +22,7 @@ from fleetune.protocols.model.smaller import has_smaller
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Pull
-from fleetune.protocols.update.selection import neuron_positions
+from fleetune.protocols.update.selection import neuron_mask
 
 MAX_SIZES = 10  # of smaller networks that are kept: a simulated fleet's devices may have each ratio there is
 
@@ -81,27 +80,28 @@ def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None
     """
     spec = whole.spec
     groups = zip(spec.groups, smaller.spec.groups, strict=True)
-    present = np.zeros(spec.size, bool)
-    present[neuron_positions(spec, [np.arange(size) < few for size, few in groups])] = True
-    weights = _made_up_weights(spec)
-    weights[: spec.num_parameters] *= present[: spec.num_parameters]
-    losses, *ours = _two_steps(whole, weights)
-    other_losses, *theirs = _two_steps(smaller, weights[present])
-    pairs = zip(ours, theirs, strict=True)
-    if _alike(losses, other_losses) and all(_alike(one[present], other) for one, other in pairs):
-        return _fading(spec, ~present, weights, *ours[1:])
-    return None
+    present = neuron_mask(spec, [np.arange(size) < few for size, few in groups], statistics=True)
+    weights, size = _made_up_weights(spec), spec.num_parameters
+    weights[:size] *= present[:size]
+    losses, *statistics = _two_steps(whole, weights)
+    gradient = whole.gradient[present]
+    other_losses, *others = _two_steps(smaller, weights[present])
+    pairs = [(one[present[size:]], other) for one, other in zip(statistics, others, strict=True)]
+    pairs += [(losses, other_losses), (gradient, smaller.gradient)]
+    if not all(_alike(one, other) for one, other in pairs):
+        return None
+    return _fading(spec, ~present[size:], weights[size:], *statistics)
 
 
 def _two_steps(backend: Backend, weights: FlatArray) -> list[FlatArray]:
-    """Losses, the last gradient, and the weights after each step, which moves their statistics."""
+    """Losses, and the running statistics after each step; its gradient holds the second's."""
     backend.load(weights)
     x, y = _made_up_samples(backend)
     losses, after = [], []
     for step in range(2):
         losses.append(backend.step(x, y, Key(step)))
-        after.append(backend.weights.copy())
-    return [np.array(losses, np.float32), backend.gradient.copy(), *after]
+        after.append(backend.weights[backend.spec.num_parameters :].copy())
+    return [np.array(losses, np.float32), *after]
 
 
 def _alike(one: FlatArray, other: FlatArray) -> bool:
@@ -112,12 +112,19 @@ def _alike(one: FlatArray, other: FlatArray) -> bool:
 def _fading(
     spec: ModelSpec, absent: MaskArray, before: FlatArray, once: FlatArray, twice: FlatArray
 ) -> dict[str, float] | None:
-    """None: statistics of absent neurons do something else than fade."""
+    """Of running statistics `before`, after one step and after two.
+
+    Returns:
+        None: those of absent neurons do something else than fade.
+    """
     found = {}
     for tensor in spec.tensors:
+        if tensor.kind != "stat":
+            continue
         where = spec.slices[tensor.name]
-        at = np.flatnonzero(absent[where]) + where.start
-        if tensor.kind == "stat" and at.size:
+        here = slice(where.start - spec.num_parameters, where.stop - spec.num_parameters)
+        at = np.flatnonzero(absent[here]) + here.start
+        if at.size:
             factor = round(float(np.median(once[at].astype(np.float64) / before[at])), 6)
             faded = before[at] * factor, before[at] * factor**2
             if not (_alike(faded[0], once[at]) and _alike(faded[1], twice[at])):
@@ -131,8 +138,12 @@ def _made_up_weights(spec: ModelSpec) -> FlatArray:
     draw, weights = Key.of("smaller network").generator(), np.zeros(spec.size, np.float32)
     for tensor, view in spec.views(weights):
         inputs = math.prod(tensor.shape[1:]) if tensor.kind == "weight" else 1
-        drawn = draw.standard_normal(tensor.shape)
-        view[...] = drawn / math.sqrt(inputs) if tensor.kind == "weight" else 0.5 + np.abs(drawn)
+        draw.standard_normal(dtype=np.float32, out=view)
+        if tensor.kind == "weight":
+            np.divide(view, math.sqrt(inputs), out=view)
+        else:
+            np.abs(view, out=view)
+            np.add(view, 0.5, out=view)
     return weights
 
 
@@ -154,25 +165,25 @@ class Part:
 
     Attributes:
         network: which computes it.
-        positions: where its entries stand in the whole vector, shape (network.backend.spec.size,).
+        present: the entries of the whole vector that it has, shape (whole.size,).
         whole: the model.
     """
 
     network: Smaller
-    positions: NDArray[np.intp]
+    present: MaskArray
     whole: ModelSpec
 
     def taken(self, vector: FlatArray) -> FlatArray:
         """What it has of a whole vector."""
-        return vector[self.positions]
+        return vector[self.present]
 
     def plan(self, plan: FitPlan) -> FitPlan:
         """The same plan for the network."""
         assert plan.trainable is not None, "or it would not be a part"
-        trainable, pull = plan.trainable[self.positions], plan.pull
+        trainable, pull = plan.trainable[self.present], plan.pull
         spec = self.network.backend.spec
         if pull is not None:
-            mask = None if pull.mask is None else pull.mask[self.positions]
+            mask = None if pull.mask is None else pull.mask[self.present]
             pull = Pull(self.taken(pull.target), pull.strength, mask)
         whole = bool(trainable[: spec.num_parameters].all())
         return replace(plan, trainable=None if whole else trainable, pull=pull, neurons=None)
@@ -186,7 +197,7 @@ class Part:
         after = weights.copy()
         for name, factor in self.network.fading.items():
             after[self.whole.slices[name]] *= np.float32(factor**fit.num_steps)
-        after[self.positions] = fit.weights
+        after[self.present] = fit.weights
         return replace(fit, weights=after)
 
 
@@ -200,13 +211,12 @@ def part_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> Part | None:
     if network is None:
         return None
     wanted = network.backend.spec.groups
-    present = [_padded(group, count) for group, count in zip(active, wanted, strict=True)]
-    positions = neuron_positions(spec, present)
-    outside = np.ones(spec.size, bool)
-    outside[positions] = False
-    if weights[:size][outside[:size]].any() or plan.trainable[outside].any():
+    padded = [_padded(group, count) for group, count in zip(active, wanted, strict=True)]
+    present = neuron_mask(spec, padded, statistics=True)
+    outside = ~present[:size]
+    if (outside & (weights[:size] != 0)).any() or (outside & plan.trainable[:size]).any():
         return None
-    return Part(network, positions, spec)
+    return Part(network, present, spec)
 
 
 def _padded(active: MaskArray, count: int) -> MaskArray:
@@ -222,13 +232,13 @@ class _StatesOfPart(KeptStates):
     def __init__(self, whole: KeptStates, part: Part) -> None:
         super().__init__(())
         self._whole, self._size = whole, part.whole.num_parameters
-        self._positions = part.positions[: part.network.backend.spec.num_parameters]
+        self._present = part.present[: self._size]
         self._started = OptimiserState(())
 
     def next(self) -> OptimiserState:
         """To begin the next local training with."""
         self._started = self._whole.next()
-        return OptimiserState(tuple(vector[self._positions] for vector in self._started.vectors))
+        return OptimiserState(tuple(vector[self._present] for vector in self._started.vectors))
 
     def put(self, state: OptimiserState) -> None:
         """What that local training ended with; the rest stays."""
@@ -236,6 +246,6 @@ class _StatesOfPart(KeptStates):
         for number, new in enumerate(state.vectors):
             started = self._started.vectors
             whole = started[number].copy() if started else np.zeros(self._size, np.float32)
-            whole[self._positions] = new
+            whole[self._present] = new
             vectors.append(whole)
         self._whole.put(OptimiserState(tuple(vectors)))

@@ -160,7 +160,7 @@ def _aligned(_: Node, inputs: list[Axes], shape: Shape) -> Axes:
 
 
 def _gathered(node: Node, inputs: list[Axes], shape: Shape) -> Axes:
-    data, places = inputs
+    data, places, *_ = inputs
     axis = node.attributes.get("axis", 0)
     need(isinstance(axis, int) and axis >= 0 and not is_shorter(data[axis]))
     need(not any(map(is_shorter, places)))

@@ -196,7 +196,7 @@ class SubModels(PartAveraging[PersonalModel], PersonalDevice[ServerState, Task, 
         part, whole = expected_count(self.spec, ratio), self.spec.num_parameters
         first = whole if isinstance(self.known(ratio), Everything) else part
         down, up = estimate_bytes(first), estimate_bytes(part)
-        held = 2 * BYTES_PER_ENTRY * part  # the smaller network's weights and gradients
+        held = 3 * BYTES_PER_ENTRY * part  # the smaller network's weights and gradients, and what it made
         smaller = smaller_spec(self.spec, [num_active(neurons, ratio) for neurons in self.spec.groups])
         alone = None if smaller is None else smaller_work(self.spec, smaller)
         cost = Cost(down, up, memory_bytes=held, trainable_share=part / whole, work_alone=alone)

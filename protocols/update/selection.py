@@ -10,7 +10,6 @@ from typing import Annotated, Self
 
 import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Bits64, Label, Ratio
 from fleetune.protocols.errors import PacketCorrupt, SettingError
@@ -162,7 +161,7 @@ def draw_neurons(groups: Sequence[int], ratio: float, key: int) -> list[MaskArra
     return drawn
 
 
-def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray]) -> MaskArray:
+def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray], *, statistics: bool = False) -> MaskArray:
     """The entries between active neurons, shape (spec.size,).
 
     FedSPU section 3.1 and Lemma 1: an entry is active iff both neurons it connects are. Bias and norm
@@ -171,21 +170,15 @@ def neuron_mask(spec: ModelSpec, active: Sequence[MaskArray]) -> MaskArray:
     Args:
         spec: the model.
         active: for each group, bool, shape (neurons,).
+        statistics: running statistics of active neurons, too, which no selection covers.
     """
     parts = []
     for tensor in spec.tensors:
-        if tensor.kind == "stat":
+        if tensor.kind == "stat" and not statistics:
             parts.append(np.zeros(tensor.size, dtype=bool))
         else:
             parts.append(_tensor_mask(tensor, active).ravel())
     return np.concatenate(parts)
-
-
-def neuron_positions(spec: ModelSpec, active: Sequence[MaskArray]) -> NDArray[np.intp]:
-    """Where the entries between active neurons stand, ascending, running statistics included: what a network
-    of these neurons alone has, in its order.
-    """
-    return np.flatnonzero(np.concatenate([_tensor_mask(tensor, active).ravel() for tensor in spec.tensors]))
 
 
 def expected_count(spec: ModelSpec, ratio: float) -> int:
