@@ -27,6 +27,8 @@ Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Loss = Annotated[float, Meta(ge=0, le=LARGEST_LOSS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
+LocalWork = Annotated[float, Meta(gt=0, le=4)]
+"""How much of the run's local training, in its epochs; above 1 more than these."""
 
 # `\Z`, not `$`: that also matches before a line break at the end
 FleetName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]  # a device's too

@@ -102,7 +102,7 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
         counted = Counter(reply.ratio for record in latest for reply in record.devices.values())
         most = ", ".join(f"{count} at p = {ratio:g}" for ratio, count in sorted(counted.items()))
         yield f"replies in them: {most}"
-        parts = [reply.local_work for reply in latest[-1].devices.values() if reply.local_work < 1]
+        parts = [reply.local_work for reply in latest[-1].devices.values() if reply.local_work != 1]
         if parts:
             told = " to ".join(dict.fromkeys(map(readable.share, (min(parts), max(parts)))))
             yield f"{len(parts)} of {len(latest[-1].devices)} did {told} of the local training in the latest"

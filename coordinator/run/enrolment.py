@@ -87,14 +87,14 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         encoding=UNSET if settings.encoding.values == PLAIN.values else settings.encoding.values,
         brief=settings.encoding.brief or UNSET,
         proposes=True if settings.proposes_ratios else UNSET,
-        least_work=_least_work(settings),
+        least_work=_other_than_once(settings, settings.objective.least_work),
+        most_work=_other_than_once(settings, settings.objective.most_work),
     )
     return Beginning(enrolment, backbone)
 
 
-def _least_work(settings: RunSettings) -> float | UnsetType:
-    least = settings.objective.least_work if settings.proposes_ratios else 1.0
-    return UNSET if least == 1 else least
+def _other_than_once(settings: RunSettings, local_work: float) -> float | UnsetType:
+    return local_work if settings.proposes_ratios and local_work != 1 else UNSET
 
 
 def _with_digest(

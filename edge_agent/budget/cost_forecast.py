@@ -205,7 +205,7 @@ def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> D
 def _share_done(able: Capability, local_work: float) -> float:
     """Of the run's steps; a share of them is a whole number."""
     steps = able.epochs * len(batch_slices(able.num_samples, able.batch_size))
-    return num_local_steps(steps, local_work) / steps if steps and local_work < 1 else 1.0
+    return num_local_steps(steps, local_work) / steps if steps and local_work != 1 else 1.0
 
 
 def predict(

@@ -115,34 +115,35 @@ def affordable(
     *,
     wanted: float,
     least_work: float = 1.0,
+    most_work: float = 1.0,
 ) -> tuple[Affordable, ...]:
     """Every choice that is wanted and fits, if need be with a share of local training, ascending by ratio,
     with what a round at it would take.
     """
     wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
-    shares = [share for share in reversed(LOCAL_WORKS) if share >= least_work] or [1.0]
+    shares = [share for share in reversed(LOCAL_WORKS) if least_work <= share <= most_work] or [1.0]
     found = []
     for choice in wished:
         for share in shares:
             if _weigh(choice, forecast(choice, share), limits).share <= 1:
-                found.append(_affordable(choice, forecast, share, least=shares[-1]))
+                found.append(_affordable(choice, forecast, share, tells=len(shares) > 1))
                 break
     return tuple(found)
 
 
-def _affordable(choice: Choice, forecast: ForecastOfWork, share: float, least: float) -> Affordable:
-    whole, some = forecast(choice, 1.0), forecast(choice, least)
+def _affordable(choice: Choice, forecast: ForecastOfWork, share: float, *, tells: bool) -> Affordable:
+    once, twice = forecast(choice, 1.0), forecast(choice, 2.0)
 
-    def of_local_work(amount: float | None, less: float | None) -> float | None:
-        return None if least == 1 or amount is None or less is None else (amount - less) / (1 - least)
+    def of_local_work(amount: float | None, more: float | None) -> float | None:
+        return more - amount if tells and amount is not None and more is not None else None
 
     return Affordable(
         ratio=choice.ratio,
-        round_s=whole.round_s,
-        bytes_up=whole.bytes_up,
-        joules=whole.joules,
-        local_s=of_local_work(whole.round_s, some.round_s),
-        local_joules=of_local_work(whole.joules, some.joules),
+        round_s=once.round_s,
+        bytes_up=once.bytes_up,
+        joules=once.joules,
+        local_s=of_local_work(once.round_s, twice.round_s),
+        local_joules=of_local_work(once.joules, twice.joules),
         local_work=share,
     )
 

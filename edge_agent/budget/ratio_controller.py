@@ -43,7 +43,7 @@ class RatioController(Struct, frozen=True):
         cost_history: of past rounds.
         fits: whether there is a ratio that this device can afford.
         proposed: the coordinator proposes the ratios of tasks, by what the report says that fits.
-        least_work: and shares of local training, down to this one.
+        least_work, most_work: and how much of the local training, within these.
     """
 
     choices: Sequence[Choice]
@@ -57,6 +57,7 @@ class RatioController(Struct, frozen=True):
     fits: bool = True
     proposed: bool = False
     least_work: float = 1.0
+    most_work: float = 1.0
 
     def chosen(self, conditions: Conditions) -> "RatioController":
         """Choose a ratio by what is known now: first when the run is joined, then after each round."""
@@ -91,7 +92,14 @@ class RatioController(Struct, frozen=True):
     def _affords(self, conditions: Conditions) -> tuple[Affordable, ...]:
         wanted = self.policy.ratio or 1.0
         limits = self.limits(conditions)
-        return affordable(self.choices, self._forecast, limits, wanted=wanted, least_work=self.least_work)
+        return affordable(
+            self.choices,
+            self._forecast,
+            limits,
+            wanted=wanted,
+            least_work=self.least_work,
+            most_work=self.most_work,
+        )
 
     def within(self, proposed: Budget) -> Budget:
         """What is affordable and no more than `proposed`; the smallest ratio, and all of the local training
@@ -128,7 +136,7 @@ class RatioController(Struct, frozen=True):
             budget: of the round.
             taken_s: seconds that the round has taken when the task is here.
         """
-        if self.least_work == 1 or self.deadline_s is None:
+        if self.least_work == self.most_work == 1 or self.deadline_s is None:
             return None
         rest = structs.replace(self.expected(replace(budget, local_work=0.0)), download_s=taken_s)
         return max(0.0, self.deadline_s - rest.known_s)

@@ -216,6 +216,7 @@ def _ratio_controller(
         cost_history=cost_history,
         proposed=enrolment.proposes is True,
         least_work=enrolment.least_local_work,
+        most_work=enrolment.most_local_work,
     )
     if not structs.replace(ratio_controller, deadline_s=math.inf).chosen(conditions).fits:
         return ratio_controller.chosen(conditions)

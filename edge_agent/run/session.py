@@ -17,7 +17,7 @@ from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Serving
 from fleetune.edge_agent.run.observed_trainer import EvaluatingTrainer, ObservedTrainer
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
-from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, Number, Ratio
+from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, LocalWork, Number, Ratio
 from fleetune.protocols.errors import BaseUnknown, PacketError, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
@@ -359,7 +359,7 @@ class _AssignmentTurn:
     round: Number
     attempt: Number
     ratio: Ratio | UnsetType = UNSET
-    local_work: Ratio | UnsetType = UNSET
+    local_work: LocalWork | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class LocalTrainer:
         data: in the model's shape (see `edge_agent.training.device_data.check_fits`).
         settings: the run's [training] section, with the learning rate of the round at hand.
         optimiser_states: what the optimiser remembers from round to round; None: each `fit` begins anew.
-        local_work: the share of the run's epochs that `fit` and `batches` do, in (0, 1], from their first
-            step on; epochs that a plan sets itself are done whole.
+        local_work: how much of the run's epochs `fit` and `batches` do, from their first step on and beyond
+            their last; epochs that a plan sets itself are done as they are.
         enough: asked after every step of `fit`, unless the last one's gradient is wanted; True ends it with
             what it has.
         stop: asked before every batch of `fit`; a reason ends it with TrainingStopped.
@@ -164,7 +164,7 @@ class LocalTrainer:
         epochs, share = (self.settings.epochs, self.local_work) if plan.epochs is None else (plan.epochs, 1.0)
         batches = batch_slices(self.num_samples, self.settings.batch_size)
         all_steps = epochs * len(batches)
-        num_steps = num_local_steps(all_steps, share)
+        num_steps, epochs = num_local_steps(all_steps, share), math.ceil(epochs * max(1.0, share))
         step, loss, last_gradient = 0, 0.0, None
         trained = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
         for epoch in range(epochs if batches else 0):
@@ -306,7 +306,7 @@ class LocalTrainer:
         """
         slices = batch_slices(self.num_samples, self.settings.batch_size)
         done, num_batches = 0, num_local_steps(self.settings.epochs * len(slices), self.local_work)
-        for epoch in range(self.settings.epochs if slices else 0):
+        for epoch in range(math.ceil(self.settings.epochs * max(1.0, self.local_work)) if slices else 0):
             order = key.child("epoch", epoch).permutation(self.num_samples)
             for batch in slices[: num_batches - done]:
                 if reason := self.stop():

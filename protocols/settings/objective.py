@@ -49,6 +49,7 @@ class ObjectiveSection(Settings, frozen=True):
         at_most: no larger ratio is proposed.
         least_work: the smallest share of a round's local training that is proposed, to those that would hold
             up the others or could not take part at all; 1: all do all of it.
+        most_work: the most of it, for those that have time left: 2 is twice the run's epochs.
         normalise: updates of devices that did less of the local training count as if all had done the same
             (FedNova); methods whose devices do not start from what their task brings are left as they are.
         within: what the run may take; it ends before the round that would go beyond.
@@ -58,6 +59,7 @@ class ObjectiveSection(Settings, frozen=True):
     minimise: Literal["none", "time", "bytes", "energy", "money"] = "none"
     at_most: Share = 1.0
     least_work: Share = 0.25
+    most_work: Annotated[float, Meta(ge=1, le=4)] = 1.0
     normalise: bool = False
     within: WithinSection = WithinSection()
     price: PriceSection = PriceSection()

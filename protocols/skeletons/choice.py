@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from fleetune.protocols.bounds import Amount, FleetName, NumBytes, NumSamples, Ratio, Words
+from fleetune.protocols.bounds import Amount, FleetName, LocalWork, NumBytes, NumSamples, Ratio, Words
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.update.encodings import RAW, find
 from fleetune.protocols.update.encodings.encoding import Encoding
@@ -14,7 +14,7 @@ from fleetune.protocols.update.encodings.encoding import Encoding
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # to choose from, unless a method says otherwise
 HELD_BYTES = 4  # an entry, of what tasks have brought, where they are differences to that
 MOST_CHOICES = 100
-LOCAL_WORKS = (0.25, 0.5, 0.75, 1.0)  # shares of a round's local training that may be proposed
+LOCAL_WORKS = (0.25, 0.5, 0.75, 1.0, 2.0, 4.0)  # how much of a round's local training may be proposed
 EVALUATION_EPOCHS = 0.36  # a forward pass over the training samples, in epochs (measured)
 
 
@@ -27,7 +27,7 @@ class Affordable(Struct, frozen=True, array_like=True):
         bytes_up: of payloads.
         joules: drawn by the whole board.
         local_s, local_joules: of these, what local training takes; a share of it takes that share.
-        local_work: of local training, the largest share that fits at this ratio.
+        local_work: how much local training fits at this ratio.
     """
 
     ratio: Ratio
@@ -36,7 +36,7 @@ class Affordable(Struct, frozen=True, array_like=True):
     joules: Amount | None = None
     local_s: Amount | None = None
     local_joules: Amount | None = None
-    local_work: Ratio = 1.0
+    local_work: LocalWork = 1.0
 
     def seconds(self, local_work: float) -> float | None:
         """Of a round with this share of the local training."""

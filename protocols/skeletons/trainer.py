@@ -78,8 +78,8 @@ class Fit:
 
 
 def num_local_steps(num_steps: int, local_work: float) -> int:
-    """How many of a round's steps a device takes that does a share of them, the first ones; at least one."""
-    return min(num_steps, max(1, round(local_work * num_steps)))
+    """How many steps a device takes that does so much of those of a round; at least one."""
+    return max(1, round(local_work * num_steps)) if num_steps else 0
 
 
 class Trainer(Protocol):

@@ -17,6 +17,7 @@ from fleetune.protocols.bounds import (
     FleetName,
     Int64,
     Label,
+    LocalWork,
     Loss,
     NonNegative,
     Number,
@@ -76,7 +77,8 @@ class Enrolment:
             where an agent of a release that does not know it would refuse it.
         proposes: the coordinator proposes each task's ratio, so a device says what it could do
             (`DeviceReport.affords`); left out where it does not.
-        least_work: the smallest share of local training that it proposes; left out where that is all of it.
+        least_work, most_work: how little and how much of the local training it proposes; each is left out
+            where that is all of it.
     """
 
     run: RunId
@@ -98,11 +100,17 @@ class Enrolment:
     brief: bool | UnsetType = UNSET
     proposes: bool | UnsetType = UNSET
     least_work: Ratio | UnsetType = UNSET
+    most_work: LocalWork | UnsetType = UNSET
 
     @property
     def least_local_work(self) -> float:
         """The smallest share of local training that is ever asked for."""
         return 1.0 if self.least_work is UNSET else self.least_work
+
+    @property
+    def most_local_work(self) -> float:
+        """The most of it, likewise."""
+        return 1.0 if self.most_work is UNSET else self.most_work
 
     @property
     def uplink(self) -> Encoding:
@@ -133,7 +141,7 @@ class Assignment(Generic[T]):
         base: the digest of what its values were written with (`protocols.update.base`), where they are
             differences to what the device holds.
         ratio: that the coordinator proposes for it, in runs with an objective.
-        local_work: likewise, the share of the local training; left out where that is all of it.
+        local_work: likewise, how much of the local training; left out where that is all of it, once.
     """
 
     device: FleetName
@@ -144,7 +152,7 @@ class Assignment(Generic[T]):
     release: Release | UnsetType = UNSET
     base: Digest | UnsetType = UNSET
     ratio: Ratio | UnsetType = UNSET
-    local_work: Ratio | UnsetType = UNSET
+    local_work: LocalWork | UnsetType = UNSET
 
     @property
     def final_evaluation(self) -> bool:
@@ -179,7 +187,7 @@ class Measures:
         gain: how much more often the model that it serves is right than that one, on the same samples.
         gain_error: standard error of `gain`.
         release: what it says of the shared model's versions, in runs with adoption.canary.
-        local_work: the share of the run's local training that it did, where that is not all of it.
+        local_work: how much of the run's local training it did, where that is not all of it, once.
     """
 
     num_samples: NumSamples
@@ -195,7 +203,7 @@ class Measures:
     gain: Finite | UnsetType = UNSET
     gain_error: NonNegative | UnsetType = UNSET
     release: ReleaseWord | UnsetType = UNSET
-    local_work: Ratio | UnsetType = UNSET
+    local_work: LocalWork | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -175,4 +175,5 @@ def ratio_controller_of(
         report,
         proposed=enrolment.proposes is True,
         least_work=enrolment.least_local_work,
+        most_work=enrolment.most_local_work,
     )

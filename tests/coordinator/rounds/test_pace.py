@@ -11,7 +11,7 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.deadlines import proposed_s
-from fleetune.coordinator.rounds.pace import Offer, choices_of, frugal, keeping_pace
+from fleetune.coordinator.rounds.pace import Offer, choices_of, frugal, keeping_pace, work
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import from_section
@@ -135,6 +135,22 @@ def test_who_trains_slowly_does_a_share_of_the_local_training():
     script.ready("a", affords=(affords,), ratio=0.5)
     assert script.state.members["a"].dealt == Budget(0.5), "a second of training is worth as much as any"
     assert (affords.seconds(0.25), affords.energy(0.25)) == (8.0, 5.0)
+
+
+def test_who_has_time_left_does_more_local_training_where_the_run_allows_it():
+    quick = Affordable(0.5, 3.0, 1000, 8.0, 1.0, 4.0, 4.0)
+    held_up = Affordable(0.5, 6.0, 1000, 8.0, 0.5, 4.0, 4.0)
+    allowed = ObjectiveSection("time", most_work=4.0)
+    script = playing(start_with=2)
+    script.ready("a", affords=(quick,), ratio=0.5)
+    script.ready("b", affords=(held_up,), ratio=0.5)
+    told = {name: choices_of(script.state.members[name], allowed) for name in "ab"}
+    assert [one.budget.local_work for one in told["a"]] == [0.25, 0.5, 0.75, 1.0, 2.0, 4.0]
+    kept = keeping_pace(told)
+    assert {name: some[-1].budget.local_work for name, some in kept.items()} == {"a": 4.0, "b": 4.0}
+    once = {name: choices_of(script.state.members[name], TIME) for name in "ab"}
+    assert {some[-1].budget.local_work for some in once.values()} == {1.0}
+    assert work(Budget(0.5, 2.0)) < 2 * work(Budget(0.5, 1.0)), "the second time brings less"
 
 
 def test_no_less_local_training_is_proposed_than_the_run_says_or_more_than_fits():

@@ -364,6 +364,17 @@ def test_what_less_local_training_takes_is_said_and_learned_from():
     assert after.expected(Budget(smallest.ratio)).round_s == pytest.approx(whole)
 
 
+def test_who_has_room_says_how_much_more_local_training_fits():
+    def affords(deadline_s):
+        asked = structs.replace(a_ratio_controller(deadline_s), proposed=True, most_work=4.0)
+        return asked.chosen(UNKNOWN).report.affords
+
+    assert {one.local_work for one in affords(1000.0)} == {4.0}
+    tight = affords(12.0)
+    assert {one.local_work for one in tight} == {1.0, 2.0}
+    assert all(one.seconds(one.local_work) <= 12.0 for one in tight)
+
+
 def test_who_cannot_do_all_of_the_local_training_takes_part_with_a_share_of_it():
     too_short = structs.replace(a_ratio_controller(deadline_s=4.0), proposed=True)
     assert not too_short.chosen(UNKNOWN).fits

@@ -275,6 +275,19 @@ def test_a_share_of_the_local_training_is_its_first_steps():
     assert steps[0.5].loss > 0
 
 
+def test_more_local_training_than_once_goes_on_with_further_epochs():
+    one = trainer(sizes=(37, 0, 11), epochs=2)  # of five batches
+    weights, twice = start(one.spec), one.in_round(1, None, local_work=2.0)
+    assert np.array_equal(
+        twice.fit(weights, FitPlan(), KEY).weights, one.fit(weights, FitPlan(epochs=4), KEY).weights
+    )
+    assert twice.fit(weights, FitPlan(), KEY).local_work == 2.0
+    assert len(list(twice.batches(KEY))) == 20
+    half_more = one.in_round(1, None, local_work=1.5)
+    assert half_more.fit(weights, FitPlan(), KEY).num_steps == 15
+    assert len(list(half_more.batches(KEY))) == 15
+
+
 def test_the_loss_of_a_part_of_an_epoch_is_that_of_its_samples():
     one = trainer(sizes=(40, 0, 11), epochs=2, learning_rate=1e-9).in_round(1, None, local_work=0.7)
     weights = start(one.spec)
