@@ -13,6 +13,9 @@ class RoundCost(Struct, frozen=True, omit_defaults=True):
         download_s, train_s, upload_s: the device's work stands in `train_s`, evaluations included.
         memory_bytes: peak resident memory of the agent's process.
         joules: drawn by the whole board meanwhile.
+        processor_s: of `train_s`, what the agent's threads used of processors. The rest is waiting, for other
+            programs or the disk; with several threads at once it may be more than `train_s`. It is told
+            where messages may be long.
     """
 
     bytes_down: NumBytes | None = None
@@ -22,6 +25,7 @@ class RoundCost(Struct, frozen=True, omit_defaults=True):
     upload_s: Amount | None = None
     memory_bytes: NumBytes | None = None
     joules: Amount | None = None
+    processor_s: Amount | None = None
 
     @property
     def known_s(self) -> float:

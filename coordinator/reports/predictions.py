@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import shown_at
+from fleetune.coordinator.reports.metrics import PROCESSOR, shown_at
 from fleetune.coordinator.reports.summary import Errors, PredictionErrors
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
@@ -57,9 +57,11 @@ def pairs_of(records: Sequence[RoundRecord], metric: Metric) -> list[Pair]:
 def predicted_vs_actual(records: Sequence[RoundRecord]) -> dict[str, PredictionErrors | None] | None:
     """By metric the errors of all pairs, and of those after the first five rounds of each device.
 
-    See `errors_of`. A metric that nobody predicted or measured is None; so is all, where that is each.
+    See `errors_of`. A metric that nobody predicted or measured is None; so is all, where that is each. The
+    processor's seconds, which not all agents tell and no simulated one, are left out then.
     """
     by_metric = {metric.name: pairs_of(records, metric) for metric in shown_at("predictions")}
+    by_metric = {name: pairs for name, pairs in by_metric.items() if pairs or name != PROCESSOR.name}
     if not any(by_metric.values()):
         return None
     return {

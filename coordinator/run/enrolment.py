@@ -89,6 +89,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         proposes=True if settings.proposes_ratios else UNSET,
         least_work=_other_than_once(settings, settings.objective.least_work),
         most_work=_other_than_once(settings, settings.objective.most_work),
+        late=settings.objective.late if settings.proposes_ratios else UNSET,
     )
     return Beginning(enrolment, backbone)
 

@@ -221,6 +221,7 @@ def predict(
     s_per_sample = cost_history.s_per_sample(choice.ratio)
     if s_per_sample is None and capability.samples_per_s:
         s_per_sample = 1 / capability.samples_per_s
+    processor_s_per_sample = cost_history.processor_s_per_sample(choice.ratio)
     base_bytes = cost_history.base_bytes(choice.ratio)
     if base_bytes is None:
         base_bytes = capability.base_bytes
@@ -232,6 +233,8 @@ def predict(
         upload_s=_seconds("up", bytes_up, capability, cost_history),
         memory_bytes=None if base_bytes is None else max(0, base_bytes + asked.working_bytes),
     )
+    if processor_s_per_sample is not None:
+        expected = replace(expected, processor_s=_bounded(processor_s_per_sample * asked.samples))
     joules = _joules(expected, capability, cost_history)
     return replace(expected, joules=None if joules is None else _bounded(joules))
 

@@ -13,6 +13,8 @@ from typing import Literal, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from fleetune.edge_agent.budget import time_margin
+from fleetune.edge_agent.budget.time_margin import RoundError
 from fleetune.protocols.round_cost import RoundCost
 
 Direction = Literal["down", "up"]
@@ -67,19 +69,40 @@ class LinkTimes:
 
 
 class CostHistory(Struct, frozen=True):
-    """The last rounds of one device in one run; at most 4 kB in MessagePack.
+    """The last rounds of one device in one run; at most 4 kB in MessagePack, and 2 kB of errors.
 
     Attributes:
         past_rounds: oldest first.
         declined: how many rounds it has declined in a row since.
+        errors: likewise, of what was expected of rounds when others were past; where time has a margin.
     """
 
     past_rounds: tuple[PastRound, ...] = field(default=(), name="lessons")
     declined: int = 0
+    errors: tuple[RoundError, ...] = ()
 
-    def learned(self, demand: Demand, actual: RoundCost) -> "CostHistory":
-        """The history after a round that was done to its end (a final evaluation sends nothing back)."""
-        return CostHistory((*self.past_rounds, PastRound(demand, plausible(actual)))[-ROUNDS:])
+    def learned(self, demand: Demand, actual: RoundCost, error: RoundError | None = None) -> "CostHistory":
+        """The history after a round that was done to its end (a final evaluation sends nothing back).
+
+        What the first round shows is no noise: nothing was known of such rounds yet.
+        """
+        known = self if error is None or not self.past_rounds else self.erring(error)
+        past_rounds = (*self.past_rounds, PastRound(demand, plausible(actual)))[-ROUNDS:]
+        return CostHistory(past_rounds, errors=known.errors)
+
+    def erring(self, error: RoundError) -> "CostHistory":
+        """The history with how far a round went beyond what was expected of it.
+
+        Rounds that were given up one after the other count as one, the longest: what holds them all up lasts,
+        and is the forecast's to learn.
+        """
+        before, last = self.errors[:-1], self.errors[-1:]
+        kept = (
+            (*before, error.longer(*last))
+            if error.given_up and last and last[0].given_up
+            else (*self.errors, error)
+        )
+        return replace(self, errors=kept[-time_margin.ROUNDS :])
 
     def declining(self) -> "CostHistory":
         """The history after a round that the device declined because nothing fits.
@@ -88,7 +111,7 @@ class CostHistory(Struct, frozen=True):
         learns of it.
         """
         declined = self.declined + 1
-        return CostHistory() if declined >= ROUNDS else CostHistory(self.past_rounds, declined)
+        return CostHistory() if declined >= ROUNDS else replace(self, declined=declined)
 
     def bytes_factor(self, direction: Direction, ratio: float) -> float | None:
         """Actual bytes relative to the method's estimate; None: no round tells."""
@@ -101,6 +124,10 @@ class CostHistory(Struct, frozen=True):
     def s_per_sample(self, ratio: float) -> float | None:
         """Seconds of work for each sample that was asked for, by rounds at this ratio, or else by all."""
         return _middle(self._figures(ratio, lambda one: _over(one.actual.train_s, one.demand.samples)))
+
+    def processor_s_per_sample(self, ratio: float) -> float | None:
+        """Likewise, of processors: what the work takes of them, whatever else runs."""
+        return _middle(self._figures(ratio, lambda one: _over(one.actual.processor_s, one.demand.samples)))
 
     def base_bytes(self, ratio: float) -> int | None:
         """What the process holds before it works: peak memory without the working memory of the demand.
@@ -159,6 +186,7 @@ def plausible(actual: RoundCost) -> RoundCost:
         train_s=_between(actual.train_s, LONGEST_S),
         upload_s=_between(actual.upload_s, LONGEST_S, (up or 0) / FASTEST_BYTES_PER_S),
         memory_bytes=_between(actual.memory_bytes, MOST_BYTES),
+        processor_s=_between(actual.processor_s, LONGEST_S),
     )
     return replace(known, joules=_between(actual.joules, known.known_s * MOST_WATTS))
 

@@ -9,9 +9,11 @@ from rich.table import Table
 
 from fleetune.edge_agent.budget.owner_policy import objection
 from fleetune.edge_agent.budget.ratio_controller import RatioController
+from fleetune.edge_agent.budget.time_margin import RoundError
 from fleetune.protocols.conditions import Conditions
 
 UNKNOWN = "unknown"
+WAITING = 0.8  # of the work's seconds: where the processor's are less, something else is the reason
 _UNITS = ("B", "kB", "MB", "GB")
 
 
@@ -24,6 +26,7 @@ def explanation(ratio_controller: RatioController, conditions: Conditions) -> Gr
     """
     limits, verdicts = ratio_controller.limits(conditions), ratio_controller.explained(conditions)
     took = [verdict.predicted for verdict in verdicts]
+    name = "all" if ratio_controller.late is None else "at most"
     columns = [
         Column("p", "", [f"{verdict.choice.ratio:g}" for verdict in verdicts]),
         _sizes("down", [one.bytes_down for one in took]),
@@ -31,7 +34,7 @@ def explanation(ratio_controller: RatioController, conditions: Conditions) -> Gr
         _plain("down", [one.download_s for one in took], "s"),
         _plain("train", [one.train_s for one in took], "s"),
         _plain("up", [one.upload_s for one in took], "s"),
-        _plain("all", [one.known_s for one in took], "s", _limit(limits.deadline_s, _seconds)),
+        _plain(name, [one.within_s for one in verdicts], "s", _limit(limits.deadline_s, _seconds)),
         _sizes("memory", [one.memory_bytes for one in took], _limit(limits.memory_bytes, _size)),
         _plain("energy", [one.joules for one in took], "J", _limit(limits.joules, _joules)),
         Column("fits", "", ["yes" if one.share <= 1 else f"no: {one.binds}" for one in verdicts]),
@@ -97,10 +100,24 @@ def _joules(joules: float) -> str:
     return f"{_number(joules)} J"
 
 
+def _margin(late: float, errors: Sequence[RoundError]) -> str:
+    past = f"by {len(errors)} past rounds" if errors else "before rounds have shown it"
+    given_up = sum(one.given_up for one in errors)
+    noted = f", {given_up} of them over before they were done" if given_up else ""
+    return (
+        f"at most: with a margin for all but {100 * late:g} % of rounds, {past}{noted}; not at the smallest p"
+    )
+
+
 def _lines(ratio_controller: RatioController, conditions: Conditions) -> Iterator[str]:
     rounds = len(ratio_controller.cost_history.past_rounds)
     yield ratio_controller.report.reason
     yield f"corrected by {rounds} past rounds" if rounds else "by the board's profile: no round was done yet"
+    work_s, own_s = ratio_controller.predicted.train_s, ratio_controller.predicted.processor_s
+    if work_s is not None and own_s is not None and own_s < WAITING * work_s:
+        yield f"of its work {_seconds(own_s)} are the processor's; {_seconds(work_s - own_s)} it waits"
+    if ratio_controller.late is not None:
+        yield _margin(ratio_controller.late, ratio_controller.cost_history.errors)
     if ratio_controller.proposed:
         yield "the coordinator proposes a ratio for each task, of those that fit; p is the largest of these"
     against = objection(ratio_controller.policy, conditions, ratio_controller.board)

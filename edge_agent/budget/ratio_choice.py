@@ -9,7 +9,8 @@ One rule for a real agent and for the simulator:
 What is not known does not limit, and the explanation says so. More bandwidth, memory, time or energy never
 gives a smaller ratio: they only ever lower a prediction or raise a limit. Once a device runs at a ratio
 (`current`), it changes to a larger one only when that leaves `1 - SPARE` of every limit, so that it does
-not swing between two.
+not swing between two. Where time has a margin (`within`), what a round takes with it has to fit; not at the
+smallest ratio: better late now and then than never.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +24,13 @@ SPARE = 0.95  # share of each limit that a ratio above the present one may need
 
 Forecast = Callable[[Choice], RoundCost]
 ForecastOfWork = Callable[[Choice, float], RoundCost]  # with a share of local training
+Within = Callable[[RoundCost], float]
+"""Seconds, of which the deadline must leave room for a round of such a forecast."""
+
+
+def no_margin(predicted: RoundCost) -> float:
+    """What is expected."""
+    return predicted.known_s
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,13 @@ class Verdict:
         predicted: what a round at it would take.
         shares: what it needs of each limit that is set, where the prediction is known: "time", "memory",
             "energy".
+        within_s: the seconds that the deadline must leave room for.
     """
 
     choice: Choice
     predicted: RoundCost
     shares: dict[str, float]
+    within_s: float
 
     @property
     def share(self) -> float:
@@ -75,9 +85,16 @@ class Decision:
         return replace(report, ratio=ratio, reason=self.reason, round_s=seconds)
 
 
-def explain_table(choices: Sequence[Choice], forecast: Forecast, limits: Limits) -> list[Verdict]:
-    """Every choice held against the limits, in the order given."""
-    return [_weigh(choice, forecast(choice), limits) for choice in choices]
+def explain_table(
+    choices: Sequence[Choice], forecast: Forecast, limits: Limits, within: Within = no_margin
+) -> list[Verdict]:
+    """Every choice held against the limits, in the order given, ascending by ratio."""
+    least = min((choice.ratio for choice in choices), default=0.0)
+    margins = (no_margin if choice.ratio == least else within for choice in choices)
+    return [
+        _weigh(choice, forecast(choice), limits, margin)
+        for choice, margin in zip(choices, margins, strict=True)
+    ]
 
 
 def decide(
@@ -87,6 +104,7 @@ def decide(
     *,
     wanted: float,
     current: float | None = None,
+    within: Within = no_margin,
 ) -> Decision:
     """The largest choice that is wanted and fits.
 
@@ -96,9 +114,10 @@ def decide(
         limits: on it.
         wanted: no larger ratio than this, unless the method offers none.
         current: the ratio that the device runs at; None: it has not chosen one yet.
+        within: how long a round may well take.
     """
     wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
-    verdicts = explain_table(wished, forecast, limits)
+    verdicts = explain_table(wished, forecast, limits, within)
     larger = None
     for verdict in reversed(verdicts):
         grows = current is not None and verdict.choice.ratio > current + 1e-9
@@ -116,6 +135,7 @@ def affordable(
     wanted: float,
     least_work: float = 1.0,
     most_work: float = 1.0,
+    within: Within = no_margin,
 ) -> tuple[Affordable, ...]:
     """Every choice that is wanted and fits, if need be with a share of local training, ascending by ratio,
     with what a round at it would take.
@@ -125,7 +145,9 @@ def affordable(
     found = []
     for choice in wished:
         for share in shares:
-            if _weigh(choice, forecast(choice, share), limits).share <= 1:
+            least = choice == wished[0] and share == shares[-1]
+            predicted, margin = forecast(choice, share), no_margin if least else within
+            if _weigh(choice, predicted, limits, margin).share <= 1:
                 found.append(_affordable(choice, forecast, share, tells=len(shares) > 1))
                 break
     return tuple(found)
@@ -148,9 +170,10 @@ def _affordable(choice: Choice, forecast: ForecastOfWork, share: float, *, tells
     )
 
 
-def _weigh(choice: Choice, predicted: RoundCost, limits: Limits) -> Verdict:
+def _weigh(choice: Choice, predicted: RoundCost, limits: Limits, within: Within) -> Verdict:
+    within_s = within(predicted)
     pairs = {
-        "time": (predicted.known_s, limits.deadline_s),
+        "time": (within_s, limits.deadline_s),
         "memory": (predicted.memory_bytes, limits.memory_bytes),
         "energy": (predicted.joules, limits.joules),
     }
@@ -159,7 +182,7 @@ def _weigh(choice: Choice, predicted: RoundCost, limits: Limits) -> Verdict:
         for name, (amount, limit) in pairs.items()
         if amount is not None and limit is not None
     }
-    return Verdict(choice, predicted, shares)
+    return Verdict(choice, predicted, shares, within_s)
 
 
 def _why(verdict: Verdict, larger: Verdict | None, limits: Limits) -> str:
@@ -183,7 +206,9 @@ def _too_much(verdict: Verdict, limits: Limits) -> str:
             assert predicted.joules is not None
             needs = _amount(predicted.joules, limits.joules, "J")
         case _:
-            needs = f"{_amount(predicted.known_s, limits.deadline_s, 's')} ({_longest(predicted)})"
+            margin = verdict.within_s / predicted.known_s - 1 if predicted.known_s else 0.0
+            noted = f", with {100 * margin:.0f} % for noise" if margin > 0.005 else ""
+            needs = f"{_amount(verdict.within_s, limits.deadline_s, 's')} ({_longest(predicted)}{noted})"
     return f"{ratio:g} would need {needs}"
 
 

@@ -4,8 +4,10 @@ again.
 The same for a real agent and for a simulated one: no I/O, no clock.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, Struct, field, structs
@@ -16,9 +18,18 @@ from fleetune.edge_agent.budget.owner_policy import Limits, Policy, limits_of
 from fleetune.edge_agent.budget.ratio_choice import (
     Decision,
     Verdict,
+    Within,
     affordable,
     decide,
     explain_table,
+    no_margin,
+)
+from fleetune.edge_agent.budget.time_margin import (
+    RoundError,
+    error_of,
+    error_of_given_up,
+    late_within,
+    over_before_its_end,
 )
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.conditions import Conditions
@@ -44,6 +55,7 @@ class RatioController(Struct, frozen=True):
         fits: whether there is a ratio that this device can afford.
         proposed: the coordinator proposes the ratios of tasks, by what the report says that fits.
         least_work, most_work: and how much of the local training, within these.
+        late: share of rounds that may take longer than the deadline; None: time has no margin.
     """
 
     choices: Sequence[Choice]
@@ -58,6 +70,7 @@ class RatioController(Struct, frozen=True):
     proposed: bool = False
     least_work: float = 1.0
     most_work: float = 1.0
+    late: float | None = None
 
     def chosen(self, conditions: Conditions) -> "RatioController":
         """Choose a ratio by what is known now: first when the run is joined, then after each round."""
@@ -87,11 +100,11 @@ class RatioController(Struct, frozen=True):
             self.limits(conditions),
             wanted=self.policy.ratio or 1.0,
             current=self.report.ratio if chosen_before else None,
+            within=self.may_take,
         )
 
     def _affords(self, conditions: Conditions) -> tuple[Affordable, ...]:
-        wanted = self.policy.ratio or 1.0
-        limits = self.limits(conditions)
+        wanted, limits = self.policy.ratio or 1.0, self.limits(conditions)
         return affordable(
             self.choices,
             self._forecast,
@@ -99,6 +112,7 @@ class RatioController(Struct, frozen=True):
             wanted=wanted,
             least_work=self.least_work,
             most_work=self.most_work,
+            within=self.may_take,
         )
 
     def within(self, proposed: Budget) -> Budget:
@@ -126,7 +140,7 @@ class RatioController(Struct, frozen=True):
 
     def explained(self, conditions: Conditions) -> list[Verdict]:
         """Every choice held against the limits."""
-        return explain_table(self.choices, self._forecast, self.limits(conditions))
+        return explain_table(self.choices, self._forecast, self.limits(conditions), self.may_take)
 
     def trains_until_s(self, budget: Budget, taken_s: float) -> float | None:
         """How long after its task is here, in a round that would be late, local training may go on; None: as
@@ -138,14 +152,37 @@ class RatioController(Struct, frozen=True):
         """
         if self.least_work == self.most_work == 1 or self.deadline_s is None:
             return None
-        rest = structs.replace(self.expected(replace(budget, local_work=0.0)), download_s=taken_s)
-        return max(0.0, self.deadline_s - rest.known_s)
+        rest = structs.replace(self.expected(replace(budget, local_work=0.0)), download_s=None)
+        return max(0.0, self.deadline_s - taken_s - self.may_take(rest))
+
+    @property
+    def may_take(self) -> Within:
+        """Seconds that a round of a forecast may well take, see `time_margin`."""
+        if self.late is None:
+            return no_margin
+        return partial(late_within, errors=self.cost_history.errors, late=self.late)
 
     def learned(self, budget: Budget, actual: RoundCost) -> "RatioController":
         """The controller after a round that was done to its end at one of the choices."""
+        error = None if self.late is None else error_of(self.expected(budget), actual)
+        return self._after(budget, actual, error)
+
+    def given_up(self, budget: Budget, begun: RoundCost, elapsed_s: float) -> "RatioController":
+        """The controller after a round that was over before its reply had arrived, see `over_before_its_end`.
+
+        Where time has no margin it teaches nothing, as ever.
+        """
+        if self.late is None:
+            return self
+        known_s = min(elapsed_s, self.deadline_s or math.inf)  # later than late is no matter
+        expected = self.expected(budget)
+        error = error_of_given_up(expected, begun, known_s)
+        return self._after(budget, over_before_its_end(expected, begun, known_s), error)
+
+    def _after(self, budget: Budget, actual: RoundCost, error: RoundError | None) -> "RatioController":
         choice = next(one for one in self.choices if one.ratio == budget.ratio)
         asked = demand(choice, self.capability, budget.local_work)
-        return structs.replace(self, cost_history=self.cost_history.learned(asked, actual))
+        return structs.replace(self, cost_history=self.cost_history.learned(asked, actual, error))
 
     def declining(self) -> "RatioController":
         """The controller after a while in which nothing fitted, see `CostHistory.declining`."""

@@ -36,6 +36,7 @@ class JoinedRun:
         of_round: then, its session with the samples of a round; between rounds no sample is in memory.
         publish: called when a round's work is done: another model may be served.
         clock: seconds that never jump.
+        processor: seconds that this process has used of processors.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class JoinedRun:
         of_round: Callable[[TransferKey], Session] | None = None,
         publish: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.process_time,
     ) -> None:
         self.enrolment = enrolment
         self.session: Session | None = session if growing is None else None
@@ -60,7 +62,7 @@ class JoinedRun:
         self._meter = meter
         self._memory = memory
         self._publish = publish
-        self._clock = clock
+        self._clock, self._processor = clock, processor
         self._tried_at = clock()
         self._work: RoundWork | None = None
         self._held = 0  # training samples of the last round
@@ -82,7 +84,10 @@ class JoinedRun:
         return self.membership.refusal
 
     def ready(self) -> Ready:
-        """What it says of itself: from now on the coordinator knows it."""
+        """What it says of itself: from now on the coordinator knows it. In the midst of a round it says so
+        because one of the two was away.
+        """
+        self.membership.interrupt()
         base, report = UNSET if self.base is None else self.base, self.membership.tell()
         report = short_report(report) if self.brief else report
         return Ready(self.enrolment.run, self.enrolment.spec.hash, report, base)
@@ -112,15 +117,18 @@ class JoinedRun:
 
     def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
         """A task is here. `download_s`: None if it was here before."""
-        asked = self.membership.ratio_controller.proposed
-        proposed = budget_of(payload, self.enrolment.spec) if asked else None
-        self._work = self.membership.begin(key, len(payload), download_s, proposed)
+        before = self.membership.ratio_controller
+        proposed = budget_of(payload, self.enrolment.spec) if before.proposed else None
+        began_s = self._clock() - (download_s or 0.0)
+        self._work = self.membership.begin(key, len(payload), download_s, proposed, began_s=began_s)
+        if self.membership.ratio_controller is not before:
+            self._note_choice(before)
 
     def work(self, payload: bytes) -> bytes:
         """Reply to the task that was begun; what that took is in `taken`. Raises as `Session.reply` does."""
         assert self._work is not None, "a task is begun before it is worked on"
         self._meter.start()
-        began, work = self._clock(), self._work
+        began, used, work = self._clock(), self._processor(), self._work
         until_s = self.membership.ratio_controller.trains_until_s(work.budget, work.taken.known_s)
 
         def enough() -> bool:
@@ -130,12 +138,15 @@ class JoinedRun:
             reply, local_work = self._reply(payload, work, enough)
         except BaseException:
             self._meter.stop()
+            self.membership.interrupt()
             raise
         finally:
             give_back()
         self._publish()
         train_s, peak_bytes = self._clock() - began, self._meter.peak_bytes
-        self._work = work.trained(train_s, len(reply), peak_bytes, local_work=local_work)
+        processor_s = self._processor() - used
+        made = work.trained(train_s, len(reply), peak_bytes, local_work=local_work, processor_s=processor_s)
+        self._work = self.membership.going_on(made)
         return reply
 
     def _reply(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from fleetune.edge_agent.budget.cost_forecast import capability_of
 from fleetune.edge_agent.budget.cost_history import CostHistory
@@ -217,6 +217,7 @@ def _ratio_controller(
         proposed=enrolment.proposes is True,
         least_work=enrolment.least_local_work,
         most_work=enrolment.most_local_work,
+        late=None if enrolment.late is UNSET else enrolment.late,
     )
     if not structs.replace(ratio_controller, deadline_s=math.inf).chosen(conditions).fits:
         return ratio_controller.chosen(conditions)

@@ -27,12 +27,14 @@ class RoundWork:
         budget: that it runs within: its ratio, and how much of the local training.
         expected: what it was expected to take when it began.
         taken: what it has taken so far.
+        began_s: when its download began, on a clock that never jumps.
     """
 
     key: TransferKey
     budget: Budget
     expected: RoundCost
     taken: RoundCost
+    began_s: float = 0.0
 
     def trained(
         self,
@@ -41,10 +43,13 @@ class RoundWork:
         memory_bytes: int | None = None,
         *,
         local_work: float | None = None,
+        processor_s: float | None = None,
     ) -> "RoundWork":
         """Its reply is made, with this share of the local training; None: as much as was to be done."""
         share = self.budget.local_work if local_work is None else local_work
-        made = self._taking(train_s=train_s, bytes_up=bytes_up, memory_bytes=memory_bytes)
+        made = self._taking(
+            train_s=train_s, bytes_up=bytes_up, memory_bytes=memory_bytes, processor_s=processor_s
+        )
         return replace(made, budget=replace(self.budget, local_work=share))
 
     def sent(self, upload_s: float, joules: float | None) -> "RoundWork":
@@ -64,12 +69,16 @@ class Membership:
         told: the report that the coordinator has; None: none yet.
         samples_told_s: when it was last told of samples, on a clock that never jumps.
         brief: the run wants little said: a forecast is news only where it is quite another.
+        newest: the task that was begun last.
+        underway: its round, as long as it is neither done, nor declined, nor interrupted.
     """
 
     ratio_controller: RatioController
     told: DeviceReport | None = None
     samples_told_s: float = 0.0
     brief: bool = False
+    newest: TransferKey | None = None
+    underway: RoundWork | None = None
 
     @property
     def report(self) -> DeviceReport:
@@ -121,9 +130,15 @@ class Membership:
         return False
 
     def begin(
-        self, key: TransferKey, num_bytes: int, download_s: float | None, proposed: Budget | None = None
+        self,
+        key: TransferKey,
+        num_bytes: int,
+        download_s: float | None,
+        proposed: Budget | None = None,
+        *,
+        began_s: float = 0.0,
     ) -> RoundWork:
-        """A task is here.
+        """A task is here. A round that is under way is over: that it was not done by then is a lesson, too.
 
         Args:
             key: of the task.
@@ -131,19 +146,44 @@ class Membership:
             download_s: None if it was here before.
             proposed: what it was planned at, where the coordinator proposes that; the device never does more
                 than it can afford.
+            began_s: when its download began, on a clock that never jumps.
         """
+        self._give_up(key, began_s)
         controller = self.ratio_controller
         budget = Budget(controller.report.ratio) if proposed is None else controller.within(proposed)
         taken = RoundCost(bytes_down=num_bytes, download_s=download_s)
-        return RoundWork(key, budget, controller.expected(budget), taken)
+        work = RoundWork(key, budget, controller.expected(budget), taken, began_s)
+        self.newest, self.underway = key, None if key.final_evaluation else work
+        return work
+
+    def going_on(self, work: RoundWork) -> RoundWork:
+        """`work`, which has come further."""
+        if self.underway is not None and self.underway.key == work.key:
+            self.underway = work
+        return work
+
+    def interrupt(self) -> None:
+        """It was away, or declined the task: a smaller ratio would not have been done in time either."""
+        self.underway = None
+
+    def _give_up(self, key: TransferKey, now_s: float) -> None:
+        over, controller = self.underway, self.ratio_controller
+        if over is None or controller.late is None or (over.key.run, over.key.turn) == (key.run, key.turn):
+            return
+        self.underway, elapsed_s = None, now_s - over.began_s
+        after = controller.given_up(over.budget, over.taken, elapsed_s)
+        self.ratio_controller = after.chosen(self.report.conditions)
 
     def learn(self, work: RoundWork, conditions: Conditions) -> None:
         """From a round done to its end: choose the ratio of the next. A final evaluation sends no model back
-        and teaches nothing.
+        and teaches nothing; nor does, where time has a margin, one that was over before, once more.
         """
-        if not work.key.final_evaluation:
-            learned = self.ratio_controller.learned(work.budget, work.taken)
-            self.ratio_controller = learned.chosen(conditions)
+        controller = self.ratio_controller
+        over = self.newest is not None and self.newest != work.key
+        if work.key.final_evaluation or (controller.late is not None and over):
+            return
+        self.underway = None
+        self.ratio_controller = controller.learned(work.budget, work.taken).chosen(conditions)
 
     def try_again(self, conditions: Conditions) -> None:
         """After a while in which nothing fitted: what was learned may be true no longer."""

@@ -20,7 +20,7 @@ _OF_CONDITIONS = ("watts", "celsius")
 
 def short_cost(cost: RoundCost) -> RoundCost:
     """What a round takes."""
-    return structs.replace(cost, **_rounded(cost, _OF_COST))
+    return structs.replace(cost, processor_s=None, **_rounded(cost, _OF_COST))
 
 
 def short_report(report: DeviceReport) -> DeviceReport:

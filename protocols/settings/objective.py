@@ -52,6 +52,9 @@ class ObjectiveSection(Settings, frozen=True):
         most_work: the most of it, for those that have time left: 2 is twice the run's epochs.
         normalise: updates of devices that did less of the local training count as if all had done the same
             (FedNova); methods whose devices do not start from what their task brings are left as they are.
+        late: share of a device's rounds that may take longer than the deadline: a ratio fits only where all
+            but these, by what past rounds took, would be in time. 1: where what is expected is in time. A
+            device's smallest ratio fits so in any case.
         within: what the run may take; it ends before the round that would go beyond.
         price: of what devices take, for `minimise = "money"`.
     """
@@ -61,6 +64,7 @@ class ObjectiveSection(Settings, frozen=True):
     least_work: Share = 0.25
     most_work: Annotated[float, Meta(ge=1, le=4)] = 1.0
     normalise: bool = False
+    late: Share = 0.05
     within: WithinSection = WithinSection()
     price: PriceSection = PriceSection()
 

@@ -79,6 +79,8 @@ class Enrolment:
             (`DeviceReport.affords`); left out where it does not.
         least_work, most_work: how little and how much of the local training it proposes; each is left out
             where that is all of it.
+        late: share of a device's rounds that may take longer than the deadline; left out where the
+            coordinator proposes no ratios.
     """
 
     run: RunId
@@ -101,6 +103,7 @@ class Enrolment:
     proposes: bool | UnsetType = UNSET
     least_work: Ratio | UnsetType = UNSET
     most_work: LocalWork | UnsetType = UNSET
+    late: Ratio | UnsetType = UNSET
 
     @property
     def least_local_work(self) -> float:

@@ -71,6 +71,7 @@ class World:
             upload_s=upload_s,
             memory_bytes=self.base_bytes + asked.working_bytes,
             joules=self.watts * (download_s + train_s + upload_s),
+            processor_s=seconds[1] / 4,
         )
 
 

@@ -22,11 +22,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fleetune.coordinator.broker.credentials import credentials_of
 from fleetune.coordinator.reports.metrics import shown_at
 from fleetune.coordinator.reports.summary import Summary, read_summary
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.wire.topics import JOIN_USER
 from fleetune.tools.links.link import Constant
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
 from fleetune.tools.simulator.split import write_shares
@@ -82,21 +84,29 @@ def measure(uplink_mbps: float, downlink_mbps: float, folder: Path, settings: di
             str(folder),
         ]
         coordinator = _start(network, network.hub, serve, folder / "coordinator.log", stack)
+        password = credentials_of(name, folder).join
+        broker = {"FLEETUNE_BROKER": f"mqtt://{JOIN_USER}:{password}@{HUB_ADDRESS}:1883"}
         for share, namespace in zip(shares, network.agents, strict=True):
-            command = ["fleetune.edge_agent.cli", "run", "--fleet", name, "--broker", f"{HUB_ADDRESS}:1883"]
+            command = ["fleetune.edge_agent.cli", "run", "--fleet", name, "--leave-after-run"]
             command += ["--device", share.stem, "--data", f"npz:{share}", "--state", str(folder / "state")]
-            _start(network, namespace, [*command, "--leave-after-run"], folder / f"{share.stem}.log", stack)
+            _start(network, namespace, command, folder / f"{share.stem}.log", stack, broker)
         if coordinator.wait(PATIENCE_S) != 0:
             raise SettingError(f"the coordinator failed: {(folder / 'coordinator.log').read_text()[-500:]}")
     return read_summary(folder / name)
 
 
 def _start(
-    network: Network, namespace: str, module: list[str], log: Path, stack: ExitStack
+    network: Network,
+    namespace: str,
+    module: list[str],
+    log: Path,
+    stack: ExitStack,
+    variables: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
+    command = network.command(namespace, sys.executable, "-P", "-m", *module)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            network.command(namespace, sys.executable, "-P", "-m", *module), stdout=output, stderr=output
+            command, stdout=output, stderr=output, env={**os.environ, **(variables or {})}
         )
     stack.callback(_end, process)
     return process

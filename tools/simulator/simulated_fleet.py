@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from fleetune import firmware_profiles
 from fleetune.edge_agent.budget.cost_forecast import capability_of
@@ -176,4 +177,5 @@ def ratio_controller_of(
         proposed=enrolment.proposes is True,
         least_work=enrolment.least_local_work,
         most_work=enrolment.most_local_work,
+        late=None if enrolment.late is UNSET else enrolment.late,
     )

@@ -227,6 +227,7 @@ class Simulation:
                 player.there = there
             elif there != player.there and not player.is_flat:
                 player.there = there
+                player.membership.interrupt()
                 if there:
                     self._report(player)
                 else:
@@ -315,7 +316,8 @@ class Simulation:
         player.working = turn
         asked = player.membership.ratio_controller.proposed
         proposed = budget_of(payload, self._enrolment.spec) if asked else None
-        work = player.membership.begin(key, num_bytes, arrives_at - self.now, proposed)
+        download_s = arrives_at - self.now
+        work = player.membership.begin(key, num_bytes, download_s, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget), player.turns
         device = player.device
         job = self._submit(
@@ -342,6 +344,7 @@ class Simulation:
         player.base = worked.base or player.base
         if worked.reply is None:
             player.working = None
+            player.membership.interrupt()
             if not worked.declined:
                 self._tell(player.ready())  # it holds something else than was thought
                 return
@@ -354,7 +357,8 @@ class Simulation:
     def _trained(self, player: Player, work: RoundWork, reply: bytes, train_s: float) -> None:
         turn = work.key.turn
         player.working = None if player.working == turn else player.working
-        player.replies[turn] = MadeReply(reply, work.trained(train_s, len(reply)))
+        trained = player.membership.going_on(work.trained(train_s, len(reply)))
+        player.replies[turn] = MadeReply(reply, trained)
         self._upload(player, player.replies[turn])
 
     def _upload(self, player: Player, made: MadeReply) -> None:

@@ -201,6 +201,15 @@ TRAINING = Metric(
     run=lambda summary: summary.seconds.train,
     shown={"predictions": "of training"},
 )
+PROCESSOR = Metric(
+    "processor_s",
+    "processor time of training",
+    "What a round's work used of a device's processors: it does not wait for other programs.",
+    SECONDS,
+    reply=_measured("processor_s"),
+    predicted=_foretold("processor_s"),
+    shown={"predictions": "of these the processor's"},
+)
 UPLOAD = Metric(
     "upload_s",
     "upload time",

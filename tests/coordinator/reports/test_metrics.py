@@ -153,6 +153,7 @@ def test_what_is_predicted_is_in_the_order_of_summary_json_and_covers_the_costs_
         "seconds",
         "download_s",
         "train_s",
+        "processor_s",
         "upload_s",
         "bytes_down",
         "bytes_up",

@@ -180,7 +180,7 @@ class SomeMemory:
 
 
 def take_part(session=None, ratio_controller=None):
-    clock = iter(range(1000))
+    clock, processor = iter(range(1000)), iter(range(1000))
     return JoinedRun(
         None,
         session or SomeSession(),
@@ -188,6 +188,7 @@ def take_part(session=None, ratio_controller=None):
         SomeMeter(),
         SomeMemory(),
         clock=lambda: float(7 * next(clock)),
+        processor=lambda: float(2 * next(processor)),
     )
 
 
@@ -210,6 +211,7 @@ def test_a_round_is_measured_predicted_and_learned_from():
         upload_s=2.0,
         memory_bytes=260_000_000,
         joules=10.0,
+        processor_s=2.0,
     )
     (lesson,) = joined.membership.ratio_controller.cost_history.past_rounds
     assert lesson.actual == joined.taken
