@@ -2,7 +2,6 @@
 
 import io
 import re
-from dataclasses import replace
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from tests.edge_agent.budget.test_ratio_controller import FIRST, UNKNOWN, a_ratio_controller, take_part
+from tests.helpers.late_rounds import controller, play
 from tests.helpers.world import CHOICES, World
 
 from fleetune.edge_agent.budget import time_margin
@@ -48,33 +48,15 @@ def both(factor, *, given_up=False):
 
 
 def with_margin(late=LATE, deadline_s=20.0, **policy):
-    controller = a_ratio_controller(deadline_s, **policy)
-    return structs.replace(controller, proposed=True, late=late).chosen(UNKNOWN)
+    return controller(late, deadline_s, **policy)
 
 
 def key_of(number):
     return TransferKey("task", "run", number, 1)
 
 
-def play(controller, worlds, deadline_s, seed=0):
-    """Rounds of a device that always takes the largest ratio that fits; who is late is asked anew. For each
-    its ratio and whether it was late; and what it knows in the end.
-    """
-    member, rng, now_s, rounds = Membership(controller), np.random.default_rng(seed), 0.0, []
-    for number, world in enumerate(worlds, 1):
-        work = member.begin(key_of(number), 100, None, began_s=now_s)
-        took = world.round(next(one for one in CHOICES if one.ratio == work.budget.ratio), rng)
-        late = took.round_s > deadline_s
-        rounds.append((work.budget.ratio, late))
-        work = member.going_on(replace(work, taken=structs.replace(took, upload_s=None, joules=None)))
-        if not late or controller.late is None:
-            member.learn(work.sent(took.upload_s, took.joules), UNKNOWN)
-        now_s += min(took.round_s, deadline_s)
-    return rounds, member.ratio_controller
-
-
-def share_late(controller, world, deadline_s=20.0, seeds=6, rounds=150):
-    played = [play(controller, [world] * rounds, deadline_s, seed)[0] for seed in range(seeds)]
+def share_late(known, world, deadline_s=20.0, seeds=6, rounds=150):
+    played = [play(known, [world] * rounds, deadline_s, seed)[0] for seed in range(seeds)]
     return np.mean([late for rounds_ in played for _, late in rounds_])
 
 
@@ -249,8 +231,7 @@ def test_without_a_share_nothing_is_noted_or_held_back():
 def test_the_margin_does_not_make_ratios_swing(noise):
     changes = {}
     for late in (None, LATE):
-        controller = a_ratio_controller() if late is None else with_margin(late)
-        rounds, _ = play(controller, [World(noise=noise)] * 200, 20.0)
+        rounds, _ = play(controller(late), [World(noise=noise)] * 200, 20.0)
         changes[late] = sum(one != other for (one, _), (other, _) in pairwise(rounds[60:]))
     assert changes[LATE] <= changes[None] + 14
 
@@ -324,9 +305,9 @@ def test_the_explanation_says_what_of_the_work_is_waiting():
     assert "it waits" not in shown(with_margin(), 160)
 
 
-def shown(controller, width):
+def shown(known, width):
     console = rich.console.Console(width=width, file=io.StringIO())
-    console.print(explanation(controller, Conditions(memory_bytes=64 * 10**9)))
+    console.print(explanation(known, Conditions(memory_bytes=64 * 10**9)))
     return console.file.getvalue()
 
 
