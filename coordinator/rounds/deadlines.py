@@ -3,20 +3,32 @@
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.participants import target
 from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 
 SHORTEST_S = 1.0  # below it the network and this process itself decide, not the devices
 
 
-def proposed_s(state: EngineState, settings: RoundSection) -> float:
+def keeps_pace(settings: RoundSection, objective: ObjectiveSection) -> bool:
+    """Whether rounds are as short as it pays."""
+    return settings.mode == "synchronous" and objective.minimise == "time"
+
+
+def proposed_s(state: EngineState, settings: RoundSection, objective: ObjectiveSection) -> float:
     """Seconds that the turn which opens is given.
 
     With `deadline = "predicted"`: when enough of those asked should have replied, by their own words as far
     as these are trusted (see `learn`), times the slack. A second attempt gets the whole `deadline_s`: the
     first one's expectations were not worth much. So does the final evaluation, which is to hear everybody.
+
+    So it is where a round keeps a pace, and there by their own words alone: who is held up, by a link that
+    is gone for a while, holds up nobody else. A device that takes longer than it thinks learns that from its
+    late rounds by itself; one that lies is late.
     """
-    if settings.deadline == "fixed" or state.stage != "training" or state.attempt > 1:
+    paced = keeps_pace(settings, objective)
+    if (settings.deadline == "fixed" and not paced) or state.stage != "training" or state.attempt > 1:
         return settings.deadline_s
-    expected_s = sorted(_expected_s(state.members[device], settings) for device in state.participants)
+    members = [state.members[device] for device in state.participants]
+    expected_s = sorted(_expected_s(one, settings, 1.0 if paced else one.stretch) for one in members)
     enough_s = expected_s[target(state, settings) - 1]
     return min(settings.deadline_s, max(SHORTEST_S, settings.deadline_slack * enough_s))
 
@@ -33,16 +45,16 @@ def learn(state: EngineState, settings: RoundSection) -> None:
     replied = state.replied
     for device in tuple(state.groups.at_work) if len(replied) < target(state, settings) else ():
         member = state.members[device]
-        if _expected_s(member, settings) < settings.deadline_s:
+        if _expected_s(member, settings, member.stretch) < settings.deadline_s:
             state.put(device, stretch=2 * member.stretch)
     for device in replied:
         if state.members[device].stretch > 1.0:
             state.put(device, stretch=max(1.0, 0.9 * state.members[device].stretch))
 
 
-def _expected_s(member: Member, settings: RoundSection) -> float:
+def _expected_s(member: Member, settings: RoundSection, stretch: float) -> float:
     """Of one device; what it does not know, or cannot be, counts as the whole deadline."""
     said_s = member.at_work.round_s if member.at_work else None
-    if said_s is None or not 0 < said_s * member.stretch <= settings.deadline_s:
+    if said_s is None or not 0 < said_s * stretch <= settings.deadline_s:
         return settings.deadline_s
-    return said_s * member.stretch
+    return said_s * stretch

@@ -53,7 +53,7 @@ from fleetune.coordinator.rounds.actions import (
     StartRound,
     TakeBack,
 )
-from fleetune.coordinator.rounds.deadlines import learn, proposed_s
+from fleetune.coordinator.rounds.deadlines import keeps_pace, learn, proposed_s
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
@@ -160,7 +160,7 @@ class RoundEngine:
     @property
     def _span_s(self) -> float:
         """How long the turn that opens may take at most before something is decided."""
-        return proposed_s(self.state, self._round)
+        return proposed_s(self.state, self._round, self._objective)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in at `now` (seconds); what is to be done, in this order."""
@@ -215,7 +215,7 @@ class RoundEngine:
         note_scores(state)
         state.change(spending=state.spending.round_closed(state.seen_at))
         if self._round.mode == "synchronous":
-            note_missed(state, self._round)
+            note_missed(state, self._round, paced=keeps_pace(self._round, self._objective))
         state.change(closed=turn, suspects=verdict.suspects)
         attempt, rounds_done = state.next_attempt, turn.number
         state.change(

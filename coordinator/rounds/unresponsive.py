@@ -14,13 +14,14 @@ LONGEST_REST = 64  # rounds
 _MOST = MISSES + LONGEST_REST.bit_length() - 2  # misses that count
 
 
-def note_missed(state: EngineState, settings: RoundSection) -> None:
+def note_missed(state: EngineState, settings: RoundSection, *, paced: bool = False) -> None:
     """The open turn ends: if it had the whole deadline, whoever is still awaited has missed it.
 
-    A deadline that was only predicted is no proof of silence.
+    A deadline that was only predicted is no proof of silence; but where rounds keep a pace, who does not is
+    asked more rarely, until an answer comes, however late.
     """
     overdue = state.until is not None and state.seen_at >= state.until
-    whole = settings.mode == "window" or (state.span_s or 0.0) >= settings.deadline_s
+    whole = paced or settings.mode == "window" or (state.span_s or 0.0) >= settings.deadline_s
     if overdue and whole:
         for device in tuple(state.groups.awaited):
             miss(state, device)

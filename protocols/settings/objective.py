@@ -44,8 +44,9 @@ class ObjectiveSection(Settings, frozen=True):
     Attributes:
         minimise: what a run is to take least of until it is good. The coordinator proposes each task's ratio,
             and how much of the local training, among those that its device can afford: so that rounds are as
-            short as it pays (`time`), or so that a byte sent, a joule or a unit of `price` brings most.
-            `none`: each device takes the largest ratio that fits.
+            short as it pays (`time`; each is then over after `deadline_slack` times what its devices expect
+            of it, as with `round.deadline = "predicted"`), or so that a byte sent, a joule or a unit of
+            `price` brings most. `none`: each device takes the largest ratio that fits.
         at_most: no larger ratio is proposed.
         least_work: the smallest share of a round's local training that is proposed, to those that would hold
             up the others or could not take part at all; 1: all do all of it.

@@ -16,6 +16,7 @@ from fleetune.coordinator.rounds.participants import able, draw
 from fleetune.protocols.conditions import UNKNOWN, Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.coordinator import RoundSection
+from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import DeviceReport
 
@@ -356,7 +357,7 @@ def test_a_proposal_is_within_its_bounds_and_never_longer_for_a_faster_device(
             f"d{i}": Member(DeviceReport(f"d{i}", round_s=s), stretch=stretch) for i, s in enumerate(round_s)
         }
         state = EngineState("training", participants=tuple(members), members=members)
-        return proposed_s(state, section)
+        return proposed_s(state, section, ObjectiveSection())
 
     given_s = proposal(said)
     assert SHORTEST_S <= given_s <= 60.0

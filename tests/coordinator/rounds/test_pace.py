@@ -206,10 +206,30 @@ def test_a_restart_changes_nothing():
 
 
 def test_a_predicted_deadline_is_that_of_what_was_proposed():
-    script = playing(ObjectiveSection("time", at_most=0.2), deadline="predicted", deadline_slack=2.0)
+    objective = ObjectiveSection("time", at_most=0.2)
+    script = playing(objective, deadline_slack=2.0)
     script.ready("a", affords=needing(4.0), ratio=1.0, round_s=4.0)
-    assert proposed_s(script.state, script.round) == pytest.approx(2 * 0.2 * 4.0, abs=1.0)
+    assert proposed_s(script.state, script.round, objective) == pytest.approx(2 * 0.2 * 4.0)
+    assert proposed_s(script.state, script.round, ENERGY) == 10.0
     assert script.engine.wake_at - script.now == pytest.approx(2 * 0.2 * 4.0)
+
+
+def test_who_is_held_up_holds_up_nobody_else_for_long():
+    """A link that is gone for a while: the round is over at 1.5 times the pace, not at its deadline."""
+    script = playing(start_with=3, deadline_s=600.0)
+    script.ready("a", "b", "c", affords=needing(4.0, ratios=(0.5,)), ratio=0.5, round_s=2.0)
+    script.updates("a", "b", score=0.5)
+    assert script.engine.wake_at - script.now == pytest.approx(3.0)
+    script.tick(script.now + 3.0)
+    assert script.state.rounds_done == 1
+    asked = []
+    for _ in range(8):
+        assert script.engine.wake_at - script.now == pytest.approx(3.0), "and so are the next ones"
+        asked.append("c" in script.state.participants)
+        script.updates("a", "b", score=0.5)
+        if asked[-1]:
+            script.tick(script.now + 3.0)
+    assert asked == [True, True, False, True, False, False, False, True]
 
 
 @pytest.mark.parametrize("lie_s", [0.0, 1e-9, 9.9, None])
