@@ -100,6 +100,7 @@ class RoundExecution:
         self._state = EngineState()
         self._tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
         self._tasks.proposed = lambda device: self._state.members[device].dealt
+        self._tasks.span_s = lambda: self._state.span_s
         if enrolment.downlink.name != RAW:
             held, key = HeldModels(store, method.spec, enrolment.weights), run_key(settings.run.seed)
             self._tasks.downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)

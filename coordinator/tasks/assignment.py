@@ -59,6 +59,7 @@ class Tasks:
         planned: of the open round, by participant.
         release: which version of the shared model a device may serve; None: the run has no roll-out.
         proposed: at what a device's task was planned, where the coordinator proposes that.
+        span_s: then, what the open round is given.
         downlink: writes them as differences; None: they travel whole.
     """
 
@@ -69,6 +70,7 @@ class Tasks:
     planned: Mapping[DeviceId, Any] = field(default_factory=dict)
     release: Callable[[DeviceId], Release] | None = None
     proposed: Callable[[DeviceId], Budget | None] = lambda _: None
+    span_s: Callable[[], float | None] = lambda: None
     downlink: Downlink | None = None
     _paper_bytes: dict[DeviceId, dict[Turn, float]] = field(default_factory=dict, init=False)
 
@@ -183,7 +185,8 @@ class Tasks:
         assignment = assigned(tasks, device, transfer_key, release)
         if (budget := self.proposed(device)) is not None:
             part = UNSET if budget.local_work == 1 else budget.local_work
-            assignment = replace(assignment, ratio=budget.ratio, local_work=part)
+            span_s = self.span_s() or UNSET
+            assignment = replace(assignment, ratio=budget.ratio, local_work=part, span_s=span_s)
         made = self._paper_bytes.setdefault(device, {})
         made[Turn.of(transfer_key)] = paper_bytes(assignment.task)
         if len(made) > _ON_THE_WAY:

@@ -142,18 +142,20 @@ class RatioController(Struct, frozen=True):
         """Every choice held against the limits."""
         return explain_table(self.choices, self._forecast, self.limits(conditions), self.may_take)
 
-    def trains_until_s(self, budget: Budget, taken_s: float) -> float | None:
+    def trains_until_s(self, budget: Budget, taken_s: float, span_s: float | None = None) -> float | None:
         """How long after its task is here, in a round that would be late, local training may go on; None: as
         long as it takes, since it does all of what it is asked for or nothing.
 
         Args:
             budget: of the round.
             taken_s: seconds that the round has taken when the task is here.
+            span_s: that the round is given, where that is said; it is over no later than its deadline.
         """
         if self.least_work == self.most_work == 1 or self.deadline_s is None:
             return None
         rest = structs.replace(self.expected(replace(budget, local_work=0.0)), download_s=None)
-        return max(0.0, self.deadline_s - taken_s - self.may_take(rest))
+        given_s = self.deadline_s if span_s is None else min(span_s, self.deadline_s)
+        return max(0.0, given_s - taken_s - self.may_take(rest))
 
     @property
     def may_take(self) -> Within:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from msgspec import UNSET
 
@@ -12,7 +13,7 @@ from fleetune.edge_agent.personal.served_model import Memory
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.membership import Membership, RoundWork
-from fleetune.edge_agent.run.session import Session, budget_of
+from fleetune.edge_agent.run.session import Asked, Session, asked_of
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost
@@ -118,9 +119,10 @@ class JoinedRun:
     def begin(self, key: TransferKey, payload: bytes, download_s: float | None) -> None:
         """A task is here. `download_s`: None if it was here before."""
         before = self.membership.ratio_controller
-        proposed = budget_of(payload, self.enrolment.spec) if before.proposed else None
+        asked = asked_of(payload, self.enrolment.spec) if before.proposed else Asked()
         began_s = self._clock() - (download_s or 0.0)
-        self._work = self.membership.begin(key, len(payload), download_s, proposed, began_s=began_s)
+        work = self.membership.begin(key, len(payload), download_s, asked.budget, began_s=began_s)
+        self._work = replace(work, span_s=asked.span_s)
         if self.membership.ratio_controller is not before:
             self._note_choice(before)
 
@@ -129,7 +131,8 @@ class JoinedRun:
         assert self._work is not None, "a task is begun before it is worked on"
         self._meter.start()
         began, used, work = self._clock(), self._processor(), self._work
-        until_s = self.membership.ratio_controller.trains_until_s(work.budget, work.taken.known_s)
+        controller = self.membership.ratio_controller
+        until_s = controller.trains_until_s(work.budget, work.taken.known_s, work.span_s)
 
         def enough() -> bool:
             return until_s is not None and self._clock() - began >= until_s

@@ -28,6 +28,7 @@ class RoundWork:
         expected: what it was expected to take when it began.
         taken: what it has taken so far.
         began_s: when its download began, on a clock that never jumps.
+        span_s: that its round is given; None: not said.
     """
 
     key: TransferKey
@@ -35,6 +36,7 @@ class RoundWork:
     expected: RoundCost
     taken: RoundCost
     began_s: float = 0.0
+    span_s: float | None = None
 
     def trained(
         self,

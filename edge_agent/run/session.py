@@ -6,7 +6,7 @@ one write: the same assignment, asked again after any crash, gets the same reply
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import UNSET, UnsetType
@@ -17,7 +17,7 @@ from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Serving
 from fleetune.edge_agent.run.observed_trainer import EvaluatingTrainer, ObservedTrainer
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
-from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, LocalWork, Number, Ratio
+from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, LocalWork, Number, Positive, Ratio
 from fleetune.protocols.errors import BaseUnknown, PacketError, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
@@ -334,13 +334,26 @@ class Session:
         self._kept = kept
 
 
-def budget_of(data: bytes, spec: ModelSpec) -> Budget | None:
-    """What an encoded `Assignment` was planned at; None: the device's own choice, or it cannot be read."""
+class Asked(NamedTuple):
+    """What an `Assignment` asks for beside its task.
+
+    Attributes:
+        budget: that it was planned at; None: the device's own choice.
+        span_s: seconds that its round is given; None: it does not say.
+    """
+
+    budget: Budget | None = None
+    span_s: float | None = None
+
+
+def asked_of(data: bytes, spec: ModelSpec) -> Asked:
+    """By an encoded `Assignment`; nothing, where that cannot be read."""
     try:
         turn = _read_turn(data, spec)
     except PacketError:
-        return None
-    return proposed_budget(turn.ratio, turn.local_work)
+        return Asked()
+    span_s = None if turn.span_s is UNSET else turn.span_s
+    return Asked(proposed_budget(turn.ratio, turn.local_work), span_s)
 
 
 def _read_turn(data: bytes, spec: ModelSpec) -> "_AssignmentTurn":
@@ -360,6 +373,7 @@ class _AssignmentTurn:
     attempt: Number
     ratio: Ratio | UnsetType = UNSET
     local_work: LocalWork | UnsetType = UNSET
+    span_s: Positive | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

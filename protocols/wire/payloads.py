@@ -145,6 +145,7 @@ class Assignment(Generic[T]):
             differences to what the device holds.
         ratio: that the coordinator proposes for it, in runs with an objective.
         local_work: likewise, how much of the local training; left out where that is all of it, once.
+        span_s: likewise, seconds that its round is given.
     """
 
     device: FleetName
@@ -156,6 +157,7 @@ class Assignment(Generic[T]):
     base: Digest | UnsetType = UNSET
     ratio: Ratio | UnsetType = UNSET
     local_work: LocalWork | UnsetType = UNSET
+    span_s: Positive | UnsetType = UNSET
 
     @property
     def final_evaluation(self) -> bool:

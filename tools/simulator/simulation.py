@@ -33,7 +33,7 @@ from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.membership import RoundWork
-from fleetune.edge_agent.run.session import budget_of
+from fleetune.edge_agent.run.session import asked_of
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day
@@ -315,7 +315,7 @@ class Simulation:
             return  # it came back in the midst of this very task
         player.working = turn
         asked = player.membership.ratio_controller.proposed
-        proposed = budget_of(payload, self._enrolment.spec) if asked else None
+        proposed = asked_of(payload, self._enrolment.spec).budget if asked else None
         download_s = arrives_at - self.now
         work = player.membership.begin(key, num_bytes, download_s, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget), player.turns

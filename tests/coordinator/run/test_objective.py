@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import tiny_spec
 from tests.helpers.played_run import DEVICES, PlayedRun
 
+from fleetune.edge_agent.run.session import Asked, asked_of
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import RATIOS, DeviceReport
@@ -54,7 +55,8 @@ def test_devices_work_at_what_is_proposed_and_never_at_more_than_they_afford(tmp
 
 def test_who_would_hold_up_the_others_does_a_share_of_the_local_training(tmp_path):
     records = played(tmp_path)["records"]
-    shares = {device: {one.devices[device].local_work for one in records} for device in DEVICES}
+    replies = [reply for one in records for reply in one.devices.items()]
+    shares = {name: {reply.local_work for device, reply in replies if device == name} for name in DEVICES}
     assert shares["d"] == {0.25}
     assert all(max(shares[name]) == 1.0 for name in "abc")
 
@@ -80,8 +82,14 @@ def test_a_task_says_its_ratio_only_where_it_is_proposed(tmp_path, minimise):
     run = PlayedRun(tmp_path, "fedspu", "synchronous", minimise=minimise)
     run.play(end=0)
     for device, (_, task) in run.tasks.items():
-        ratio = codec.decode(task, Assignment[run.run.method.task_type], SPEC).ratio
-        assert (ratio in RATIOS) == (minimise == "time"), device
+        assignment = codec.decode(task, Assignment[run.run.method.task_type], SPEC)
+        assert (assignment.ratio in RATIOS) == (minimise == "time"), device
+        asked = asked_of(task, SPEC)
+        if minimise == "none":
+            assert asked == Asked()
+            continue
+        assert asked.budget.ratio == assignment.ratio
+        assert 0 < asked.span_s < run.run.settings.round.deadline_s, "the pace, with the slack"
     run.close()
 
 

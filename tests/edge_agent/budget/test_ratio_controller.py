@@ -238,6 +238,17 @@ def test_who_would_be_late_sends_what_it_has_at_the_deadline():
     assert whole > part
 
 
+def test_who_is_told_how_long_its_round_is_given_keeps_to_that():
+    joined = take_part(ratio_controller=late_controller())
+    joined.begin(FIRST, bytes(100), 2.0)
+    joined._work = replace(joined._work, span_s=30.0)
+    joined.work(b"task")
+    assert 2.0 + 7.0 * round(joined.session.local_work * 14) <= 30.0
+    controller, budget = joined.membership.ratio_controller, joined._work.budget
+    assert controller.trains_until_s(budget, 2.0, 1e9) == controller.trains_until_s(budget, 2.0)
+    assert controller.trains_until_s(budget, 2.0, 0.1) == 0.0
+
+
 def test_without_an_objective_a_late_round_is_done_whole():
     joined = take_part(ratio_controller=late_controller(least_work=1.0))
     play(joined, download_s=2.0)
