@@ -18,18 +18,18 @@ def note_missed(state: EngineState, settings: RoundSection, *, paced: bool = Fal
     """The open turn ends: if it had the whole deadline, whoever is still awaited has missed it.
 
     A deadline that was only predicted is no proof of silence; but where rounds keep a pace, who does not is
-    asked more rarely, until an answer comes, however late.
+    asked more rarely, every eighth round at least, until an answer comes, however late.
     """
     overdue = state.until is not None and state.seen_at >= state.until
     whole = paced or settings.mode == "window" or (state.span_s or 0.0) >= settings.deadline_s
     if overdue and whole:
         for device in tuple(state.groups.awaited):
-            miss(state, device)
+            miss(state, device, MISSES + 2 if paced else _MOST)
 
 
-def miss(state: EngineState, device: DeviceId) -> None:
-    """It took too long for its task."""
-    state.put(device, missed=min(state.members[device].missed + 1, _MOST))
+def miss(state: EngineState, device: DeviceId, most: int = _MOST) -> None:
+    """It took too long for its task; `most`: times in a row that count."""
+    state.put(device, missed=min(state.members[device].missed + 1, most))
 
 
 def note_answer(state: EngineState, device: DeviceId) -> None:
