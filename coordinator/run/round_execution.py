@@ -196,6 +196,7 @@ class RoundExecution:
         if delivered.unsent is not None and self._method.starts_from_task:
             add_unsent(reply.update, delivered.unsent, spec)
         self._store.add_reply(reply.device, codec.encode(reply, spec))
+        self._count_task_of(reply)  # as it was sent: over what the device holds from now on it is less
         self._tasks.taken(reply.device, delivered)
 
     def _note_unanswered(self, turn: Turn) -> None:
@@ -299,13 +300,11 @@ class RoundExecution:
 
     def _keep(self, device: DeviceId, arriving: ArrivingReply) -> None:
         reply, data = arriving.reply, arriving.data
-        if device not in self.accounts.sent_bytes:
-            self._count_task_of(device, reply)
+        self._count_task_of(reply)
         self.accounts.replied(device, len(data), None if reply.update is None else paper_bytes(reply.update))
         member = self._state.member(device)
-        report = member.at_work
         self._arrived[device] = DeviceRound(
-            ratio=report.ratio if report else 1.0,
+            ratio=member.at_work.ratio if member.at_work else 1.0,
             bytes_down=self.accounts.sent_bytes.pop(device),
             bytes_up=len(data),
             measures=reply.measures,
@@ -318,11 +317,12 @@ class RoundExecution:
         self._told.add(device)
         self._tasks.answered(device)
 
-    def _count_task_of(self, device: DeviceId, reply: Reply[Any]) -> None:
+    def _count_task_of(self, reply: Reply[Any]) -> None:
         """Whoever replies has had its task, even if a restart lost the word of that."""
-        transfer_key = TransferKey("task", self._run_id, reply.round, reply.attempt, reply.update is None)
-        num_bytes = len(self._tasks.payload(device, transfer_key))
-        self.note_delivered(device, transfer_key, num_bytes)
+        if reply.device not in self.accounts.sent_bytes:
+            transfer_key = TransferKey("task", self._run_id, reply.round, reply.attempt, reply.update is None)
+            num_bytes = len(self._tasks.payload(reply.device, transfer_key))
+            self.note_delivered(reply.device, transfer_key, num_bytes)
 
     def _others(self, device: DeviceId) -> Iterator[Any]:
         """The updates that the open round has from other devices."""

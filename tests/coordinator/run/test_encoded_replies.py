@@ -59,3 +59,19 @@ def test_an_update_written_with_another_base_is_refused_and_costs_nobody_else(tm
     refused = [one for one in outcomes if isinstance(one, ReplyRefused)]
     assert "another base" in str(refused[0].problem)
     played.close()
+
+
+@pytest.mark.parametrize("down", ["raw", "lossless", "int8"])
+def test_a_task_that_nobody_heard_to_be_delivered_counts_as_it_was_sent(tmp_path, monkeypatch, down):
+    """A coordinator that is stopped in between loses the word of it; whoever replies has had its task."""
+
+    def records(folder, *, deaf):
+        run = PlayedRun(folder, "fedspu", "synchronous", down=down)
+        if deaf:
+            monkeypatch.setattr(run.run.controller, "note_delivered", lambda *_: None)
+        run.play()
+        found = run.end()["records"]
+        run.close()
+        return found
+
+    assert records(tmp_path / "deaf", deaf=True) == records(tmp_path / "heard", deaf=False)
