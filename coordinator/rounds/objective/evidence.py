@@ -99,9 +99,10 @@ class Evidence:
         distance = median(abs(value) for value in surplus.values()) * 1.4826  # of a normal: its deviation
         noise = distance
         if self.noise is not None:
-            noise = 0.9 * self.noise + 0.1 * min(distance, CLIP * self.noise)
-        seen = {arm for pair in changes.values() for shown in pair for arm in arms_of(shown.budget)}
-        arms = sorted({*self.arms, *seen})
+            seen = distance or self.noise  # most changes are the same where most scores stay as they are
+            noise = 0.9 * self.noise + 0.1 * min(seen, CLIP * self.noise)
+        compared = {arm for pair in changes.values() for shown in pair for arm in arms_of(shown.budget)}
+        arms = sorted({*self.arms, *compared})
         precision, pull = self._of(arms)
         precision, pull, reach = FADING * precision, FADING * pull, CLIP * noise
         for device, (then, now) in changes.items():

@@ -110,6 +110,16 @@ def test_a_share_of_the_local_training_is_compared_beside_the_ratio():
     assert abs(large - small) < 0.002
 
 
+def test_scores_that_stay_as_they_are_are_no_proof():
+    """Of a model that hardly learns any more most devices' scores do not change at all."""
+    told = changed(**{name: ((0.2, 0.0), (0.4, 0.01 * n)) for n, name in enumerate("abcd")})
+    evidence = Evidence().after(told)
+    still = {name: (now, now) for name, (_, now) in told.items()}
+    for _ in range(50):
+        evidence, before = evidence.after(still), evidence
+        assert evidence.noise == pytest.approx(before.noise)
+
+
 def test_older_rounds_fade():
     shown = changed(a=((0.2, 0.0), (0.4, 0.2)), b=((0.2, 0.0), (0.2, 0.1)), c=((0.2, 0.0), (0.2, 0.0)))
     quiet = changed(**dict.fromkeys("abc", ((0.2, 0.0), (0.2, 0.0))))
