@@ -65,7 +65,7 @@ def share_asked(member: Member) -> float:
 def share_done(member: Member, measures: Measures) -> float:
     """Of the local training, as far as a device is believed."""
     asked = share_asked(member)
-    told = asked if measures.local_work is UNSET else measures.local_work
+    told = 1.0 if measures.local_work is UNSET else measures.local_work
     return min(asked, max(told, LOCAL_WORKS[0]))
 
 

@@ -72,6 +72,8 @@ def test_a_device_is_believed_within_what_was_asked_of_it_and_what_is_ever_asked
     assert done(0.5, local_work=1.0) == 0.5
     assert done(1.0, local_work=1e-9) == 0.25, "or it would count a thousand million times"
     assert done(None, local_work=0.5) == 0.5
+    assert done(4.0) == 1.0, "what is left out is once"
+    assert done(4.0, local_work=4.0) == 4.0
 
 
 def test_entries_that_the_task_did_not_bring_stay():
