@@ -1,5 +1,6 @@
 """A trainer as a session has it: it knows the device's test split, and what was seen of it is noted."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -45,8 +46,8 @@ class EvaluatingTrainer(Trainer, Protocol):
 
 
 class ObservedTrainer:
-    """A trainer that notes the score of the first weights trained from, the last training loss, and the least
-    share of the run's epochs that a `fit` did.
+    """A trainer that notes the score of the first weights trained from, the last training loss, and how much
+    of the run's epochs the `fit` did that did least; None: none did any.
 
     Args:
         trainer: does the work.
@@ -59,7 +60,7 @@ class ObservedTrainer:
         self._trainer, self._started = trainer, started
         self.before: float | None = None
         self.train_loss: float | None = None
-        self.local_work = 1.0
+        self.local_work: float | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -79,7 +80,8 @@ class ObservedTrainer:
             self._started(weights, self.before)
         fit = self._trainer.fit(weights, plan, key)
         self.train_loss = fit.loss
-        self.local_work = min(self.local_work, fit.local_work)
+        if fit.local_work is not None:
+            self.local_work = min(fit.local_work, self.local_work or math.inf)
         return fit
 
     def loss(self, weights: FlatArray, part: Part = "train", rows: Rows | None = None) -> float:

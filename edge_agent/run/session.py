@@ -211,6 +211,7 @@ class Session:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
             state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
         self._check_finite(state, update)
+        local_work = budget.local_work if observed.local_work is None else observed.local_work
         loss = observed.train_loss
         if loss is not None and not loss <= LARGEST_LOSS:
             raise TrainingDiverged(f"training diverged (loss is {loss:g}): lower training.learning_rate")
@@ -233,9 +234,9 @@ class Session:
             after=after,
             scores=scores,
             release=word,
-            local_work=UNSET if observed.local_work == 1 else observed.local_work,
+            local_work=UNSET if local_work == 1 else local_work,
         )
-        return _Done(state, update, measures, alone, releases, observed.local_work)
+        return _Done(state, update, measures, alone, releases, local_work)
 
     def _releases_after(self, assignment: Assignment[Any], personal: FlatArray) -> Releases | UnsetType:
         """The shared model's versions that the device holds from now on; UNSET: the run has no roll-out."""

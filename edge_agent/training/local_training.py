@@ -206,7 +206,7 @@ class LocalTrainer:
             finite = all(bool(np.isfinite(vector).all()) for vector in state.vectors)
             self._check_finite(finite, f"the optimiser's state is not finite after {num_steps} steps")
             states.put(state)
-        done = num_steps / all_steps if all_steps and plan.epochs is None else 1.0
+        done = num_steps / all_steps if all_steps and plan.epochs is None else None
         return Fit(weights.copy(), loss, num_steps, last_gradient, done)
 
     def _check_finite(self, finite: bool, what: str) -> None:

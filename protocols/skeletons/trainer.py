@@ -66,7 +66,7 @@ class Fit:
         loss: mean training loss over the last epoch's samples, as seen while training, without pull or
             loss term.
         num_steps: optimiser steps taken.
-        local_work: the share of the run's epochs that these are; 1 for epochs that the plan sets itself.
+        local_work: how much of the run's epochs these are; None: the plan set its own, or there are none.
         last_gradient: of the last batch at the weights before its step, when asked for.
     """
 
@@ -74,7 +74,7 @@ class Fit:
     loss: float
     num_steps: int
     last_gradient: FlatArray | None = None
-    local_work: float = 1.0
+    local_work: float | None = None
 
 
 def num_local_steps(num_steps: int, local_work: float) -> int:
