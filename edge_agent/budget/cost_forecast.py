@@ -24,6 +24,9 @@ EVALUATIONS = 2  # of the test split a round: before local training and after it
 WRITTEN_COPIES = 2  # of what the optimiser keeps: its bytes for the disk, and these packed
 # Passes over the held-out samples: the candidate's, alone's, the one in use; losses and scores.
 JUDGED_MODELS = 6
+# Of a transfer's dialogue (`protocols.wire.transfer`). A task comes once its offer was answered; a reply is
+# offered, sent, and done when its last byte was acknowledged.
+ROUND_TRIPS: dict[Direction, int] = {"down": 1, "up": 2}
 COMPARED_VERSIONS = 2  # the one on trial and the one that is out, with adoption.canary
 
 
@@ -72,7 +75,7 @@ class Capability:
         activation_bytes_per_sample: saved for the backward pass.
         samples_per_s: full training steps, on every parameter.
         uplink_bps, downlink_bps: its link, bits a second.
-        latency_s: what a transfer takes beside its bytes; not known counts as none.
+        latency_s: a round trip of its link; not known counts as none.
         base_bytes: memory of the agent's process when it has joined the run and not yet worked.
         receive_w, train_w, transmit_w: drawn by the whole board meanwhile.
         trainer: what trains. Agents that did not note it knew torch alone.
@@ -254,10 +257,11 @@ def _bytes(direction: Direction, asked: Demand, cost_history: CostHistory, least
 def _seconds(
     direction: Direction, num_bytes: int, capability: Capability, cost_history: CostHistory
 ) -> float | None:
-    link = cost_history.link(direction, capability.latency_s)
+    latency_s = ROUND_TRIPS[direction] * (capability.latency_s or 0.0)
+    link = cost_history.link(direction, latency_s)
     bps = capability.downlink_bps if direction == "down" else capability.uplink_bps
     if link is None and bps:
-        link = LinkTimes(capability.latency_s or 0.0, 8 / bps)
+        link = LinkTimes(latency_s, 8 / bps)
     return None if link is None else _bounded(link.seconds(num_bytes))
 
 
