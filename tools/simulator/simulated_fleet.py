@@ -163,7 +163,7 @@ def ratio_controller_of(
         trainer=AGENT_TRAINER,
         num_test=data.size("test"),
         num_validation=data.size("validation"),
-        latency_s=link.delay_s,
+        latency_s=2 * link.delay_s,
         base_bytes=AGENT_BYTES,
     )
     fixed = device.ratio is not None

@@ -42,6 +42,7 @@ from fleetune.protocols.wire.payloads import Enrolment, run_key
 from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.days import Growing
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
+from fleetune.tools.simulator.transfers import downloaded, uploaded
 
 OnRound = Callable[[RoundRecord], bool]  # told of a training round that closed: whether it was the last
 STOPPED = "stopped by its caller"
@@ -305,7 +306,8 @@ class Simulation:
         turn = key.turn
         payload = task.make()
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
-        arrives_at = player.device.link.finish_s(self.now, num_bytes, "down")
+        transfer = downloaded(player.device.link, self.now, num_bytes)
+        arrives_at = transfer.arrives_at
         self._at(arrives_at, lambda: self._controller.note_delivered(task.device, key, num_bytes))
         if turn in player.replies:
             made = player.replies[turn]
@@ -316,8 +318,7 @@ class Simulation:
         player.working = turn
         asked = player.membership.ratio_controller.proposed
         proposed = asked_of(payload, self._enrolment.spec).budget if asked else None
-        download_s = arrives_at - self.now
-        work = player.membership.begin(key, num_bytes, download_s, proposed, began_s=self.now)
+        work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget), player.turns
         device = player.device
         job = self._submit(
@@ -362,10 +363,10 @@ class Simulation:
         self._upload(player, player.replies[turn])
 
     def _upload(self, player: Player, made: MadeReply) -> None:
-        arrives_at = player.device.link.finish_s(self.now, len(made.reply), "up")
-        work = player.sent(made.work, arrives_at - self.now)
-        player.sends_until = arrives_at
-        self._at(arrives_at, lambda: self._arrive(player, made.reply, work))
+        transfer = uploaded(player.device.link, self.now, len(made.reply))
+        work = player.sent(made.work, transfer.seconds)
+        player.sends_until = transfer.arrives_at
+        self._at(transfer.arrives_at, lambda: self._arrive(player, made.reply, work))
 
     def _arrive(self, player: Player, reply: bytes, work: RoundWork) -> None:
         if self._finished or not player.there:
