@@ -59,7 +59,7 @@ class Played:
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """One a round, ascending."""
-        return tuple(_development(self.records))
+        return tuple(development(self.records))
 
     @property
     def settled(self) -> list[Point]:
@@ -70,7 +70,8 @@ class Played:
         return [point for point in self.points if 2 * point.known >= all_known]
 
 
-def _development(records: Iterable[RoundRecord]) -> Iterable[Point]:
+def development(records: Iterable[RoundRecord]) -> Iterable[Point]:
+    """How the fleet stood when each round closed; one a round, ascending."""
     latest: dict[str, Measures] = {}
     up = down = 0
     for record in records:

@@ -74,6 +74,7 @@ class Network:
     Args:
         links: one for each agent.
         name: of the network; None: one that nobody has.
+        traces_wait: links stay as their traces begin until `start_traces`.
 
     Attributes:
         hub, agents: names of the namespaces.
@@ -82,7 +83,9 @@ class Network:
         SettingError: an impossible name or number of links.
     """
 
-    def __init__(self, links: Sequence[Constant | Trace], name: str | None = None) -> None:
+    def __init__(
+        self, links: Sequence[Constant | Trace], name: str | None = None, *, traces_wait: bool = False
+    ) -> None:
         self.name = check_name(name or f"fleetune-{secrets.token_hex(4)}")
         if not 1 <= len(links) <= MAX_AGENTS:
             raise SettingError(f"{len(links)} links; a network has 1 to {MAX_AGENTS}")
@@ -90,6 +93,7 @@ class Network:
         self.hub = f"{self.name}-hub"
         self.agents = [f"{self.name}-{index}" for index in range(len(links))]
         self.folder = folder_of(self.name)
+        self._traces_wait = traces_wait
 
     def command(self, namespace: str, *words: str) -> list[str]:
         """`words` as a command line that runs in `namespace`."""
@@ -139,9 +143,23 @@ class Network:
         for index, (link, kind) in enumerate(zip(self.links, kinds, strict=True)):
             _add_namespace(self.agents[index])
             self._connect(index, link, kind)
+        if not self._traces_wait:
+            self._replay()
+        return plan
+
+    def start_traces(self) -> None:
+        """Now is when the traces begin; of a network whose traces wait.
+
+        Raises:
+            SettingError: it is not up.
+        """
+        plan = msgspec.structs.replace(plan_of(self.name), started_s=time.monotonic())
+        write_atomically(self.folder / PLAN, msgspec.json.encode(plan), durable=False)
+        self._replay()
+
+    def _replay(self) -> None:
         if any(isinstance(link, Trace) for link in self.links):
             shaping.run(sys.executable, "-P", "-m", "fleetune.tools.links.trace_replay", self.name)
-        return plan
 
     def _connect(self, index: int, link: Constant | Trace, kind: Kind) -> None:
         file = self.folder / f"relay-{index}"

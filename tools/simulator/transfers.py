@@ -1,7 +1,7 @@
 """A payload over a simulated link: its bytes, and what the two sides say to each other about them.
 
-The dialogue is `protocols.wire.transfer`'s: an offer goes to the receiver and its answer comes back before the
-first byte leaves, and the last byte is acknowledged. A word takes the link's delay and no bytes.
+The dialogue is `protocols.wire.transfer`'s: an offer goes to the receiver and its answer comes back before
+the first byte leaves, and the last byte is acknowledged. A word takes the link's delay and no bytes.
 """
 
 from dataclasses import dataclass

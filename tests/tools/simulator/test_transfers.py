@@ -27,13 +27,15 @@ def dialogue(sender):
 
     def do(role, items, now_s):
         for item in items:
-            if isinstance(item, Arrived):
-                seen["arrived"] = now_s
-                item = links[role].accept(item)
-            if isinstance(item, Sent):
-                seen["known"] = now_s
-            if isinstance(item, Packet):
-                heapq.heappush(agenda, (now_s + DELAY_S, next(order), OTHER[role], item.channel, item.data))
+            match item:
+                case Arrived():
+                    seen["arrived"] = now_s
+                    do(role, [links[role].accept(item)], now_s)
+                case Sent():
+                    seen["known"] = now_s
+                case Packet():
+                    comes = (now_s + DELAY_S, next(order), OTHER[role], item.channel, item.data)
+                    heapq.heappush(agenda, comes)
 
     key = TransferKey("update" if sender == "device" else "task", "run", 1, 1)
     do(sender, links[sender].post(key, PAYLOAD, 0.0), 0.0)

@@ -1,0 +1,93 @@
+"""What a run came to in seconds and bytes, the same of a simulated run and of a real one."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+
+from msgspec import Struct
+
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.tools.compare.played import development
+
+SMOOTHED = 3  # rounds: a fleet of few devices has few test samples
+FIRST = 3  # so many rounds are not in medians: what a round takes is learned in them
+
+
+class Parts(Struct, frozen=True):
+    """Where a round goes, in seconds: of the device that took longest in it, and the rest of the round."""
+
+    download: float
+    train: float
+    upload: float
+    rest: float
+
+
+class Course(Struct, frozen=True):
+    """A run.
+
+    Attributes:
+        rounds: that closed.
+        seconds: until the last one had.
+        round_s: of one, in the median.
+        bytes_up, bytes_down: of all replies that counted, and of their tasks.
+        late: replies that were asked for and did not count.
+        points: seconds since the first round opened, and the fleet's score then, smoothed.
+        parts: medians over rounds; None: too few rounds, or no device told.
+    """
+
+    rounds: int
+    seconds: float
+    round_s: float
+    bytes_up: int
+    bytes_down: int
+    late: int
+    points: list[tuple[float, float]]
+    parts: Parts | None = None
+
+    def seconds_to(self, target: float) -> float | None:
+        """Until the score was there; None: it never was."""
+        return next((at_s for at_s, score in self.points if score >= target), None)
+
+
+def course_of(rounds: Sequence[RoundRecord]) -> Course:
+    """The course of a run's training rounds, ascending."""
+    began_s = rounds[0].opened_s
+    points = list(development(rounds))
+    scores = [(point.closed_s - began_s, point.after) for point in points]
+    lengths = [one.closed_s - one.opened_s for one in rounds[FIRST:] or rounds]
+    return Course(
+        rounds=len(rounds),
+        seconds=rounds[-1].closed_s - began_s,
+        round_s=median(lengths),
+        bytes_up=points[-1].up,
+        bytes_down=points[-1].down,
+        late=sum(len(one.participants) - len(one.devices) for one in rounds),
+        points=list(_smoothed([(at_s, score) for at_s, score in scores if score is not None])),
+        parts=_parts(rounds[FIRST:] or rounds),
+    )
+
+
+def _smoothed(scores: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:
+    for last, (at_s, _) in enumerate(scores, 1):
+        yield at_s, fmean(score for _, score in scores[max(0, last - SMOOTHED) : last])
+
+
+def _parts(rounds: Sequence[RoundRecord]) -> Parts | None:
+    told = [parts for one in rounds if (parts := _of_longest(one))]
+    if not told:
+        return None
+    return Parts(*(median(getattr(one, key) for one in told) for key in Parts.__struct_fields__))
+
+
+def _of_longest(record: RoundRecord) -> Parts | None:
+    told = [seconds for reply in record.devices.values() if (seconds := _seconds(reply))]
+    if not told:
+        return None
+    longest = max(told, key=sum)
+    return Parts(*longest, rest=record.closed_s - record.opened_s - sum(longest))
+
+
+def _seconds(reply: DeviceRound) -> tuple[float, float, float] | None:
+    actual = reply.actual
+    if actual.download_s is None or actual.train_s is None or actual.upload_s is None:
+        return None
+    return actual.download_s, actual.train_s, actual.upload_s

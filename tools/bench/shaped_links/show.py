@@ -1,0 +1,127 @@
+"""The simulation beside real processes: a table, and a picture of the score over seconds."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from msgspec import Struct
+from rich.table import Table
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metric import titled, unit_of
+from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
+from fleetune.protocols.tasks.scores import Score
+from fleetune.tools.bench.shaped_links.courses import Course
+
+
+class Way(Struct, frozen=True):
+    """One way to run the fleet.
+
+    Attributes:
+        changes: `section.key=value` on top of the run.toml.
+        predicted: by the simulation.
+        actual: of real processes, once for each repeat.
+    """
+
+    changes: list[str]
+    predicted: Course
+    actual: list[Course] = []
+
+
+class Shaped(Struct, frozen=True):
+    """All that was found; the JSON file is this.
+
+    Attributes:
+        run: its name.
+        target: score that `seconds_to_target` is about.
+        gflops: of each device's board, from the rehearsal.
+        links: of each device, in words.
+        ways: by name.
+    """
+
+    run: str
+    target: float
+    gflops: dict[str, float]
+    links: dict[str, str]
+    ways: dict[str, Way]
+    seconds_to_target: dict[str, list[float | None]] = {}
+
+
+Of = Callable[[Course], float | None]
+
+
+def table(found: Shaped, score: Score) -> Table:
+    """Predicted / actual (the median repeat), and how many times as much the actual is."""
+    target = unit_of(score).text(found.target)
+    columns: dict[str, tuple[Of, Callable[[float | None], str]]] = {
+        f"seconds to {target}": (lambda one: one.seconds_to(found.target), _tenths),
+        "seconds a round": (lambda one: one.round_s, _hundredths),
+        "seconds in all": (lambda one: one.seconds, _tenths),
+        "up": (lambda one: float(one.bytes_up), readable.size),
+        "late": (lambda one: float(one.late), readable.number),
+    }
+    shown = Table(title=f"{found.run}: simulated / real (times)", box=None, header_style="bold")
+    shown.add_column("way")
+    for title in columns:
+        shown.add_column(title, justify="right")
+    for name, way in found.ways.items():
+        shown.add_row(name, *(_cell(way, of, text) for of, text in columns.values()))
+    return shown
+
+
+def parts_table(found: Shaped) -> Table:
+    """Where a round goes: of the device that takes longest in it, simulated / real, medians."""
+    shown = Table(title="a round of its slowest device, ms: simulated / real", box=None, header_style="bold")
+    for title in ("way", "task comes", "work", "reply goes", "beside it"):
+        shown.add_column(title, justify="left" if title == "way" else "right")
+    for name, way in found.ways.items():
+        sides = way.predicted.parts, [one.parts for one in way.actual if one.parts]
+        if sides[0] is None or not sides[1]:
+            continue
+        cells = []
+        for key in ("download", "train", "upload", "rest"):
+            real = median(getattr(one, key) for one in sides[1])
+            cells.append(f"{1e3 * getattr(sides[0], key):.0f} / {1e3 * real:.0f}")
+        shown.add_row(name, *cells)
+    return shown
+
+
+def _cell(way: Way, of: Of, text: Callable[[float | None], str]) -> str:
+    predicted, actual = of(way.predicted), typical(of(one) for one in way.actual)
+    times = f" ({actual / predicted:.2f})" if actual is not None and predicted else ""
+    return f"{text(predicted)} / {text(actual)}{times}"
+
+
+def typical(values: "Sequence[float | None] | object") -> float | None:
+    """The median of what is there; None: half of them, or more, are not."""
+    listed = list(values)  # type: ignore[call-overload]
+    there = [value for value in listed if value is not None]
+    return median(there) if 2 * len(there) > len(listed) else None
+
+
+def _tenths(seconds: float | None) -> str:
+    return readable.UNKNOWN if seconds is None else f"{seconds:.1f}"
+
+
+def _hundredths(seconds: float | None) -> str:
+    return readable.UNKNOWN if seconds is None else f"{seconds:.2f}"
+
+
+def draw(found: Shaped, score: Score, theme: Theme) -> Figure:
+    """The score over seconds: simulated dashed, each real run a line."""
+    times = unit_of(score).on_axis
+    with rc_context(theme.settings):
+        label = f"{score.title}{', %' if score.share else ''}"
+        title = titled(score, "simulated (dashed) and real (solid)")
+        figure, axes = blank(title, "seconds since the first round opened", label)
+        ends = []
+        for (name, way), colour in zip(found.ways.items(), theme.contenders, strict=False):
+            for course, dashes in [(way.predicted, (0, (4, 2))), *((one, "-") for one in way.actual)]:
+                at_s, scores = [one for one, _ in course.points], [times * one for _, one in course.points]
+                axes.plot(at_s, scores, color=colour, linestyle=dashes, linewidth=1.5)
+            last = way.actual[-1] if way.actual else way.predicted
+            ends.append((times * last.points[-1][1], name, colour))
+        axes.set_xlim(left=0)
+        label_ends(axes, ends)
+    return figure

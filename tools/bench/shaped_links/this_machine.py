@@ -1,0 +1,66 @@
+"""Boards as this machine is: how fast each agent trained in a rehearsal, all of them at work here.
+
+A simulated board trains alone. Agents that share a machine wait for each other, for the broker and for the
+relays of their links, and for whatever else runs here: so a speed is by the clock, of real rounds.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from msgspec.structs import replace
+
+from fleetune import firmware_profiles
+from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.enrolment import prepare
+from fleetune.coordinator.run.stored_run import method_of
+from fleetune.edge_agent.budget.cost_forecast import demand
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.firmware_profiles import MEASURED, UNKNOWN, Figure
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.simulator.runner import with_model_shape
+from fleetune.tools.simulator.simulated_fleet import Shares, ratio_controller_of, simulated_devices
+
+
+def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> dict[str, float]:
+    """GFLOPS of each device's training by the clock: the median of its rounds after the first.
+
+    Args:
+        settings: of the rehearsal.
+        rounds: its rounds.
+
+    Raises:
+        SettingError: a device replied in none.
+    """
+    shares = Shares(settings)
+    enrolment = prepare(with_model_shape(settings, shares))
+    method, found = method_of(enrolment), {}
+    for device in simulated_devices(settings):
+        data = shares.of(device.index, enrolment.spec)
+        controller = ratio_controller_of(device, enrolment, method, data, Policy())
+        choices = {one.ratio: one for one in controller.choices}
+        seen = [
+            demand(choices[reply.ratio], controller.capability, reply.local_work).samples
+            / reply.actual.train_s
+            for record in rounds[1:]
+            if (reply := record.devices.get(device.name)) and reply.actual.train_s
+        ]
+        if not seen:
+            raise SettingError(f"{device.name} replied in no round of the rehearsal")
+        found[device.name] = median(seen) * enrolment.flops_per_sample / 1e9
+    return found
+
+
+def write_boards(gflops: dict[str, float], folder: Path) -> str:
+    """A board's file for each device; the `section.key=value` that gives them to a simulation."""
+    known = firmware_profiles.load(UNKNOWN).profile
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for device, speed in gflops.items():
+        figure = Figure(float(f"{speed:.4g}"), MEASURED, "by the clock, in a rehearsal of the fleet")
+        profile = replace(known, title=device, figures=replace(known.figures, training_gflops=figure))
+        files.append(folder / f"{device}.toml")
+        firmware_profiles.save(files[-1], profile)
+    listed = ", ".join(f'"{file.resolve()}" = 1' for file in files)
+    return f"fleet.boards={{{listed}}}"
