@@ -59,7 +59,7 @@ class Played:
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """One a round, ascending."""
-        return tuple(development(self.records))
+        return tuple(_development(self.records))
 
     @property
     def settled(self) -> list[Point]:
@@ -70,8 +70,7 @@ class Played:
         return [point for point in self.points if 2 * point.known >= all_known]
 
 
-def development(records: Iterable[RoundRecord]) -> Iterable[Point]:
-    """How the fleet stood when each round closed; one a round, ascending."""
+def _development(records: Iterable[RoundRecord]) -> Iterable[Point]:
     latest: dict[str, Measures] = {}
     up = down = 0
     for record in records:

@@ -126,21 +126,34 @@ def test_half_of_the_packets_are_lost_each_way(name):
     assert 20 <= came_back <= 85  # 200 pings, a quarter: 50 +- 6
 
 
+def outages(name):
+    """Whether the first agent's link carries nothing up, and nothing down."""
+    shown = [
+        subprocess.run(
+            ["tc", "-n", where, "qdisc", "show", "dev", device], capture_output=True, text=True, check=True
+        ).stdout
+        for where, device in reversed(network_namespaces.ends(name, 0))
+    ]
+    return tuple("blackhole" in one for one in shown)
+
+
+def test_traces_that_wait_begin_when_they_are_told(name):
+    trace = Trace((0, 1), (1e6, 0), (0, 3e6), period_s=1000)
+    with Network([trace], name, traces_wait=True) as net:
+        time.sleep(2)
+        assert outages(name) == (False, True), "as at time 0, however long ago it was made"
+        net.start_traces()
+        assert outages(name) == (False, True)
+        wait_until(lambda: outages(name) == (True, False))
+    assert traces_of(name) == []
+
+
 def test_a_trace_is_followed_through_its_outages(name):
     trace = Trace((0, 2), (1e6, 0), (0, 3e6), period_s=4)
     with Network([trace], name) as net:
 
         def limits():
-            shown = [
-                subprocess.run(
-                    ["tc", "-n", where, "qdisc", "show", "dev", device],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                ).stdout
-                for where, device in reversed(network_namespaces.ends(name, 0))
-            ]
-            return tuple("blackhole" in one for one in shown)
+            return outages(name)
 
         assert network_namespaces.plan_of(name).kinds == ("plain",)
         seen = []

@@ -6,7 +6,6 @@ from statistics import fmean, median
 from msgspec import Struct
 
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
-from fleetune.tools.compare.played import development
 
 SMOOTHED = 3  # rounds: a fleet of few devices has few test samples
 FIRST = 3  # so many rounds are not in medians: what a round takes is learned in them
@@ -51,19 +50,28 @@ class Course(Struct, frozen=True):
 def course_of(rounds: Sequence[RoundRecord]) -> Course:
     """The course of a run's training rounds, ascending."""
     began_s = rounds[0].opened_s
-    points = list(development(rounds))
-    scores = [(point.closed_s - began_s, point.after) for point in points]
+    replies = [reply for one in rounds for reply in one.devices.values()]
     lengths = [one.closed_s - one.opened_s for one in rounds[FIRST:] or rounds]
     return Course(
         rounds=len(rounds),
         seconds=rounds[-1].closed_s - began_s,
         round_s=median(lengths),
-        bytes_up=points[-1].up,
-        bytes_down=points[-1].down,
+        bytes_up=sum(reply.bytes_up for reply in replies),
+        bytes_down=sum(reply.bytes_down for reply in replies),
         late=sum(len(one.participants) - len(one.devices) for one in rounds),
-        points=list(_smoothed([(at_s, score) for at_s, score in scores if score is not None])),
+        points=list(_smoothed([(at_s - began_s, score) for at_s, score in _scores(rounds)])),
         parts=_parts(rounds[FIRST:] or rounds),
     )
+
+
+def _scores(rounds: Sequence[RoundRecord]) -> Iterable[tuple[float, float]]:
+    """When each round closed, and the fleet's score then: each device's latest, in the mean."""
+    latest: dict[str, float] = {}
+    for one in rounds:
+        told = {device: reply.measures.after for device, reply in one.devices.items()}
+        latest |= {device: score for device, score in told.items() if score is not None}
+        if latest:
+            yield one.closed_s, fmean(latest.values())
 
 
 def _smoothed(scores: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:

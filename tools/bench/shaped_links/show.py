@@ -1,6 +1,6 @@
 """The simulation beside real processes: a table, and a picture of the score over seconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from statistics import median
 
 from matplotlib import rc_context
@@ -93,9 +93,9 @@ def _cell(way: Way, of: Of, text: Callable[[float | None], str]) -> str:
     return f"{text(predicted)} / {text(actual)}{times}"
 
 
-def typical(values: "Sequence[float | None] | object") -> float | None:
+def typical(values: Iterable[float | None]) -> float | None:
     """The median of what is there; None: half of them, or more, are not."""
-    listed = list(values)  # type: ignore[call-overload]
+    listed = list(values)
     there = [value for value in listed if value is not None]
     return median(there) if 2 * len(there) > len(listed) else None
 

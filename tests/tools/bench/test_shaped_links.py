@@ -1,0 +1,165 @@
+"""A fleet behind shaped links: what is told of runs, the speed of boards, and the whole of it, tiny."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.wire.payloads import Measures
+from fleetune.tools.bench.shaped_links.courses import course_of
+from fleetune.tools.bench.shaped_links.show import typical
+from fleetune.tools.bench.shaped_links.simulated_fleet import simulated
+from fleetune.tools.bench.shaped_links.this_machine import speeds, write_boards
+from fleetune.tools.links.network_namespaces import networks, obstacle
+
+OBSTACLE = obstacle()
+needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=f"emulated links: {OBSTACLE}")
+COMMAND = [sys.executable, "-m", "fleetune.tools.bench.shaped_links"]
+RUN = """
+[run]
+name = "tiny"
+rounds = 2
+[model]
+name = "mlp"
+input_shape = [1, 8, 8]
+num_classes = 10
+[method]
+name = "fedspu"
+[data]
+source = "digits"
+partition = { kind = "iid", samples = 60 }
+[training]
+epochs = 2
+batch_size = 16
+[round]
+deadline_s = 60
+[fleet]
+devices = 2
+links = { lora-backhaul = 1, lan = 1 }
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+def reply(after, download_s, train_s, upload_s):
+    cost = RoundCost(download_s=download_s, train_s=train_s, upload_s=upload_s)
+    return DeviceRound(0.2, 100, 10, Measures(num_samples=5, num_test=5, before=0.0, after=after), cost)
+
+
+def closed(number, opened_s, closed_s, devices):
+    return RoundRecord(number, 1, False, opened_s, closed_s, ("a", "b"), devices)
+
+
+def test_a_course_counts_from_the_first_round_and_who_is_missing():
+    rounds = [
+        closed(number, 50.0 + 2 * number, 52.0 + 2 * number, {"a": reply(number / 10, 0.3, 0.4, 0.5)})
+        for number in range(6)
+    ]
+    slow = {"a": reply(0.6, 0.1, 0.1, 0.1), "b": reply(0.6, 0.2, 1.0, 0.6)}
+    rounds += [closed(number, 50.0 + 2 * number, 52.0 + 2 * number, slow) for number in range(6, 13)]
+    course = course_of(rounds)
+    assert (course.rounds, course.seconds, course.round_s) == (13, 26.0, 2.0)
+    assert (course.bytes_up, course.bytes_down, course.late) == (200, 2000, 6)
+    assert course.points[0] == (2.0, 0.0)
+    assert course.points[2] == pytest.approx((6.0, 0.1))  # the mean of three rounds
+    assert course.seconds_to(0.29) == pytest.approx(10.0)
+    assert course.seconds_to(0.9) is None
+    parts = course.parts
+    assert (parts.download, parts.train, parts.upload) == (0.2, 1.0, 0.6)  # of who took longest
+    assert parts.rest == pytest.approx(0.2)
+
+
+def test_half_of_the_repeats_without_it_are_none():
+    assert typical([1.0, None, 3.0]) == 2.0
+    assert typical([1.0, None]) is None
+
+
+def test_a_rehearsal_tells_the_speed_that_its_boards_have(run_file, tmp_path):
+    """The simulation trains at a known speed; what is read from its rounds must be that one."""
+    given = {"device-0": 0.02, "device-1": 0.5}
+    changes = ["fleet.ratios=[0.4]", "run.rounds=3", write_boards(given, tmp_path / "boards")]
+    rounds = simulated(run_file, changes, tmp_path / "run", 0)
+    found = speeds(read_run(run_file, changes), rounds)
+    assert found == pytest.approx(given, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--ways", "fast"], "--ways: 'fast' is none of paced, p02, p04, fedavg"),
+        (["--set", "fleet.devices=1"], "fleet.links lists 2 links for fleet.devices = 1"),
+    ],
+)
+def test_a_mistake_is_one_line(run_file, tmp_path, words, line):
+    done = subprocess.run(
+        [*COMMAND, str(run_file), "--out", str(tmp_path / "out"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, f"shaped-links: {line}\n")
+
+
+@pytest.mark.fleet
+@needs_namespaces
+def test_real_processes_beside_the_simulation(run_file, tmp_path):
+    before = set(networks())
+    out = tmp_path / "out"
+    words = ["--out", str(out), "--ways", "p02", "--rehearsed", "2", "--target", "0.01", "--workers", "0"]
+    done = subprocess.run([*COMMAND, str(run_file), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / "shaped-links.json").read_text())
+    assert set(found["gflops"]) == {"device-0", "device-1"}
+    way = found["ways"]["p02"]
+    (actual,) = way["actual"]
+    assert (actual["rounds"], way["predicted"]["rounds"], len(actual["points"])) == (2, 2, 2)
+    assert actual["late"] == 0
+    assert actual["bytes_up"] == pytest.approx(way["predicted"]["bytes_up"], rel=0.1)
+    assert actual["round_s"] > 6 * 0.075  # a LoRa gateway's link: six words go over it
+    assert way["predicted"]["round_s"] > 6 * 0.075
+    assert found["seconds_to_target"]["p02"][1] == actual["points"][0][0]
+    assert (out / "shaped-links.png").read_bytes().startswith(b"\x89PNG")
+    assert "p02" in done.stdout
+    assert set(networks()) == before
+
+
+@pytest.mark.fleet
+@needs_namespaces
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_it_leaves_no_process_and_no_network(run_file, tmp_path, number, status):
+    before, out = set(networks()), tmp_path / "out"
+    bench = subprocess.Popen(
+        [*COMMAND, str(run_file), "--out", str(out), "--rehearsed", "50000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        restore_signals=True,
+    )
+    log = out / "rehearsal" / "device-0.log"
+    give_up_at = time.monotonic() + 120
+    while not (log.exists() and "round 1: done" in log.read_text()):
+        assert time.monotonic() < give_up_at
+        assert bench.poll() is None
+        time.sleep(0.05)
+    bench.send_signal(number)
+    _, said = bench.communicate(timeout=60)
+    assert (bench.returncode, said) == (status, "shaped-links: stopped; give the same command again\n")
+    assert set(networks()) == before
+    assert not [one for one in _command_lines() if str(out) in one]
+
+
+def _command_lines():
+    done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
