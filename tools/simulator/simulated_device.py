@@ -111,13 +111,13 @@ class Player:
             found.num_samples, found.new_samples, found.drift, now_s=now, claimed=claimed
         )
 
-    def train_s(self, budget: Budget) -> float:
-        """How long its work truly takes at one of its ratios, evaluations included."""
+    def train_s(self, budget: Budget, turn: Turn) -> float:
+        """How long its work truly takes at one of its ratios, evaluations included, in this round."""
         controller = self.membership.ratio_controller
         choice = next(one for one in controller.choices if one.ratio == budget.ratio)
         gflops = self.device.board.training_gflops * self.device.speed
         samples = demand(choice, controller.capability, budget.local_work).samples
-        return samples * self.flops_per_sample / (gflops * 1e9)
+        return self.device.slowness(turn) * samples * self.flops_per_sample / (gflops * 1e9)
 
     def sent(self, work: RoundWork, upload_s: float) -> RoundWork:
         """The round in all when its reply is sent in `upload_s`."""

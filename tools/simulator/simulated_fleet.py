@@ -17,6 +17,7 @@ from fleetune.edge_agent.training.device_data import DeviceData, check_fits, sca
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.skeletons.choice import as_encoded
@@ -48,6 +49,8 @@ class SimulatedDevice:
         ratio: what it runs at whatever that takes; None: what it chooses.
         speed: of its board, relative to the profile.
         charge: of its battery when the run begins; None: it is on the mains.
+        jitter: of its training from round to round, see [fleet].
+        key: of its own draws.
     """
 
     name: str
@@ -57,6 +60,14 @@ class SimulatedDevice:
     ratio: float | None = None
     speed: float = 1.0
     charge: float | None = None
+    jitter: float = 0.0
+    key: Key | None = None
+
+    def slowness(self, turn: tuple[int, int]) -> float:
+        """How many times as long as usual training takes in this attempt at this round."""
+        if not self.jitter or self.key is None:
+            return 1.0
+        return math.exp(self.jitter * self.key.child("jitter", *turn).generator().standard_normal())
 
 
 def simulated_devices(settings: RunSettings) -> list[SimulatedDevice]:
@@ -102,13 +113,15 @@ def check_ends(settings: RunSettings) -> None:
 def _device(
     name: str, index: int, board: firmware_profiles.Board, link: Link | None, fleet: FleetSection, seed: int
 ) -> SimulatedDevice:
-    draws, charge = run_key(seed).child("board", index).generator(), None
+    key, charge = run_key(seed).child("board", index), None
+    draws = key.generator()
     speed = math.exp(fleet.spread * draws.standard_normal())
     if fleet.batteries is not None and board.battery_wh is not None:
         charge = float(draws.uniform(*fleet.batteries))
     up, down = fleet.uplink_mbps, fleet.downlink_mbps
     own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
-    return SimulatedDevice(name, index, board, link or own, fleet.dealt(name), speed, charge)
+    ratio, jitter = fleet.dealt(name), fleet.jitter
+    return SimulatedDevice(name, index, board, link or own, ratio, speed, charge, jitter, key)
 
 
 class Shares:

@@ -319,7 +319,7 @@ class Simulation:
         asked = player.membership.ratio_controller.proposed
         proposed = asked_of(payload, self._enrolment.spec).budget if asked else None
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
-        train_s, turns = player.train_s(work.budget), player.turns
+        train_s, turns = player.train_s(work.budget, turn), player.turns
         device = player.device
         job = self._submit(
             player, worker.Job(device.name, device.index, work.budget, key, payload, self._wall_s)

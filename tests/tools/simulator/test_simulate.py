@@ -49,6 +49,31 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(tmp_path):
     assert weights.tobytes() != other.tobytes()
 
 
+def test_jitter_changes_how_long_training_takes_from_round_to_round_and_nothing_else(tmp_path):
+    def train_s(name, jitter):
+        fleet = BASE["fleet"] | {"ratios": [0.4], "jitter": jitter}
+        closed = []
+
+        def on_round(record):
+            closed.append(record)
+            return False
+
+        run, _ = simulate(settings(fleet=fleet), tmp_path / name, workers=0, fresh=True, on_round=on_round)
+        run.store.close()
+        seconds = [[one.devices[f"device-{n}"].actual.train_s for one in closed] for n in range(6)]
+        return seconds, run.controller.shared_model.tobytes()
+
+    steady, weights = train_s("a", 0.0)
+    varying, same = train_s("b", 0.3)
+    assert (varying, same) == train_s("c", 0.3)
+    assert same == weights
+    for usual, own in zip(steady, varying, strict=True):
+        assert len(set(usual)) == 1
+        factors = {one / usual[0] for one in own}
+        assert len(factors) == len(own)
+        assert all(0.25 < factor < 4 for factor in factors)
+
+
 def test_worker_processes_change_nothing(tmp_path):
     _, alone, weights = play(tmp_path, "a")
     _, pooled, same = play(tmp_path, "b", workers=2)
