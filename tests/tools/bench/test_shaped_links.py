@@ -16,7 +16,7 @@ from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.bench.shaped_links.courses import course_of
 from fleetune.tools.bench.shaped_links.show import typical
 from fleetune.tools.bench.shaped_links.simulated_fleet import simulated
-from fleetune.tools.bench.shaped_links.this_machine import speeds, write_boards
+from fleetune.tools.bench.shaped_links.this_machine import Speeds, speeds, write_boards
 from fleetune.tools.links.network_namespaces import networks, obstacle
 
 OBSTACLE = obstacle()
@@ -88,11 +88,20 @@ def test_half_of_the_repeats_without_it_are_none():
 
 def test_a_rehearsal_tells_the_speed_that_its_boards_have(run_file, tmp_path):
     """The simulation trains at a known speed; what is read from its rounds must be that one."""
-    given = {"device-0": 0.02, "device-1": 0.5}
-    changes = ["fleet.ratios=[0.4]", "run.rounds=3", write_boards(given, tmp_path / "boards")]
+    given = Speeds({"device-0": 0.02, "device-1": 0.5}, 0.0)
+    changes = ["fleet.ratios=[0.4]", "run.rounds=3", *write_boards(given, tmp_path / "boards")]
     rounds = simulated(run_file, changes, tmp_path / "run", 0)
     found = speeds(read_run(run_file, changes), rounds)
-    assert found == pytest.approx(given, rel=1e-3)
+    assert found.gflops == pytest.approx(given.gflops, rel=1e-3)
+    assert found.jitter == pytest.approx(0, abs=1e-9)
+
+
+def test_a_rehearsal_tells_how_training_varies_from_round_to_round(run_file, tmp_path):
+    given = Speeds({"device-0": 0.02, "device-1": 0.5}, 0.4)
+    changes = ["fleet.ratios=[0.4]", "run.rounds=40", *write_boards(given, tmp_path / "boards")]
+    found = speeds(read_run(run_file, changes), simulated(run_file, changes, tmp_path / "run", 0))
+    assert found.gflops == pytest.approx(given.gflops, rel=0.25)
+    assert found.jitter == pytest.approx(0.4, rel=0.25)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +131,7 @@ def test_real_processes_beside_the_simulation(run_file, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((out / "shaped-links.json").read_text())
     assert set(found["gflops"]) == {"device-0", "device-1"}
+    assert found["jitter"] >= 0
     way = found["ways"]["p02"]
     (actual,) = way["actual"]
     assert (actual["rounds"], way["predicted"]["rounds"], len(actual["points"])) == (2, 2, 2)

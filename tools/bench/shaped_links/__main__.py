@@ -8,6 +8,7 @@ and an agent a device in a network namespace of its own, behind that device's li
 FOLDER gets shaped-links.json and shaped-links.png, and the folders of all runs. Needs Linux and root.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -78,12 +79,13 @@ def _measure(
     settings = read_run(run_file, changes)
     everywhere = [*changes, f"round.start_with={settings.fleet.devices}"]
     rehearsal = [*everywhere, *REHEARSAL, f"run.rounds={rehearsed}", "run.final_evaluation=false"]
-    gflops = speeds(read_run(run_file, rehearsal), play(run_file, rehearsal, out / "rehearsal"))
-    boards = write_boards(gflops, out / "boards")
-    _say("rehearsed: " + ", ".join(f"{device} {speed:.1f} GFLOPS" for device, speed in gflops.items()))
+    machine = speeds(read_run(run_file, rehearsal), play(run_file, rehearsal, out / "rehearsal"))
+    boards = write_boards(machine, out / "boards")
+    speed = ", ".join(f"{device} {gflops:.1f}" for device, gflops in machine.gflops.items())
+    _say(f"rehearsed, GFLOPS: {speed}; from round to round a factor of {math.exp(machine.jitter):.2f}")
     found = {}
     for name, own in asked.items():
-        rounds = simulated(run_file, [*everywhere, *own, boards], out / "simulated" / name, workers)
+        rounds = simulated(run_file, [*everywhere, *own, *boards], out / "simulated" / name, workers)
         found[name] = show.Way(own, course_of(rounds))
         _say(f"{name}: {found[name].predicted.seconds:.1f} s simulated")
     for repeat in range(repeats):
@@ -95,7 +97,7 @@ def _measure(
     reached = {
         name: [one.seconds_to(target) for one in (way.predicted, *way.actual)] for name, way in found.items()
     }
-    told = show.Shaped(settings.run.name, target, gflops, links, found, reached)
+    told = show.Shaped(settings.run.name, target, machine.gflops, machine.jitter, links, found, reached)
     write_atomically(out / "shaped-links.json", msgspec.json.format(msgspec.json.encode(told), indent=1))
     score = task_of(settings.task).score
     write_atomically(out / "shaped-links.png", picture(show.draw(told, score, LIGHT), LIGHT, "png"))

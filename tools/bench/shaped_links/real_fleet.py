@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from fleetune.tools.simulator.simulated_fleet import simulated_devices
 from fleetune.tools.simulator.split import write_shares
 
 PORT = 1883
-PATIENCE_S = 1800.0
-LOOK_S = 0.02
+PATIENCE_S = 4 * 3600.0
+LOOK_S = 0.1
+STOP_S = 20.0  # then it is killed
 BEGUN = "round 1: training"  # an agent's word, in its log
 
 
@@ -43,8 +44,8 @@ def play(run_file: Path, changes: Sequence[str], folder: Path) -> list[RoundReco
     devices = simulated_devices(settings)
     folder.mkdir(parents=True)
     shares = list(write_shares(settings, folder / "data"))
-    with Network([one.link for one in devices], traces_wait=True) as network, ExitStack() as stack:
-        fleet = _Fleet(network, folder, stack)
+    network = Network([one.link for one in devices], traces_wait=True)
+    with network, closing(_Fleet(network, folder)) as fleet:
         fleet.serve(run_file, changes)
         password = credentials_of(settings.run.name, folder).join
         for device, share, namespace in zip(devices, shares, network.agents, strict=True):
@@ -64,7 +65,7 @@ def training_rounds(folder: Path) -> list[RoundRecord]:
 
 @dataclass
 class _Fleet:
-    """The processes of a fleet, ended with the stack.
+    """The processes of a fleet.
 
     Attributes:
         logs: of the agents.
@@ -72,7 +73,6 @@ class _Fleet:
 
     network: Network
     folder: Path
-    stack: ExitStack
     logs: list[Path] = field(default_factory=list)
     _running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
@@ -104,21 +104,22 @@ class _Fleet:
                 raise SettingError(f"the {name} failed: {self._log(name).read_text()[-500:]}")
             time.sleep(LOOK_S)
 
+    def close(self) -> None:
+        """End them all."""
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
     def _start(self, name: str, namespace: str, module: list[str], **variables: str) -> None:
         command = self.network.command(namespace, sys.executable, "-P", "-m", *module)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        self.stack.callback(_end, self._running[name])
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -36,6 +36,7 @@ class Shaped(Struct, frozen=True):
         run: its name.
         target: score that `seconds_to_target` is about.
         gflops: of each device's board, from the rehearsal.
+        jitter: of all, likewise.
         links: of each device, in words.
         ways: by name.
     """
@@ -43,6 +44,7 @@ class Shaped(Struct, frozen=True):
     run: str
     target: float
     gflops: dict[str, float]
+    jitter: float
     links: dict[str, str]
     ways: dict[str, Way]
     seconds_to_target: dict[str, list[float | None]] = {}

@@ -4,9 +4,11 @@ A simulated board trains alone. Agents that share a machine wait for each other,
 relays of their links, and for whatever else runs here: so a speed is by the clock, of real rounds.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, variance
 
 from msgspec.structs import replace
 
@@ -23,19 +25,32 @@ from fleetune.tools.simulator.runner import with_model_shape
 from fleetune.tools.simulator.simulated_fleet import Shares, ratio_controller_of, simulated_devices
 
 
-def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> dict[str, float]:
-    """GFLOPS of each device's training by the clock: the median of its rounds after the first.
+@dataclass(frozen=True)
+class Speeds:
+    """How fast a fleet trained.
+
+    Attributes:
+        gflops: of each device by the clock: the median of its rounds after the first.
+        jitter: from round to round: standard deviation of the logarithm, the devices' in the quadratic mean.
+    """
+
+    gflops: dict[str, float]
+    jitter: float
+
+
+def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> Speeds:
+    """What a rehearsal shows.
 
     Args:
         settings: of the rehearsal.
         rounds: its rounds.
 
     Raises:
-        SettingError: a device replied in none.
+        SettingError: a device replied in none after the first.
     """
     shares = Shares(settings)
     enrolment = prepare(with_model_shape(settings, shares))
-    method, found = method_of(enrolment), {}
+    method, gflops, variances = method_of(enrolment), {}, []
     for device in simulated_devices(settings):
         data = shares.of(device.index, enrolment.spec)
         controller = ratio_controller_of(device, enrolment, method, data, Policy())
@@ -47,20 +62,21 @@ def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> dict[str, fl
             if (reply := record.devices.get(device.name)) and reply.actual.train_s
         ]
         if not seen:
-            raise SettingError(f"{device.name} replied in no round of the rehearsal")
-        found[device.name] = median(seen) * enrolment.flops_per_sample / 1e9
-    return found
+            raise SettingError(f"{device.name} replied in no round of the rehearsal but the first")
+        gflops[device.name] = median(seen) * enrolment.flops_per_sample / 1e9
+        variances += [variance(map(math.log, seen))] if len(seen) > 1 else []
+    return Speeds(gflops, math.sqrt(fmean(variances)) if variances else 0.0)
 
 
-def write_boards(gflops: dict[str, float], folder: Path) -> str:
-    """A board's file for each device; the `section.key=value` that gives them to a simulation."""
+def write_boards(found: Speeds, folder: Path) -> list[str]:
+    """A board's file for each device; each `section.key=value` that a simulation of them needs."""
     known = firmware_profiles.load(UNKNOWN).profile
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for device, speed in gflops.items():
+    for device, speed in found.gflops.items():
         figure = Figure(float(f"{speed:.4g}"), MEASURED, "by the clock, in a rehearsal of the fleet")
         profile = replace(known, title=device, figures=replace(known.figures, training_gflops=figure))
         files.append(folder / f"{device}.toml")
         firmware_profiles.save(files[-1], profile)
     listed = ", ".join(f'"{file.resolve()}" = 1' for file in files)
-    return f"fleet.boards={{{listed}}}"
+    return [f"fleet.boards={{{listed}}}", f"fleet.jitter={min(1.0, found.jitter):.3f}"]
