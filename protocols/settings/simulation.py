@@ -130,7 +130,7 @@ class FleetSection(Settings, frozen=True):
             0.8, 1.0]; a simulated device that then takes too long is late. `serve` deals them too: a real
             device runs at its own or, where its owner or its limits say so, at a smaller one.
         spread: of devices' true speeds about their boards' profiles: standard deviation of the logarithm.
-        jitter: of a device's training from round to round: standard deviation of the logarithm of its seconds.
+        jitter: of how long a device trains from round to round: standard deviation of the logarithm.
         batteries: charge of those that have one when the run begins, drawn uniformly between the two, 0..1;
             they drain, and nobody charges them. Without it all are on the mains.
         policy: of every owner, the keys of `edge-agent run --policy`.
