@@ -165,7 +165,7 @@ def test_stopped_it_leaves_no_process_and_no_network(run_file, tmp_path, number,
         time.sleep(0.05)
     bench.send_signal(number)
     _, said = bench.communicate(timeout=60)
-    assert (bench.returncode, said) == (status, "shaped-links: stopped; give the same command again\n")
+    assert (bench.returncode, said) == (status, "shaped-links: stopped; nothing was measured yet\n")
     assert set(networks()) == before
     assert not [one for one in _command_lines() if str(out) in one]
 

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -22,7 +22,10 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.tasks import task_of
-from fleetune.tools.stop_signals import in_one_line
+from fleetune.tools.stop_signals import ToldInterrupt, in_one_line
+
+if TYPE_CHECKING:
+    from fleetune.tools.bench.shaped_links.show import Shaped
 
 WAYS = {
     "paced": ["objective.minimise=time", "objective.most_work=4"],
@@ -30,6 +33,7 @@ WAYS = {
     "p04": ["fleet.ratios=[0.4]"],
     "fedavg": ["method.name=fedavg", "fleet.ratios=[1.0]"],
 }
+FILE = "shaped-links.json"
 REHEARSAL = ["fleet.ratios=[0.2]"]
 CHOICES = ", ".join(WAYS)
 
@@ -54,7 +58,14 @@ def main(
             asked[name] = WAYS[name]
         if out.exists():
             raise SettingError(f"--out {out} is there already; name a new folder")
-        _measure(run_file, out, asked, repeats, target, rehearsed, workers, changes)
+        try:
+            _measure(run_file, out, asked, repeats, target, rehearsed, workers, changes)
+        except KeyboardInterrupt:
+            kept = (
+                f"{out / FILE} has what was measured" if (out / FILE).exists() else "nothing was measured yet"
+            )
+            _say(f"shaped-links: stopped; {kept}")
+            raise ToldInterrupt from None
 
 
 def _measure(
@@ -88,22 +99,24 @@ def _measure(
         rounds = simulated(run_file, [*everywhere, *own, *boards], out / "simulated" / name, workers)
         found[name] = show.Way(own, course_of(rounds))
         _say(f"{name}: {found[name].predicted.seconds:.1f} s simulated")
+    links = {one.name: words(one.link) for one in simulated_devices(settings)}
+    told = show.Shaped(settings.run.name, target, machine.gflops, machine.jitter, links, found)
     for repeat in range(repeats):
         for name, own in asked.items():
             rounds = play(run_file, [*everywhere, *own], out / f"real-{repeat}" / name)
             found[name].actual.append(course_of(rounds))
             _say(f"{name}: {found[name].actual[-1].seconds:.1f} s for real")
-    links = {one.name: words(one.link) for one in simulated_devices(settings)}
-    reached = {
-        name: [one.seconds_to(target) for one in (way.predicted, *way.actual)] for name, way in found.items()
-    }
-    told = show.Shaped(settings.run.name, target, machine.gflops, machine.jitter, links, found, reached)
-    write_atomically(out / "shaped-links.json", msgspec.json.format(msgspec.json.encode(told), indent=1))
+            _keep(told, out)
     score = task_of(settings.task).score
     write_atomically(out / "shaped-links.png", picture(show.draw(told, score, LIGHT), LIGHT, "png"))
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(show.table(told, score))
     console.print(show.parts_table(told))
+
+
+def _keep(told: "Shaped", out: Path) -> None:
+    """What is measured so far, as JSON."""
+    write_atomically(out / FILE, msgspec.json.format(msgspec.json.encode(told.reckoned()), indent=1))
 
 
 def _say(line: str) -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from statistics import median
+from typing import Self
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.table import Table
 
 from fleetune.coordinator.reports import readable
@@ -48,6 +50,14 @@ class Shaped(Struct, frozen=True):
     links: dict[str, str]
     ways: dict[str, Way]
     seconds_to_target: dict[str, list[float | None]] = {}
+
+    def reckoned(self) -> Self:
+        """With how long each way took to the target: simulated first, then for real."""
+        reached = {
+            name: [one.seconds_to(self.target) for one in (way.predicted, *way.actual)]
+            for name, way in self.ways.items()
+        }
+        return replace(self, seconds_to_target=reached)
 
 
 Of = Callable[[Course], float | None]
