@@ -28,6 +28,7 @@ Loss = Annotated[float, Meta(ge=0, le=LARGEST_LOSS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
 LocalWork = Annotated[float, Meta(gt=0, le=4)]
+Uplink = Annotated[int, Meta(ge=0, le=8)]  # which of a run's encodings of updates, see `Enrolment.uplinks`
 """How much of the run's local training, in its epochs; above 1 more than these."""
 
 # `\Z`, not `$`: that also matches before a line break at the end

@@ -16,6 +16,7 @@ from fleetune.coordinator.rounds.pace import Choices, choices_of, frugal, keepin
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
+from fleetune.protocols.update.encodings import chosen
 
 LATEST = 8  # rounds that the words are about
 _WHY = {
@@ -106,13 +107,19 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
         if parts:
             told = " to ".join(dict.fromkeys(map(readable.share, (min(parts), max(parts)))))
             yield f"{len(parts)} of {len(latest[-1].devices)} did {told} of the local training in the latest"
+    if len(settings.uplinks) > 1:
+        names = [one if isinstance(one, str) else str(one["name"]) for one in settings.uplinks]
+        dealt = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
+        asked = ", ".join(f"{dealt[number]} by {names[number]}" for number in sorted(dealt))
+        yield f"updates they are asked for: {asked}"
     yield from _of_devices(settings, state)
 
 
 def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
     """Who sets the pace, and who could do more or less."""
     members = {name: member for name, member in state.members.items() if member.ready}
-    choices = {name: choices_of(member, settings.objective) for name, member in members.items()}
+    fidelities = [chosen(one).cost.fidelity for one in settings.uplinks]
+    choices = {name: choices_of(member, settings.objective, fidelities) for name, member in members.items()}
     silent = sorted(name for name, some in choices.items() if not some)
     choices = {name: some for name, some in choices.items() if some}
     if settings.objective.minimise == "time":

@@ -83,6 +83,9 @@ class RoundEngine:
 
     Attributes:
         judge: told the turn and the devices whose updates a round would close with.
+
+    Args:
+        fidelities: of the run's encodings of updates, see `EncodingCost`.
     """
 
     judge: Judge = staticmethod(lambda _, __: Verdict(True))
@@ -94,8 +97,10 @@ class RoundEngine:
         state: EngineState | None = None,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
+        fidelities: tuple[float, ...] = (1.0,),
     ) -> None:
         self._objective = objective
+        self._fidelities = fidelities
         self.state = state or EngineState()
         self.state.pays = schedule.pays
         self._run = run
@@ -112,6 +117,7 @@ class RoundEngine:
         now: float,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
+        fidelities: tuple[float, ...] = (1.0,),
     ) -> tuple[Self, list[Action]]:
         """Go on from a stored state after a restart; also gives what is to be done first.
 
@@ -120,7 +126,7 @@ class RoundEngine:
         Between two rounds those that were there get `GATHER_S` to come back, else the first to find the way
         would train alone.
         """
-        engine = cls(run, round_, state.copy(), schedule, objective)
+        engine = cls(run, round_, state.copy(), schedule, objective, fidelities)
         engine.state.change(seen_at=now)
         gathering = state.gather_until is not None
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
@@ -279,8 +285,8 @@ class RoundEngine:
 
     def _why_spent(self, asked: tuple[DeviceId, ...]) -> str | None:
         """Why the coming round would take too much; `asked`: in it, as far as is known."""
-        state, objective = self.state, self._objective
-        least = least_of_round([choices_of(state.members[device], objective) for device in asked])
+        state, objective, fidelities = self.state, self._objective, self._fidelities
+        least = least_of_round([choices_of(state.members[name], objective, fidelities) for name in asked])
         return why_over(objective.within, state.spending, state.seen_at, least)
 
     def _holds(self, now: float) -> bool:
@@ -342,7 +348,7 @@ class RoundEngine:
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
         """Start what stage and participants say; those `asked` get a task."""
         if self._objective.proposes and self.state.stage == "training":
-            deal(self.state, asked, self._objective, self._run.seed)
+            deal(self.state, asked, self._objective, self._run.seed, self._fidelities)
         self.state.change(spending=self.state.spending.opened(now))
         span_s = self._span_s
         self.state.change(until=now + span_s, span_s=span_s, extended=0)

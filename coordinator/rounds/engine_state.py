@@ -11,7 +11,7 @@ from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.coordinator.rounds.objective.evidence import Evidence, Shown
 from fleetune.coordinator.rounds.objective.spending import Spending
 from fleetune.coordinator.rounds.schedule import Plan
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport, values_sent
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -94,7 +94,8 @@ class Member:
         if report is None or dealt is None or report.affords is UNSET or not report.affords:
             return report
         told = next((one for one in report.affords if one.ratio == dealt.ratio), None)
-        round_s = report.round_s if told is None else told.seconds(dealt.local_work)
+        values = values_sent(report, dealt)
+        round_s = report.round_s if told is None else told.seconds(dealt.local_work, values)
         part = "" if dealt.local_work == 1 else f", {dealt.local_work:.0%} of local training"
         why = f"p = {dealt.ratio:g}{part}: proposed; it affords up to p = {report.affords[-1].ratio:g}"
         return replace(report, ratio=dealt.ratio, round_s=round_s, reason=why)

@@ -1,8 +1,8 @@
 """How much each participant does, where a run has an objective (`[objective] minimise`).
 
 A device says what it could do and what that takes (`DeviceReport.affords`); what its limits or its owner do
-not allow is not among that. Of that the coordinator proposes, for each task, a ratio and a share of the local
-training (or more of it than once), as much of this as pays:
+not allow is not among that. Of that the coordinator proposes, for each task, a ratio, a share of the local
+training (or more of it than once) and an encoding of the update, as much of this as pays:
 
     time    what keeps the pace. A round is as long as its slowest participant; the pace, a time that nobody
             should exceed and everybody can keep, is the one of most work a second (`work`)
@@ -40,12 +40,16 @@ FOR_OTHERS = (
 
 @dataclass(frozen=True)
 class Offer:
-    """What a device may be proposed, and what that takes of it; None: not known."""
+    """What a device may be proposed, and what that takes of it; None: not known.
+
+    `fidelity`: of the encoding of its update.
+    """
 
     budget: Budget
     round_s: float | None = None
     bytes_up: int | None = None
     joules: float | None = None
+    fidelity: float = 1.0
 
     @property
     def seconds(self) -> float:
@@ -54,8 +58,8 @@ class Offer:
 
     @property
     def work(self) -> float:
-        """See `work`."""
-        return work(self.budget)
+        """See `work`; an encoding leaves as much of it as it has fidelity (`EncodingCost`)."""
+        return work(self.budget) * self.fidelity
 
 
 Choices = Sequence[Offer]
@@ -63,10 +67,14 @@ Choices = Sequence[Offer]
 
 
 def deal(
-    state: EngineState, participants: Sequence[DeviceId], objective: ObjectiveSection, seed: int
+    state: EngineState,
+    participants: Sequence[DeviceId],
+    objective: ObjectiveSection,
+    seed: int,
+    fidelities: Sequence[float] = (1.0,),
 ) -> None:
     """Propose to each participant that says what it affords how much it does."""
-    asked = {device: choices_of(state.members[device], objective) for device in participants}
+    asked = {device: choices_of(state.members[device], objective, fidelities) for device in participants}
     choices = {device: some for device, some in asked.items() if some}
     if objective.minimise == "time":
         paying = keeping_pace(choices, _longest_fixed_s(state, asked))
@@ -88,23 +96,40 @@ def note_scores(state: EngineState) -> None:
         state.put(device, shown=shown)
 
 
-def choices_of(member: Member, objective: ObjectiveSection) -> Choices:
-    """What a device could do of what may be proposed; (): it does not say."""
+def choices_of(member: Member, objective: ObjectiveSection, fidelities: Sequence[float] = (1.0,)) -> Choices:
+    """What a device could do of what may be proposed; (): it does not say.
+
+    `fidelities`: of the run's encodings of updates; a device that does not know them is left at the first.
+    """
     report = member.report
     if report is None or report.affords is UNSET:
         return ()
     allowed = [one for one in report.affords if one.ratio <= objective.at_most + 1e-9] or report.affords[:1]
-    return [offer for one in allowed for offer in _offers(one, objective)]
+    sizes = (1.0,) if report.values is UNSET else report.values
+    ways = list(enumerate(zip(sizes, fidelities, strict=False)))
+    return [offer for one in allowed for offer in _offers(one, objective, ways)]
 
 
-def _offers(one: Affordable, objective: ObjectiveSection) -> list[Offer]:
-    """At one ratio; with all of the local training alone where it does not say what that takes."""
+def _offers(
+    one: Affordable, objective: ObjectiveSection, ways: Sequence[tuple[int, tuple[float, float]]]
+) -> list[Offer]:
+    """At one ratio; with all of the local training alone where it does not say what that takes.
+
+    `ways`: encodings of the update, by number the share of bytes and the fidelity.
+    """
     most = min(one.local_work, objective.most_work)
     tells, least = one.local_s is not None, objective.least_work
     less = [local_work for local_work in LOCAL_WORKS if least <= local_work < most] if tells else []
     return [
-        Offer(Budget(one.ratio, local_work), one.seconds(local_work), one.bytes_up, one.energy(local_work))
+        Offer(
+            Budget(one.ratio, local_work, uplink),
+            one.seconds(local_work, values),
+            one.sent(values),
+            one.energy(local_work, values),
+            fidelity,
+        )
         for local_work in (*less, most)
+        for uplink, (values, fidelity) in ways[one.uplink :] or ways[:1]
     ]
 
 
@@ -199,7 +224,8 @@ def _longest_fixed_s(state: EngineState, asked: Mapping[DeviceId, Choices]) -> f
 
 def _worth_most(state: EngineState, choices: Choices, key: Key) -> Budget:
     """What is worth most to its device and to the others, as far as is known; of equals the largest."""
-    whole = {one.budget.ratio: one for one in choices}  # as much of the local training as pays at each ratio
+    by_work = sorted(choices, key=lambda one: (one.work, -(one.bytes_up or 0)))
+    whole = {one.budget.ratio: one for one in by_work}  # the most work that pays at each ratio
     drawn = state.evidence.drawn([one.budget for one in whole.values()], key)
     worths = zip(drawn, whole.values(), strict=True)
     return max(worths, key=lambda pair: (pair[0] + FOR_OTHERS * pair[1].work, pair[1].budget.ratio))[1].budget

@@ -90,6 +90,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         least_work=_other_than_once(settings, settings.objective.least_work),
         most_work=_other_than_once(settings, settings.objective.most_work),
         late=settings.objective.late if settings.proposes_ratios else UNSET,
+        encodings=settings.uplinks[1:] or UNSET,
     )
     return Beginning(enrolment, backbone)
 

@@ -90,7 +90,7 @@ class RoundExecution:
         store: RunStore,
     ) -> None:
         self._settings = settings
-        self._up = enrolment.uplink
+        self._encodes = any(one.name != RAW for one in enrolment.uplinks)
         self._run_id = enrolment.run
         self._method = method
         self._store = store
@@ -171,7 +171,7 @@ class RoundExecution:
 
     def delivered(self, device: DeviceId, turn: Turn) -> Delivered | None:
         """What a device had of its task; None: it is not known any more, or all travels as it is."""
-        if self._up.name == RAW and self._tasks.downlink is None:
+        if not self._encodes and self._tasks.downlink is None:
             return None
         return self._tasks.delivered(device, turn, self._state.turn)
 
@@ -179,7 +179,7 @@ class RoundExecution:
         """What an update was written with, nothing where that is not known any more; None: values are written
         as they are.
         """
-        if self._up.name == RAW:
+        if not self._encodes:
             return None
         return Base.nothing(self._method.spec) if delivered is None else delivered.base
 

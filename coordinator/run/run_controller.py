@@ -65,6 +65,7 @@ class RunController:
         self._engine_type = engine_type(settings.round)
         self._upward = -1.0 if enrolment.learns.score.better == "lower" else 1.0
         self._schedule = schedule_of(settings.schedule)
+        self._fidelities = tuple(one.cost.fidelity for one in enrolment.uplinks)
         self._begin()
 
     def _begin(self, state: EngineState | None = None) -> None:
@@ -72,7 +73,7 @@ class RunController:
         self._execution = RoundExecution(self._settings, self._enrolment, self._method, self._store)
         settings = self._settings
         self._engine = self._engine_type(
-            settings.run, settings.round, state, self._schedule, settings.objective
+            settings.run, settings.round, state, self._schedule, settings.objective, self._fidelities
         )
         self._execution.follow(self._engine)
 
@@ -97,7 +98,7 @@ class RunController:
             return []
         settings, stored = self._settings, self._engine.state
         self._engine, actions = self._engine_type.resume(
-            settings.run, settings.round, stored, now, self._schedule, settings.objective
+            settings.run, settings.round, stored, now, self._schedule, settings.objective, self._fidelities
         )
         self._execution.follow(self._engine)
         return self._carry_out(lambda: actions, now)

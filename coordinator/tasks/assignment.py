@@ -186,7 +186,10 @@ class Tasks:
         if (budget := self.proposed(device)) is not None:
             part = UNSET if budget.local_work == 1 else budget.local_work
             span_s = self.span_s() or UNSET
-            assignment = replace(assignment, ratio=budget.ratio, local_work=part, span_s=span_s)
+            uplink = budget.uplink or UNSET
+            assignment = replace(
+                assignment, ratio=budget.ratio, local_work=part, span_s=span_s, uplink=uplink
+            )
         made = self._paper_bytes.setdefault(device, {})
         made[Turn.of(transfer_key)] = paper_bytes(assignment.task)
         if len(made) > _ON_THE_WAY:

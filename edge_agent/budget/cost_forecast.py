@@ -202,6 +202,7 @@ def demand(choice: Choice, capability: Capability, local_work: float = 1.0) -> D
         + EVALUATIONS * EVALUATION_EPOCHS * able.num_test
         + able.adoption_samples,
         working_bytes=round(copies + held) + cost.memory_bytes + able.frozen_bytes,
+        uplink=choice.uplink,
     )
 
 
@@ -250,7 +251,7 @@ def _bounded(amount: float) -> float:
 
 
 def _bytes(direction: Direction, asked: Demand, cost_history: CostHistory, least_factor: float) -> int:
-    factor = cost_history.bytes_factor(direction, asked.ratio)
+    factor = cost_history.bytes_factor(direction, asked.ratio, asked.uplink)
     return round(asked.estimate(direction) * (1.0 if factor is None else max(factor, least_factor)))
 
 

@@ -37,6 +37,7 @@ class Demand(Struct, frozen=True):
         bytes_down, bytes_up: payload bytes, as the method estimates them.
         samples: training steps' worth of samples, evaluations included.
         working_bytes: memory on top of what the process holds before it works.
+        uplink: which encoding writes the update's values, see `protocols.skeletons.choice.Budget`.
     """
 
     ratio: float
@@ -44,6 +45,7 @@ class Demand(Struct, frozen=True):
     bytes_up: int
     samples: float
     working_bytes: int
+    uplink: int = 0
 
     def estimate(self, direction: Direction) -> int:
         """The estimated payload bytes in one direction."""
@@ -113,10 +115,14 @@ class CostHistory(Struct, frozen=True):
         declined = self.declined + 1
         return CostHistory() if declined >= ROUNDS else replace(self, declined=declined)
 
-    def bytes_factor(self, direction: Direction, ratio: float) -> float | None:
-        """Actual bytes relative to the method's estimate; None: no round tells."""
+    def bytes_factor(self, direction: Direction, ratio: float, uplink: int = 0) -> float | None:
+        """Actual bytes relative to the method's estimate; of an update, by rounds with this encoding of its
+        values alone. None: no round tells.
+        """
 
         def factor(past: PastRound) -> float | None:
+            if direction == "up" and past.demand.uplink != uplink:
+                return None
             return _over(_bytes(past.actual, direction), past.demand.estimate(direction))
 
         return _middle(self._figures(ratio, factor))

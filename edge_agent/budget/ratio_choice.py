@@ -135,38 +135,56 @@ def affordable(
     wanted: float,
     least_work: float = 1.0,
     most_work: float = 1.0,
+    values: Sequence[float] = (1.0,),
     within: Within = no_margin,
 ) -> tuple[Affordable, ...]:
-    """Every choice that is wanted and fits, if need be with a share of local training, ascending by ratio,
-    with what a round at it would take.
+    """Every choice that is wanted and fits, if need be with a share of local training, or with an encoding of
+    fewer bytes, ascending by ratio, with what a round at it would take.
+
+    `values`: the bytes that the update's values take in each encoding that may be proposed, as a share of
+    those in the first, by which `choices` are priced. The other arguments are as `decide` has them.
     """
     wished = [choice for choice in choices if choice.ratio <= wanted + 1e-9] or list(choices[:1])
     shares = [share for share in reversed(LOCAL_WORKS) if least_work <= share <= most_work] or [1.0]
+    ways = [(share, uplink) for share in shares for uplink in range(len(values))]
     found = []
     for choice in wished:
-        for share in shares:
-            least = choice == wished[0] and share == shares[-1]
-            predicted, margin = forecast(choice, share), no_margin if least else within
-            if _weigh(choice, predicted, limits, margin).share <= 1:
-                found.append(_affordable(choice, forecast, share, tells=len(shares) > 1))
+        for share, uplink in ways:
+            margin = no_margin if choice == wished[0] and (share, uplink) == ways[-1] else within
+            sending = choice.sending(values[uplink], uplink) if uplink else choice
+            if _weigh(sending, forecast(sending, share), limits, margin).share <= 1:
+                found.append(_affordable(choice, forecast, share, uplink, len(shares) > 1, len(values) > 1))
                 break
     return tuple(found)
 
 
-def _affordable(choice: Choice, forecast: ForecastOfWork, share: float, *, tells: bool) -> Affordable:
-    once, twice = forecast(choice, 1.0), forecast(choice, 2.0)
+def _affordable(
+    choice: Choice,
+    forecast: ForecastOfWork,
+    share: float,
+    uplink: int,
+    tells_local_work: bool,
+    tells_values: bool,
+) -> Affordable:
+    once = forecast(choice, 1.0)
+    twice = forecast(choice, 2.0) if tells_local_work else None
+    empty = forecast(choice.sending(0.0), 1.0) if tells_values else None
 
-    def of_local_work(amount: float | None, more: float | None) -> float | None:
-        return more - amount if tells and amount is not None and more is not None else None
+    def between(less: float | None, more: float | None) -> float | None:
+        return None if less is None or more is None else max(0.0, more - less)
 
     return Affordable(
         ratio=choice.ratio,
         round_s=once.round_s,
         bytes_up=once.bytes_up,
         joules=once.joules,
-        local_s=of_local_work(once.round_s, twice.round_s),
-        local_joules=of_local_work(once.joules, twice.joules),
+        local_s=None if twice is None else between(once.round_s, twice.round_s),
+        local_joules=None if twice is None else between(once.joules, twice.joules),
         local_work=share,
+        uplink=uplink,
+        values_up=None if empty is None else (once.bytes_up or 0) - (empty.bytes_up or 0),
+        values_s=None if empty is None else between(empty.round_s, once.round_s),
+        values_joules=None if empty is None else between(empty.joules, once.joules),
     )
 
 

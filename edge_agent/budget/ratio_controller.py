@@ -56,6 +56,8 @@ class RatioController(Struct, frozen=True):
         proposed: the coordinator proposes the ratios of tasks, by what the report says that fits.
         least_work, most_work: and how much of the local training, within these.
         late: share of rounds that may take longer than the deadline; None: time has no margin.
+        values: the bytes that an update's values take in each encoding that a task may ask for, as a share of
+            those in the first, by which `choices` are priced.
     """
 
     choices: Sequence[Choice]
@@ -71,6 +73,7 @@ class RatioController(Struct, frozen=True):
     least_work: float = 1.0
     most_work: float = 1.0
     late: float | None = None
+    values: tuple[float, ...] = (1.0,)
 
     def chosen(self, conditions: Conditions) -> "RatioController":
         """Choose a ratio by what is known now: first when the run is joined, then after each round."""
@@ -79,16 +82,19 @@ class RatioController(Struct, frozen=True):
         fits = decision.choice is not None
         if self.proposed:
             affords = self._affords(conditions)
-            report = replace(report, affords=affords)
+            values = self.values if len(self.values) > 1 else UNSET
+            report = replace(report, affords=affords, values=values)
             if affords and not fits:  # with less local training it does
                 report, fits = self._in_part(report, affords[0]), True
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
     def _in_part(self, report: DeviceReport, least: Affordable) -> DeviceReport:
         """The report of a device that can do a part of the local training alone."""
-        reason = f"{report.reason}; with {least.local_work:.0%} of local training it fits"
-        choice = next(one for one in self.choices if one.ratio == least.ratio)
-        round_s = self._forecast(choice, least.local_work).round_s
+        budget = Budget(least.ratio, least.local_work, least.uplink)
+        parts = [f"{least.local_work:.0%} of local training"] if least.local_work != 1 else []
+        parts += ["fewer bytes for its values"] if least.uplink else []
+        reason = f"{report.reason}; with {' and '.join(parts)} it fits"
+        round_s = self._forecast(self._choice(budget), least.local_work).round_s
         return replace(report, ratio=least.ratio, reason=reason, round_s=round_s)
 
     def decision(self, conditions: Conditions) -> Decision:
@@ -112,6 +118,7 @@ class RatioController(Struct, frozen=True):
             wanted=wanted,
             least_work=self.least_work,
             most_work=self.most_work,
+            values=self.values,
             within=self.may_take,
         )
 
@@ -119,18 +126,19 @@ class RatioController(Struct, frozen=True):
         """What is affordable and no more than `proposed`; the smallest ratio, and all of the local training
         that is proposed, where nothing is.
         """
+        uplink = min(proposed.uplink, len(self.values) - 1)
         affords = self.report.affords or ()
         fitting = [one for one in affords if one.ratio <= proposed.ratio + 1e-9] or affords[:1]
         if not fitting:
-            return Budget(self.choices[0].ratio, proposed.local_work)
-        return Budget(fitting[-1].ratio, min(fitting[-1].local_work, proposed.local_work))
+            return Budget(self.choices[0].ratio, proposed.local_work, uplink)
+        most = fitting[-1]
+        return Budget(most.ratio, min(most.local_work, proposed.local_work), max(most.uplink, uplink))
 
     def expected(self, budget: Budget) -> RoundCost:
         """What a round at one of the choices is expected to take."""
         if budget == Budget(self.report.ratio):
             return self.predicted
-        choice = next(one for one in self.choices if one.ratio == budget.ratio)
-        return self._forecast(choice, budget.local_work)
+        return self._forecast(self._choice(budget), budget.local_work)
 
     def limits(self, conditions: Conditions) -> Limits:
         """The limits on a round under these conditions."""
@@ -182,8 +190,7 @@ class RatioController(Struct, frozen=True):
         return self._after(budget, over_before_its_end(expected, begun, known_s), error)
 
     def _after(self, budget: Budget, actual: RoundCost, error: RoundError | None) -> "RatioController":
-        choice = next(one for one in self.choices if one.ratio == budget.ratio)
-        asked = demand(choice, self.capability, budget.local_work)
+        asked = demand(self._choice(budget), self.capability, budget.local_work)
         return structs.replace(self, cost_history=self.cost_history.learned(asked, actual, error))
 
     def declining(self) -> "RatioController":
@@ -215,6 +222,10 @@ class RatioController(Struct, frozen=True):
     def encoded(self) -> bytes:
         """As bytes to be stored, which `read_ratio_controller` reads."""
         return msgspec.msgpack.encode(self)
+
+    def _choice(self, budget: Budget) -> Choice:
+        choice = next(one for one in self.choices if one.ratio == budget.ratio)
+        return choice.sending(self.values[budget.uplink], budget.uplink) if budget.uplink else choice
 
     def _forecast(self, choice: Choice, local_work: float = 1.0) -> RoundCost:
         return predict(choice, self.capability, self.cost_history, local_work)

@@ -55,7 +55,7 @@ from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.skeletons.choice import DeviceReport, as_encoded
+from fleetune.protocols.skeletons.choice import DeviceReport, as_encoded, values_of
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import TransferKey
@@ -207,7 +207,7 @@ def _ratio_controller(
         base_bytes=process_memory().resident,
     )
     ratio_controller = RatioController(
-        as_encoded(method.choices(report), enrolment.uplink, enrolment.downlink, enrolment.spec.size),
+        as_encoded(method.choices(report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
         capability,
         board,
         settings.policy,
@@ -218,6 +218,7 @@ def _ratio_controller(
         least_work=enrolment.least_local_work,
         most_work=enrolment.most_local_work,
         late=None if enrolment.late is UNSET else enrolment.late,
+        values=values_of(enrolment.uplinks),
     )
     if not structs.replace(ratio_controller, deadline_s=math.inf).chosen(conditions).fits:
         return ratio_controller.chosen(conditions)

@@ -17,7 +17,7 @@ from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Serving
 from fleetune.edge_agent.run.observed_trainer import EvaluatingTrainer, ObservedTrainer
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
-from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, LocalWork, Number, Positive, Ratio
+from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, LocalWork, Number, Positive, Ratio, Uplink
 from fleetune.protocols.errors import BaseUnknown, PacketError, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
@@ -111,9 +111,10 @@ class Session:
             if self._is_done(data):
                 return self._kept.reply
             raise
-        if (proposed := proposed_budget(assignment.ratio, assignment.local_work)) is not None:
-            ratio, local_work = min(budget.ratio, proposed.ratio), min(budget.local_work, proposed.local_work)
-            budget = Budget(ratio, local_work)
+        asked = proposed_budget(assignment.ratio, assignment.local_work, assignment.uplink)
+        if asked is not None:
+            ratio, local_work = min(budget.ratio, asked.ratio), min(budget.local_work, asked.local_work)
+            budget = Budget(ratio, local_work, max(budget.uplink, asked.uplink))
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) == (self._kept.round, self._kept.attempt) and self._kept.reply:
             return self._kept.reply
@@ -133,7 +134,7 @@ class Session:
         if self._adoption is not None:
             measures = replace(measures, **{**self._adoption.told(done.alone), "kept": UNSET})
         base = self._base_after(assignment)
-        writer = self._writer(assignment, base)
+        writer = self._writer(assignment, base, budget)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -167,14 +168,13 @@ class Session:
             return Base.of_task(assignment.task, self.spec)
         return self._base_of(assignment).after(assignment.task, self.spec)
 
-    def _writer(self, assignment: Assignment[Any], base: Base) -> PatchWriter | None:
-        """Of the values of an update, as the run wants them; None: as they are."""
-        encoding = self._enrolment.uplink
-        if encoding.name == RAW:
+    def _writer(self, assignment: Assignment[Any], base: Base, budget: Budget) -> PatchWriter | None:
+        """Of the values of an update, as run and task want them; None: as they are."""
+        encoding, residual = self._enrolment.uplinks[budget.uplink], self._kept.residual
+        if encoding.name == RAW and residual is UNSET:
             return None
         turn = assignment.round, assignment.attempt
         key = work_key(self._enrolment.seed, *turn, self._device).child("encoding")
-        residual = self._kept.residual
         return PatchWriter(encoding, self.spec, key, base, None if residual is UNSET else residual)
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
@@ -300,6 +300,8 @@ class Session:
         )
         if assignment.device != self._device:
             raise PacketForeign(f"task for {assignment.device}; this is {self._device}")
+        if (asked := assignment.uplink or 0) >= (known := len(self._enrolment.uplinks)):
+            raise PacketForeign(f"task for an update by encoding {asked} of a run that has {known}")
         return assignment
 
     def _base_of(self, assignment: Assignment[Any]) -> Base:
@@ -354,7 +356,7 @@ def asked_of(data: bytes, spec: ModelSpec) -> Asked:
     except PacketError:
         return Asked()
     span_s = None if turn.span_s is UNSET else turn.span_s
-    return Asked(proposed_budget(turn.ratio, turn.local_work), span_s)
+    return Asked(proposed_budget(turn.ratio, turn.local_work, turn.uplink), span_s)
 
 
 def _read_turn(data: bytes, spec: ModelSpec) -> "_AssignmentTurn":
@@ -375,6 +377,7 @@ class _AssignmentTurn:
     ratio: Ratio | UnsetType = UNSET
     local_work: LocalWork | UnsetType = UNSET
     span_s: Positive | UnsetType = UNSET
+    uplink: Uplink | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """run.toml's [encoding]: how values are written on the wire. It travels in the enrolment."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -13,6 +14,15 @@ from fleetune.protocols.update.encodings.encoding import Encoding
 LOSSLESS = "lossless"
 
 Choice = Label | Annotated[dict[Label, Any], Meta(max_length=20)]
+
+
+def check_encodings(choices: Iterable[Choice]) -> None:
+    """Raises ValueError: there is no such encoding, or it has no such setting."""
+    for choice in choices:
+        try:
+            encodings.chosen(choice)
+        except SettingError as problem:
+            raise ValueError(f"encodings: {problem}") from None
 
 
 class ValueEncodings(Settings, frozen=True):

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.encoding import Choice, check_encodings
 from fleetune.protocols.settings.section import Settings
 
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -51,6 +52,8 @@ class ObjectiveSection(Settings, frozen=True):
         least_work: the smallest share of a round's local training that is proposed, to those that would hold
             up the others or could not take part at all; 1: all do all of it.
         most_work: the most of it, for those that have time left: 2 is twice the run's epochs.
+        encodings: of updates, beside `encoding.up`: those of them that take fewer bytes than it are proposed,
+            too, where that pays. [] leaves all devices at `encoding.up`.
         normalise: updates of devices that did less of the local training count as if all had done the same
             (FedNova); methods whose devices do not start from what their task brings are left as they are.
         late: share of a device's rounds that may take longer than the deadline: a ratio fits only where all
@@ -64,6 +67,11 @@ class ObjectiveSection(Settings, frozen=True):
     at_most: Share = 1.0
     least_work: Share = 0.25
     most_work: Annotated[float, Meta(ge=1, le=4)] = 1.0
+    encodings: Annotated[tuple[Choice, ...], Meta(max_length=8)] = (
+        "int4",
+        {"name": "lowrank", "step": 1},
+        "lowrank",
+    )
     normalise: bool = False
     late: Share = 0.05
     within: WithinSection = WithinSection()
@@ -72,6 +80,7 @@ class ObjectiveSection(Settings, frozen=True):
     def __post_init__(self) -> None:
         if self.minimise == "money" and self.price == PriceSection():
             raise SettingError('objective.minimise = "money": say objective.price, of a megabyte or a kWh')
+        check_encodings(self.encodings)
 
     @property
     def proposes(self) -> bool:

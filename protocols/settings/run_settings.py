@@ -11,12 +11,13 @@ from fleetune.protocols.bounds import FleetName
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.device import DataSection, ModelSection, TrainingSection
-from fleetune.protocols.settings.encoding import EncodingSection
+from fleetune.protocols.settings.encoding import Choice, EncodingSection
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.settings.schedule import ScheduleSection
 from fleetune.protocols.settings.section import Settings
 from fleetune.protocols.settings.simulation import FleetSection, PaperSection, Partition
 from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.update.encodings import chosen
 
 
 class RunSettings(Settings, frozen=True):
@@ -48,6 +49,17 @@ class RunSettings(Settings, frozen=True):
     def proposes_ratios(self) -> bool:
         """Whether the coordinator proposes each task's ratio; never where `fleet.ratios` deals them."""
         return self.objective.proposes and not self.fleet.ratios
+
+    @property
+    def uplinks(self) -> tuple[Choice, ...]:
+        """How a task may ask for the values of its update: `encoding.up`, and those that are proposed beside
+        it, the one of fewest bytes last.
+        """
+        if not self.proposes_ratios:
+            return (self.encoding.up,)
+        sizes = {chosen(one).cost.bytes_per_value: one for one in self.objective.encodings}
+        own = self.encoding.uplink.cost.bytes_per_value
+        return self.encoding.up, *(sizes[size] for size in sorted(sizes, reverse=True) if size < own)
 
 
 def simulated_keys(settings: RunSettings) -> list[str]:

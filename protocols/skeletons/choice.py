@@ -6,8 +6,18 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from fleetune.protocols.bounds import Amount, FleetName, LocalWork, NumBytes, NumSamples, Ratio, Words
+from fleetune.protocols.bounds import (
+    Amount,
+    FleetName,
+    LocalWork,
+    NumBytes,
+    NumSamples,
+    Ratio,
+    Uplink,
+    Words,
+)
 from fleetune.protocols.conditions import UNKNOWN, Conditions
+from fleetune.protocols.update.codec import FRAME_BYTES
 from fleetune.protocols.update.encodings import RAW, find
 from fleetune.protocols.update.encodings.encoding import Encoding
 
@@ -28,6 +38,9 @@ class Affordable(Struct, frozen=True, array_like=True):
         joules: drawn by the whole board.
         local_s, local_joules: of these, what local training takes; a share of it takes that share.
         local_work: how much local training fits at this ratio.
+        uplink: with the first of the run's encodings of updates of which that is so (`Enrolment.uplinks`).
+        values_up: of these bytes, with the first one, an update's values; another takes fewer of them.
+        values_s, values_joules: likewise, what sending these takes.
     """
 
     ratio: Ratio
@@ -37,14 +50,23 @@ class Affordable(Struct, frozen=True, array_like=True):
     local_s: Amount | None = None
     local_joules: Amount | None = None
     local_work: LocalWork = 1.0
+    uplink: Uplink = 0
+    values_up: NumBytes | None = None
+    values_s: Amount | None = None
+    values_joules: Amount | None = None
 
-    def seconds(self, local_work: float) -> float | None:
-        """Of a round with this share of the local training."""
-        return _less(self.round_s, self.local_s, local_work)
+    def seconds(self, local_work: float, values: float = 1.0) -> float | None:
+        """Of a round with this share of the local training, and of the bytes of its update's values."""
+        return _less(_less(self.round_s, self.local_s, local_work), self.values_s, values)
 
-    def energy(self, local_work: float) -> float | None:
+    def energy(self, local_work: float, values: float = 1.0) -> float | None:
         """Joules of such a round."""
-        return _less(self.joules, self.local_joules, local_work)
+        return _less(_less(self.joules, self.local_joules, local_work), self.values_joules, values)
+
+    def sent(self, values: float = 1.0) -> int | None:
+        """Bytes of such a round's update."""
+        num_bytes = _less(self.bytes_up, self.values_up, values)
+        return None if num_bytes is None else round(num_bytes)
 
 
 @dataclass(frozen=True)
@@ -67,6 +89,8 @@ class DeviceReport:
         drift: how clearly its data have changed since then: 1 and more says that training would pay; it does
             not travel where nothing is tested.
         affords: the ratios that fit its limits, ascending; it travels where the coordinator proposes ratios.
+        values: the bytes that an update's values take in each of the run's encodings (`Enrolment.uplinks`),
+            as a share of those in the first; it travels where the coordinator proposes one.
     """
 
     device: FleetName
@@ -83,6 +107,7 @@ class DeviceReport:
     new_samples: NumSamples | UnsetType = UNSET
     drift: Amount | UnsetType = UNSET
     affords: Annotated[tuple[Affordable, ...], Meta(max_length=MOST_CHOICES)] | UnsetType = UNSET
+    values: Annotated[tuple[Ratio, ...], Meta(min_length=1, max_length=9)] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -127,41 +152,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class Choice:
-    """One ratio a method could run at, and its cost."""
+    """One ratio a method could run at, its cost, and the number of the encoding that its update's values have
+    there (see `Budget`).
+    """
 
     ratio: float
     cost: Cost
+    uplink: int = 0
 
-
-def _less(whole: float | None, of_local_work: float | None, local_work: float) -> float | None:
-    if whole is None or of_local_work is None:
-        return whole
-    return max(0.0, whole - (1 - local_work) * of_local_work)
-
-
-def as_encoded(choices: Sequence[Choice], up: Encoding, down: Encoding, num_entries: int) -> list[Choice]:
-    """`choices` as they cost where these encodings write updates and tasks of a model of so many entries.
-
-    A mask is counted as ever: it may become far smaller (docs/wire.md, Masks), but by how much training
-    decides. A task's is taken to be no larger than the update's.
-    """
-    raw = find(RAW).cost.bytes_per_value
-    shares = up.cost.bytes_per_value / raw, down.cost.bytes_per_value / raw
-    held = round(up.cost.held_bytes * num_entries) + (0 if down.name == RAW else HELD_BYTES * num_entries)
-    return [replace(choice, cost=_encoded(choice.cost, *shares, held)) for choice in choices]
-
-
-def _encoded(cost: Cost, share_up: float, share_down: float, held: int) -> Cost:
-    def scaled(num_bytes: int, share: float) -> int:
-        mask = min(cost.mask_bytes_up, num_bytes)
-        return mask + round((num_bytes - mask) * share)
-
-    return replace(
-        cost,
-        bytes_up=scaled(cost.bytes_up, share_up),
-        bytes_down=scaled(cost.bytes_down, share_down),
-        memory_bytes=cost.memory_bytes + held,
-    )
+    def sending(self, values: float, uplink: int = 0) -> "Choice":
+        """With this share of the bytes of the update's values, by this encoding."""
+        return replace(self, cost=_encoded(self.cost, values, 1.0, 0), uplink=uplink)
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,55 @@ class Budget:
     Attributes:
         ratio: the largest that fits its limits; what a method does with it is its own affair.
         local_work: the share of the run's local training, see `protocols.skeletons.trainer.num_local_steps`.
+        uplink: which of the run's encodings writes the values of its update, see `Enrolment.uplinks`.
     """
 
     ratio: float = 1.0
     local_work: float = 1.0
+    uplink: int = 0
+
+
+def _less(whole: float | None, of_part: float | None, share: float) -> float | None:
+    if whole is None or of_part is None:
+        return whole
+    return max(0.0, whole - (1 - share) * of_part)
+
+
+def as_encoded(
+    choices: Sequence[Choice], uplinks: Sequence[Encoding], down: Encoding, num_entries: int
+) -> list[Choice]:
+    """`choices` as they cost where the first of `uplinks` writes updates and `down` tasks of a model of so
+    many entries; there is memory for any of `uplinks`.
+
+    A mask is counted as ever: it may become far smaller (docs/wire.md, Masks), but by how much training
+    decides. A task's is taken to be no larger than the update's.
+    """
+    raw = find(RAW).cost.bytes_per_value
+    shares = uplinks[0].cost.bytes_per_value / raw, down.cost.bytes_per_value / raw
+    held = round(max(one.cost.held_bytes for one in uplinks) * num_entries)
+    held += 0 if down.name == RAW else HELD_BYTES * num_entries
+    return [replace(choice, cost=_encoded(choice.cost, *shares, held)) for choice in choices]
+
+
+def values_of(uplinks: Sequence[Encoding]) -> tuple[float, ...]:
+    """The bytes that values take in each of these, as a share of those in the first."""
+    return tuple(one.cost.bytes_per_value / uplinks[0].cost.bytes_per_value for one in uplinks)
+
+
+def values_sent(report: DeviceReport, budget: Budget) -> float:
+    """The bytes that an update's values take, as a share of those by the first of the run's encodings."""
+    values = (1.0,) if report.values is UNSET else report.values
+    return values[min(budget.uplink, len(values) - 1)]
+
+
+def _encoded(cost: Cost, share_up: float, share_down: float, held: int) -> Cost:
+    def scaled(num_bytes: int, share: float) -> int:
+        beside = min(FRAME_BYTES + cost.mask_bytes_up, num_bytes)
+        return beside + round((num_bytes - beside) * share)
+
+    return replace(
+        cost,
+        bytes_up=scaled(cost.bytes_up, share_up),
+        bytes_down=scaled(cost.bytes_down, share_down),
+        memory_bytes=cost.memory_bytes + held,
+    )

@@ -49,6 +49,8 @@ MAX_SHRINKING = 100  # times longer than packed; graphs of operators come to 40
 MAGIC = b"FLTN"
 _HEADER = struct.Struct("<4sB3x8sQ8s")
 
+FRAME_BYTES = 150  # of a payload, about, without the values and masks in it
+
 M = TypeVar("M")
 
 
@@ -58,8 +60,8 @@ def payload_limit(spec: ModelSpec) -> int:
 
 
 def estimate_bytes(num_values: int, encoding: str = encodings.RAW) -> int:
-    """About how many bytes a payload with this many values takes; without values it is about 150 bytes."""
-    return 150 + encodings.find(encoding).size(num_values)
+    """About how many bytes a payload with this many values takes; without values it is `FRAME_BYTES`."""
+    return FRAME_BYTES + encodings.find(encoding).size(num_values)
 
 
 def estimate_bitmap_bytes(num_selected: int, num_entries: int) -> int:

@@ -25,6 +25,7 @@ from fleetune.protocols.bounds import (
     Positive,
     Ratio,
     RunId,
+    Uplink,
 )
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.input_scaling import Mean, Std
@@ -33,13 +34,14 @@ from fleetune.protocols.model.spec_check import check_spec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.adoption import AdoptionSection
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.settings.encoding import PLAIN, ValueEncodings
+from fleetune.protocols.settings.encoding import PLAIN, Choice, ValueEncodings, check_encodings
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
+from fleetune.protocols.update.encodings import chosen
 from fleetune.protocols.update.encodings.encoding import Encoding
 from fleetune.protocols.wire.release import Release, ReleaseWord
 
@@ -79,6 +81,7 @@ class Enrolment:
             (`DeviceReport.affords`); left out where it does not.
         least_work, most_work: how little and how much of the local training it proposes; each is left out
             where that is all of it.
+        encodings: of updates, beside that of `encoding`, which it may propose; left out where there is none.
         late: share of a device's rounds that may take longer than the deadline; left out where the
             coordinator proposes no ratios.
     """
@@ -104,6 +107,10 @@ class Enrolment:
     least_work: Ratio | UnsetType = UNSET
     most_work: LocalWork | UnsetType = UNSET
     late: Ratio | UnsetType = UNSET
+    encodings: Annotated[tuple[Choice, ...], Meta(max_length=8)] | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        check_encodings(self.encodings or ())
 
     @property
     def least_local_work(self) -> float:
@@ -117,8 +124,13 @@ class Enrolment:
 
     @property
     def uplink(self) -> Encoding:
-        """How its devices write the values of their updates."""
+        """How its devices write the values of their updates, unless a task asks for another."""
         return self._encoding.uplink
+
+    @property
+    def uplinks(self) -> tuple[Encoding, ...]:
+        """All that a task may ask for, that one first."""
+        return self.uplink, *(chosen(one) for one in self.encodings or ())
 
     @property
     def downlink(self) -> Encoding:
@@ -145,6 +157,7 @@ class Assignment(Generic[T]):
             differences to what the device holds.
         ratio: that the coordinator proposes for it, in runs with an objective.
         local_work: likewise, how much of the local training; left out where that is all of it, once.
+        uplink: likewise, which of `Enrolment.uplinks` is to write its update; left out for the first.
         span_s: likewise, seconds that its round is given.
     """
 
@@ -158,6 +171,7 @@ class Assignment(Generic[T]):
     ratio: Ratio | UnsetType = UNSET
     local_work: LocalWork | UnsetType = UNSET
     span_s: Positive | UnsetType = UNSET
+    uplink: Uplink | UnsetType = UNSET
 
     @property
     def final_evaluation(self) -> bool:
@@ -165,11 +179,13 @@ class Assignment(Generic[T]):
         return self.rehearsal
 
 
-def proposed_budget(ratio: float | UnsetType, local_work: float | UnsetType) -> Budget | None:
+def proposed_budget(
+    ratio: float | UnsetType, local_work: float | UnsetType, uplink: int | UnsetType = UNSET
+) -> Budget | None:
     """What an `Assignment` proposes; None: nothing, the device chooses."""
     if ratio is UNSET:
         return None
-    return Budget(ratio, 1.0 if local_work is UNSET else local_work)
+    return Budget(ratio, 1.0 if local_work is UNSET else local_work, uplink or 0)
 
 
 @dataclass(frozen=True)

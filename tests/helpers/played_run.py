@@ -7,8 +7,10 @@ another release too. What is sent and what it comes to is noted, for that releas
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.rounds.engine_state import Turn
@@ -24,7 +26,8 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.encoding import PLAIN
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.protocols.skeletons.choice import RATIOS, Affordable, Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import RATIOS, Affordable, Budget, DeviceReport, values_of
+from fleetune.protocols.update.encodings import chosen
 from fleetune.protocols.wire.payloads import Enrolment
 
 SPEC = tiny_spec()
@@ -79,7 +82,8 @@ def enrolment(run_settings: RunSettings) -> Enrolment:
         "played-0", 0, SPEC, run_settings.method, training, 0.0, 1.0, 0.2, 1000.0, 1e3, 1e3, weights
     )
     if run_settings.proposes_ratios:
-        begun = replace(begun, proposes=True, least_work=run_settings.objective.least_work)
+        least_work, encodings = run_settings.objective.least_work, run_settings.uplinks[1:]
+        begun = replace(begun, proposes=True, least_work=least_work, encodings=encodings or UNSET)
     return begun if encoding == PLAIN.values else replace(begun, encoding=encoding)
 
 
@@ -90,8 +94,15 @@ def report_of(device: str, run_settings: RunSettings) -> DeviceReport:
     if not run_settings.proposes_ratios:
         return report
     training_s = 20.0 if device == "d" else 2.0
-    affords = (Affordable(one, training_s + 10 * one, local_s=training_s) for one in RATIOS if one <= ratio)
-    return replace(report, affords=tuple(affords))
+    affords = tuple(
+        Affordable(
+            one, training_s + 10 * one, local_s=training_s, values_up=round(1e6 * one), values_s=9 * one
+        )
+        for one in RATIOS
+        if one <= ratio
+    )
+    values = values_of([chosen(one) for one in run_settings.uplinks])
+    return replace(report, affords=affords, values=values)
 
 
 def digest(data: bytes) -> str:
@@ -104,15 +115,11 @@ class PlayedRun:
     def __init__(
         self,
         folder: Path,
-        method: str,
-        mode: str,
-        up: str = "raw",
-        down: str = "raw",
-        minimise: str = "none",
-        *,
-        normalise: bool = False,
+        *ways: str,
+        **more: Any,
     ) -> None:
-        asked = settings(method, mode, up, down, minimise, normalise=normalise)
+        """`ways` and `more`: as `settings` has them."""
+        asked = settings(*ways, **more)
         self.folder = folder
         self.run: Run = open_run(asked, folder / "run", durable=False, enrolment=enrolment(asked))
         self.sessions = {device: self.session(device) for device in DEVICES}

@@ -20,7 +20,7 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
-from fleetune.protocols.skeletons.choice import as_encoded
+from fleetune.protocols.skeletons.choice import as_encoded, values_of
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.wire.payloads import Enrolment, run_key
@@ -181,7 +181,7 @@ def ratio_controller_of(
     )
     fixed = device.ratio is not None
     return RatioController(
-        as_encoded(method.choices(report), enrolment.uplink, enrolment.downlink, enrolment.spec.size),
+        as_encoded(method.choices(report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
         capability,
         board,
         Policy(ratio=device.ratio) if fixed else policy,
@@ -191,4 +191,5 @@ def ratio_controller_of(
         least_work=enrolment.least_local_work,
         most_work=enrolment.most_local_work,
         late=None if enrolment.late is UNSET else enrolment.late,
+        values=values_of(enrolment.uplinks),
     )

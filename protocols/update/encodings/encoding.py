@@ -69,6 +69,9 @@ class EncodingCost:
             kept and as it becomes.
         relative_error: of one update, the distance of what is decoded to the values over that of the base;
             what is left out goes along with a later one, or is noise that averages away.
+        fidelity: rounds to an accuracy where devices send all, over those where they send this. What waits
+            is not there when it would help; noise of many hardly costs a round. Measured on FedSPU
+            (docs/ratios.md).
     """
 
     bytes_per_value: float
@@ -76,6 +79,15 @@ class EncodingCost:
     decode_ns: float
     held_bytes: float = 0.0
     relative_error: float = 0.0
+    fidelity: float = 1.0
+
+
+def fidelity_of(waits: float) -> float:
+    """Of an encoding whose updates leave this share of the change for later, the same of it each time.
+
+    `lowrank` took 1.10, 1.16 and 1.33 times the rounds at 0.09, 0.14 and 0.24.
+    """
+    return 1 / (1 + 1.3 * waits)
 
 
 class Encoding(Protocol):

@@ -19,7 +19,7 @@ from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, SettingErr
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.encodings.chunks import chunks, difference, part_of, wanted_of
-from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known, fidelity_of
 from fleetune.protocols.update.encodings.lowrank_grids import tensors_of
 from fleetune.protocols.update.encodings.lowrank_tensors import Parts, TensorReader, TensorWriter
 from fleetune.protocols.update.entropy.magnitudes import MAGNITUDES, magnitude, nearest
@@ -52,12 +52,14 @@ class LowRank(Encoding):
         """Of LeNet-5's matrices; those of cnn-kapc take less than half of it, in a fifth of the time. Entries
         that lie scattered (SRP-pFed, FedPURIN) take 1.2 to 4.5 times the bytes, and lose up to twice as much.
         """
+        error = min(1.0, 0.088 * self.step**0.72)
         return EncodingCost(
             bytes_per_value=min(4.0, 0.022 * self.step**-0.65),
             encode_ns=150 + 500 / self.step,
             decode_ns=100 + 550 / self.step,
             held_bytes=8,
-            relative_error=min(1.0, 0.088 * self.step**0.72),
+            relative_error=error,
+            fidelity=fidelity_of(error),
         )
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:

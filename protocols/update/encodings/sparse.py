@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fleetune.protocols.errors import PacketCorrupt, PacketNotFinite, SettingError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known, fidelity_of
 from fleetune.protocols.update.encodings.sparse_entries import (
     MAX_LEVELS,
     Reader,
@@ -77,12 +77,14 @@ class Sparse(Encoding):
             levels = max(levels, math.log2(self.levels) - 1.7)
         finest = _FINEST_ERROR * share**_ERROR_SLOPE
         coarser = max(0.0, _TERNARY_ERROR**2 - finest**2) * math.exp(1 - self.levels)
+        error = math.sqrt(finest**2 + coarser)
         return EncodingCost(
             bytes_per_value=(0.75 * spread + share * levels) / 8,
             encode_ns=200 + 1500 * share,
             decode_ns=200 + 2500 * share,
             held_bytes=8,
-            relative_error=math.sqrt(finest**2 + coarser),
+            relative_error=error,
+            fidelity=fidelity_of(error),
         )
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:

@@ -18,6 +18,7 @@ from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import Affordable, Budget
+from fleetune.protocols.update import encodings
 
 RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
 TIME, ENERGY = ObjectiveSection("time"), ObjectiveSection("energy")
@@ -151,6 +152,77 @@ def test_who_has_time_left_does_more_local_training_where_the_run_allows_it():
     once = {name: choices_of(script.state.members[name], TIME) for name in "ab"}
     assert {some[-1].budget.local_work for some in once.values()} == {1.0}
     assert work(Budget(0.5, 2.0)) < 2 * work(Budget(0.5, 1.0)), "the second time brings less"
+
+
+FIDELITIES = (1.0, 0.98, 0.9)
+
+
+def sending(send_s, values_up=100_000, uplink=0):
+    """What a device affords whose whole model takes so long to send, its work two seconds."""
+    return tuple(
+        Affordable(
+            ratio,
+            round_s=2.0 + send_s * ratio,
+            bytes_up=150 + round(values_up * ratio),
+            uplink=uplink,
+            values_up=round(values_up * ratio),
+            values_s=send_s * ratio,
+        )
+        for ratio in RATIOS
+    )
+
+
+def proposed(script, objective, device):
+    return choices_of(script.state.members[device], objective, FIDELITIES)
+
+
+def test_a_thin_link_is_asked_for_an_update_of_fewer_bytes_and_a_fast_one_is_not():
+    script = playing(start_with=2)
+    script.ready("fast", affords=sending(0.01), ratio=1.0, values=(1.0, 0.2, 0.01))
+    script.ready("thin", affords=sending(50.0), ratio=1.0, values=(1.0, 0.2, 0.01))
+    kept = keeping_pace({name: proposed(script, TIME, name) for name in ("fast", "thin")})
+    best = {name: max(some, key=lambda one: one.work) for name, some in kept.items()}
+    assert best["fast"].budget == Budget(1.0, 1.0, 0)
+    thin = best["thin"]
+    assert thin.budget.uplink == 2
+    assert thin.seconds == pytest.approx(2.0 + 0.01 * 50.0 * thin.budget.ratio)
+    assert thin.bytes_up == 150 + 1000 * thin.budget.ratio
+
+
+def test_the_fewest_bytes_are_those_of_the_thinnest_update():
+    script = playing(start_with=1)
+    script.ready("a", affords=sending(1.0), ratio=1.0, values=(1.0, 0.2, 0.01))
+    objective = ObjectiveSection("bytes")
+    paying = frugal(proposed(script, objective, "a"), objective)
+    assert max(paying, key=lambda one: one.work).budget.uplink == 2
+    assert all(one.bytes_up <= 1150 for one in paying)
+
+
+def test_who_fits_with_fewer_bytes_alone_is_asked_for_no_more_and_who_does_not_know_for_the_first():
+    script = playing(start_with=2)
+    script.ready("a", affords=sending(1.0, uplink=1), ratio=1.0, values=(1.0, 0.2, 0.01))
+    script.ready("b", affords=needing(1.0), ratio=1.0)
+    assert {one.budget.uplink for one in proposed(script, TIME, "a")} == {1, 2}
+    assert {one.budget.uplink for one in proposed(script, TIME, "b")} == {0}
+
+
+def test_a_task_says_what_its_round_takes_with_the_encoding_that_is_asked_for():
+    script = playing(start_with=1)
+    script.ready("a", affords=sending(50.0), ratio=1.0, values=(1.0, 0.2, 0.01))
+    member = script.state.members["a"]
+    script.state.put("a", dealt=Budget(0.4, 1.0, 2))
+    assert script.state.members["a"].at_work.round_s == pytest.approx(2.0 + 0.01 * 20.0)
+    script.state.put("a", dealt=Budget(0.4))
+    assert script.state.members["a"].at_work.round_s == pytest.approx(22.0)
+    assert member.report.values == (1.0, 0.2, 0.01)
+
+
+def test_what_an_encoding_leaves_for_later_is_lost_till_then_and_noise_is_not():
+    of = {name: encodings.find(name).cost.fidelity for name in encodings.REGISTRY}
+    assert of["raw"] == of["lossless"] == of["sketch"] == 1
+    fine, coarse = encodings.chosen({"name": "lowrank", "step": 1}), encodings.find("lowrank")
+    assert 1 > fine.cost.fidelity > coarse.cost.fidelity > of["sparse"] > 0.5
+    assert fine.cost.bytes_per_value > coarse.cost.bytes_per_value
 
 
 def test_no_less_local_training_is_proposed_than_the_run_says_or_more_than_fits():

@@ -77,6 +77,16 @@ def test_several_ratios_are_tried_in_a_round(tmp_path):
     assert any(before != after for before, after in pairwise(told))
 
 
+def test_over_these_links_thinner_updates_are_asked_for(tmp_path):
+    """So the kills above met updates of several encodings, and what they leave out."""
+    run = PlayedRun(tmp_path, "fedspu", "synchronous", minimise="time")
+    run.play(end=0)
+    asked = {asked_of(task, SPEC).budget.uplink for _, task in run.tasks.values()}
+    run.close()
+    assert len(asked) > 1
+    assert max(asked) > 0
+
+
 @pytest.mark.parametrize("minimise", ["none", "time"])
 def test_a_task_says_its_ratio_only_where_it_is_proposed(tmp_path, minimise):
     run = PlayedRun(tmp_path, "fedspu", "synchronous", minimise=minimise)

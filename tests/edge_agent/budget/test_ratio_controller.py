@@ -388,6 +388,48 @@ def test_who_has_room_says_how_much_more_local_training_fits():
     assert all(one.seconds(one.local_work) <= 12.0 for one in tight)
 
 
+def thinner(controller, *values):
+    """With encodings of updates of which the values take so much of the first one's bytes."""
+    return structs.replace(controller, proposed=True, values=(1.0, *values))
+
+
+def test_what_an_update_by_another_encoding_takes_is_told_and_expected():
+    controller = thinner(a_ratio_controller(1000.0), 0.1).chosen(UNKNOWN)
+    one = next(one for one in controller.report.affords if one.ratio == 0.6)
+    assert controller.report.values == (1.0, 0.1)
+    thin = controller.expected(Budget(0.6, 1.0, 1))
+    assert thin.bytes_up == pytest.approx(one.sent(0.1), abs=2)
+    assert thin.round_s == pytest.approx(one.seconds(1.0, 0.1), rel=1e-3)
+    assert thin.joules == pytest.approx(one.energy(1.0, 0.1), rel=1e-3)
+    assert thin.bytes_up < 0.2 * one.bytes_up
+    assert a_ratio_controller(1000.0).report.values is UNSET
+
+
+def test_what_rounds_by_one_encoding_took_says_nothing_of_the_bytes_of_another():
+    controller = thinner(a_ratio_controller(1000.0), 0.1).chosen(UNKNOWN)
+    thin, whole = Budget(0.6, 1.0, 1), Budget(0.6)
+    expected = controller.expected(thin)
+    learned = controller.learned(thin, structs.replace(expected, bytes_up=3 * expected.bytes_up))
+    assert learned.expected(thin).bytes_up == 3 * expected.bytes_up
+    assert learned.expected(whole).bytes_up == controller.expected(whole).bytes_up
+
+
+def test_who_cannot_send_a_whole_update_takes_part_with_a_thin_one():
+    alone = structs.replace(a_ratio_controller(deadline_s=6.7), proposed=True).chosen(UNKNOWN)
+    controller = thinner(a_ratio_controller(deadline_s=6.7), 0.1).chosen(UNKNOWN)
+    first = {one.ratio: one.uplink for one in controller.report.affords}
+    assert {one.ratio for one in alone.report.affords} == {r for r, uplink in first.items() if uplink == 0}
+    assert first[1.0] == 1
+    work = Membership(controller).begin(FIRST, 10, 0.1, Budget(1.0))
+    assert work.budget == Budget(1.0, 1.0, 1), "no more than it affords"
+    forged = Membership(controller).begin(FIRST, 10, 0.1, Budget(1.0, 1.0, 8))
+    assert forged.budget == Budget(1.0, 1.0, 1)
+    short = thinner(a_ratio_controller(deadline_s=5.9), 0.1).chosen(UNKNOWN)
+    if not a_ratio_controller(deadline_s=5.9).fits:
+        assert "with fewer bytes for its values it fits" in short.report.reason
+        assert short.fits
+
+
 def test_who_cannot_do_all_of_the_local_training_takes_part_with_a_share_of_it():
     too_short = structs.replace(a_ratio_controller(deadline_s=4.0), proposed=True)
     assert not too_short.chosen(UNKNOWN).fits

@@ -1,5 +1,7 @@
 """What the optimiser remembers goes with the device's state: over rounds, restarts, and what goes wrong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests import hostile
@@ -37,12 +39,15 @@ class Box:
 
 
 class OneDevice:
-    """Local training of a method, by an agent's own session; `memory` is what outlives it."""
+    """Local training of a method, by an agent's own session; `memory` is what outlives it, `asks` what else
+    the enrolment says.
+    """
 
-    def __init__(self, name, memory=None, **training):
+    def __init__(self, name, memory=None, asks=None, **training):
         training = TrainingSection(**{"batch_size": 8, "epochs": 2, **training})
         figures = (0.0, 1.0, 0.0, 1.0, 1.0, 1.0)
-        self.enrolment = Enrolment("a", 0, SPEC, {"name": name}, training, *figures, START)
+        enrolment = Enrolment("a", 0, SPEC, {"name": name}, training, *figures, START)
+        self.enrolment = replace(enrolment, **(asks or {}))
         self.method, self.memory, self.stopping = create(name, SPEC, {}), memory or Box(), None
         trainer = LocalTrainer(SoftmaxBackend(6), device_data(6), training, lambda: self.stopping)
         self.session = Session(self.enrolment, "d", self.method, trainer, self.memory)

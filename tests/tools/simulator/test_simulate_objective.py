@@ -4,6 +4,7 @@ import dataclasses
 import re
 from itertools import pairwise
 
+import pytest
 import rich.console
 from msgspec import UNSET, structs
 from tests.tools.simulator.test_simulate_budgets import play, settings
@@ -13,6 +14,7 @@ from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.run.stored_run import look_at
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.tasks.scores import ACCURACY
 
 # a slow board among fast ones, all on links that count for less than its work
@@ -92,6 +94,47 @@ def test_it_is_explained(tmp_path):
         none = shown(explanation(settings(), state, [], ACCURACY))
     assert "no reply yet" in none
     assert "no [objective]" in none
+
+
+THIN = {"uplink_mbps": 0.02, "downlink_mbps": 50.0, "boards": {"n100-gateway": 4}}
+
+
+def test_fewer_bytes_by_thinner_updates(tmp_path):
+    for name, allowed in ("own", []), ("thinner", ["lowrank", "int4"]):
+        wanted = {"minimise": "bytes", "encodings": allowed}
+        play(tmp_path, name, fleet=THIN, round=LONG, objective=wanted)
+    seen = {}
+    for name in "own", "thinner":
+        with look_at(tmp_path / name) as run:
+            state, records = run.controller.engine_state, run.controller.records()
+            words = shown(explanation(run.settings, state, records, ACCURACY))
+        seen[name] = sum(one.bytes_up for record in records[:-1] for one in record.devices.values()), words
+    assert seen["thinner"][0] < 0.5 * seen["own"][0]
+    assert "updates they are asked for: 4 by lowrank" in seen["thinner"][1]
+    assert "updates they are asked for" not in seen["own"][1]
+
+
+def test_rounds_over_thin_links_are_shorter_with_thinner_updates_and_last_as_long_as_was_expected(tmp_path):
+    took_s = {}
+    for name, allowed in ("own", []), ("thinner", ["lowrank", "int4"]):
+        wanted = {"minimise": "time", "encodings": allowed}
+        _, records = play(tmp_path, name, fleet=THIN, round=LONG, objective=wanted)
+        took_s[name] = records[-1].closed_s
+    assert took_s["thinner"] < 0.7 * took_s["own"]
+    for record in records[4:-1]:
+        for reply in record.devices.values():
+            assert abs(reply.actual.round_s - reply.predicted.round_s) <= 0.2 * reply.predicted.round_s
+
+
+def test_encodings_that_take_no_fewer_bytes_than_the_runs_own_change_nothing(tmp_path):
+    """And one of which there is none is refused."""
+    runs = [
+        play(tmp_path, name, fleet=THIN, round=LONG, objective={"minimise": "time", "encodings": allowed})[1]
+        for name, allowed in (("none", []), ("raw", ["raw"]))
+    ]
+    assert runs[0] == runs[1]
+    with pytest.raises(SettingError, match=r"objective.*encodings.*int5.*did you mean '"):
+        settings(objective={"minimise": "time", "encodings": ["int5"]})
 
 
 def test_a_run_keeps_within_what_it_may_take(tmp_path):

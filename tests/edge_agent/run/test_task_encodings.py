@@ -1,0 +1,80 @@
+"""A task may ask for another encoding of its update than the run's: what one leaves out another brings."""
+
+import numpy as np
+import pytest
+from msgspec import UNSET
+from tests.edge_agent.run.test_optimiser_state import SPEC, START, OneDevice
+
+from fleetune.protocols.errors import PacketForeign
+from fleetune.protocols.methods import create
+from fleetune.protocols.settings.encoding import ValueEncodings
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.method import Round
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.wire.payloads import Assignment, Reply, run_key
+
+METHOD = create("fedavg", SPEC, {})
+LOSSLESS, INT4, SPARSE = 0, 1, 2
+
+
+def a_device(up="lossless", memory=None):
+    asks = {"encoding": ValueEncodings(up, "raw"), "encodings": ("int4", {"name": "sparse", "density": 0.1})}
+    return OneDevice("fedavg", memory, asks)
+
+
+def told(device, number, uplink=UNSET, within=LOSSLESS):
+    """What the coordinator reads of the update to round `number`, trained from the same weights as ever."""
+    _, tasks = METHOD.plan(METHOD.init_coordinator(START), Round(number, ("d",)), run_key(0))
+    task = codec.encode(Assignment("d", number, 1, False, tasks["d"], ratio=1.0, uplink=uplink), SPEC)
+    data = device.session.reply(task, Budget(uplink=within))
+    base = Base.of_task(tasks["d"], SPEC)
+    return codec.decode(data, Reply[METHOD.update_type], SPEC, base=base).update.patch.values
+
+
+def away(values, trained):
+    return float(np.abs(values - trained).max())
+
+
+@pytest.mark.parametrize("up", ["raw", "lossless"])
+def test_what_a_thin_update_leaves_out_goes_along_with_the_next_one(up):
+    device = a_device(up)
+    trained = told(a_device(up), 1)
+    thin = told(device, 1, SPARSE)
+    left_out = trained - thin
+    assert away(thin, trained) > 1e-3
+    assert np.array_equal(device.kept.residual[: left_out.size], left_out)
+    restarted, alone = a_device(up, device.memory), a_device(up)
+    told(alone, 1)
+    assert away(told(restarted, 2), told(alone, 2) + left_out) < 1e-6
+    assert not np.any(restarted.kept.residual), "nothing is left"
+
+
+def test_another_lossy_encoding_goes_on_with_it():
+    device = a_device()
+    left_out = told(a_device(), 1) - told(device, 1, SPARSE)
+    alone = a_device()
+    told(alone, 1)
+    wanted = told(alone, 2) + left_out
+    assert away(told(device, 2, INT4) + device.kept.residual[: wanted.size], wanted) < 1e-6
+
+
+def test_a_device_sends_no_more_than_it_affords():
+    thin = told(a_device(), 1, INT4)
+    assert np.array_equal(told(a_device(), 1, UNSET, within=INT4), thin)
+    assert np.array_equal(told(a_device(), 1, INT4, within=LOSSLESS), thin)
+
+
+def test_an_encoding_that_the_run_does_not_have_is_refused_and_nothing_changes():
+    device = a_device()
+    told(device, 1)
+    before = device.memory.data
+    with pytest.raises(PacketForeign, match="encoding 3 of a run that has 3"):
+        told(device, 2, 3)
+    assert device.memory.data == before
+
+
+def test_a_run_with_its_own_encoding_alone_keeps_no_more_than_ever():
+    device = a_device("raw")
+    told(device, 1)
+    assert device.kept.residual is UNSET
