@@ -31,6 +31,7 @@ class _Block:
         vectors: the optimiser's, of the `positions` alone where there are any; else those that are to be
             kept, whose frozen entries are put back at the end.
         counts: of the steps that these entries had taken before.
+        lower: whether they are the lower layers' that train in a share of the steps only.
     """
 
     place: slice
@@ -38,6 +39,7 @@ class _Block:
     keep: NDArray[np.int8] | None
     vectors: tuple[Floats, ...]
     counts: StepCounts
+    lower: bool
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Descent:
         gradient: g, to be filled before each step, which uses it up; same shape and dtype.
         size: n, the number of parameters.
         settings: the run's [training] section.
-        plan: trainable and pull.
+        plan: trainable, lower layers and pull.
         before: what the optimiser remembers from earlier, left alone; `state` will be asked for. None: it
             begins with nothing and keeps nothing.
     """
@@ -100,28 +102,41 @@ class Descent:
         self._optimiser, self._clip_norm = optimiser_of(settings), settings.clip_norm
         self._scratch = np.empty(min(BLOCK, size), weights.dtype)
         self._before, self._kept = before, None if before is None else self._copied(before, size)
+        lower = plan.lower
+        self._lower_stop, self._lower_times = (0, 1.0) if lower is None else (lower.stop, 1 / lower.share)
         self._blocks = list(self._all_blocks(size, plan.trainable))
-        self._num_steps = 0
+        self._upper_blocks = [block for block in self._blocks if not block.lower]
+        self._num_steps = self._num_deep_steps = 0
 
-    def step(self) -> float | None:
+    def step(self, *, deep: bool = True) -> float | None:
         """Move the trainable weights. Uses the gradient up.
 
+        deep: whether those of lower layers move too, see `LowerLayers`.
+
         Returns:
-            The norm of the trainable entries' gradient, the pull's included, before it is clipped; where it
+            The norm of the gradient of what moves, the pull's included, before it is clipped; where it
             is not finite nothing has moved. None: it is not clipped.
         """
-        norm, scale = None, 1.0
+        norm, scale, moving = None, 1.0, self._blocks if deep else self._upper_blocks
         if self._clip_norm is not None:
-            norm = math.sqrt(sum(self._square_sum(block) for block in self._blocks))
+            norm = math.sqrt(sum(self._times(block) ** 2 * self._square_sum(block) for block in moving))
             if not math.isfinite(norm):
                 return norm
             scale = min(1.0, self._clip_norm / (norm + _CLIP_EPS))
         self._num_steps += 1
-        for block in self._blocks:
+        self._num_deep_steps += deep
+        for block in moving:
             if norm is None and self._pull is not None:
                 self._add_pull(block.place, self._pull)
-            self._move(block, scale)
+            self._move(block, scale * self._times(block))
         return norm
+
+    def _times(self, block: _Block) -> float:
+        """How many times its gradient counts."""
+        return self._lower_times if block.lower else 1.0
+
+    def _num_steps_of(self, block: _Block) -> int:
+        return self._num_deep_steps if block.lower else self._num_steps
 
     def state(self) -> OptimiserState:
         """What the optimiser remembers now, and of frozen entries from before. Asked once, at the end."""
@@ -143,9 +158,9 @@ class Descent:
         """By each entry of a block in this descent."""
         taken = np.zeros(block.place.stop - block.place.start, np.float32)
         if block.positions is not None:
-            taken[block.positions.astype(np.intp)] = self._num_steps
+            taken[block.positions.astype(np.intp)] = self._num_steps_of(block)
         else:
-            taken[slice(None) if block.keep is None else block.keep != 0] = self._num_steps
+            taken[slice(None) if block.keep is None else block.keep != 0] = self._num_steps_of(block)
         return taken
 
     def _copied(self, before: OptimiserState, size: int) -> OptimiserState:
@@ -157,22 +172,24 @@ class Descent:
         return OptimiserState(tuple(np.zeros(size, np.float32) for _ in range(number)))
 
     def _all_blocks(self, size: int, trainable: MaskArray | None) -> Iterator[_Block]:
-        for start in range(0, size, BLOCK):
-            place = slice(start, min(start + BLOCK, size))
-            mask = None if trainable is None else trainable[place]
-            if mask is None or mask.any():
-                yield self._block(place, None if mask is None or mask.all() else mask)
+        middle = min(self._lower_stop, size)
+        for begin, end in ((0, middle), (middle, size)):
+            for start in range(begin, end, BLOCK):
+                place = slice(start, min(start + BLOCK, end))
+                mask = None if trainable is None else trainable[place]
+                if mask is None or mask.any():
+                    yield self._block(place, None if mask is None or mask.all() else mask)
 
     def _block(self, place: slice, trainable: MaskArray | None) -> _Block:
         """Where None are frozen `trainable` is None."""
-        length = place.stop - place.start
+        length, lower = place.stop - place.start, place.stop <= self._lower_stop
         if trainable is None:
-            block = _Block(place, None, None, (), _ALIKE)
+            block = _Block(place, None, None, (), _ALIKE, lower)
         elif (positions := np.flatnonzero(trainable)).size <= FEW * length:
-            block = _Block(place, positions.astype(np.uint16), None, (), _ALIKE)
+            block = _Block(place, positions.astype(np.uint16), None, (), _ALIKE, lower)
             length = positions.size
         else:
-            block = _Block(place, None, _bits(trainable), (), _ALIKE)
+            block = _Block(place, None, _bits(trainable), (), _ALIKE, lower)
         number = self._optimiser.num_vectors
         if self._kept is None:
             return replace(block, vectors=tuple(np.zeros(length, self._weights.dtype) for _ in range(number)))
@@ -218,7 +235,7 @@ class Descent:
             gradient *= scale
         counts = block.counts
         if self._optimiser.counts_steps:
-            counts = StepCounts(counts.levels + self._num_steps, counts.index)
+            counts = StepCounts(counts.levels + self._num_steps_of(block), counts.index)
         return self._optimiser.step(gradient, weights, block.vectors, counts, self._scratch[: gradient.size])
 
 

@@ -166,7 +166,7 @@ class LocalTrainer:
         all_steps = epochs * len(batches)
         num_steps, epochs = num_local_steps(all_steps, share), math.ceil(epochs * max(1.0, share))
         step, loss, last_gradient = 0, 0.0, None
-        trained = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
+        trained, upper = self._trained(plan)
         for epoch in range(epochs if batches else 0):
             order, total, seen = key.child("epoch", epoch).permutation(self.num_samples), 0.0, 0
             for batch in batches[: num_steps - step]:
@@ -181,8 +181,10 @@ class LocalTrainer:
                 x, y = augment(*self.data.batch("train", rows), key.child("augment", step))
                 y = self.task.targets(x, y)
                 whole = plan.keep_last_gradient and step + 1 == num_steps
+                deep = plan.lower is None or plan.lower.train_in(step, key)
+                wanted = trained if deep else upper
                 mean = self.backend.step(
-                    x, y, key.child("step", step), extra_loss=extra_loss, tensors=None if whole else trained
+                    x, y, key.child("step", step), extra_loss=extra_loss, tensors=None if whole else wanted
                 )
                 self._check_finite(math.isfinite(mean), f"loss is {mean:g} in step {step + 1} of {num_steps}")
                 total += mean * rows.size
@@ -190,7 +192,7 @@ class LocalTrainer:
                 step += 1
                 if whole:
                     last_gradient = gradient.copy()
-                norm = descent.step()
+                norm = descent.step(deep=deep)
                 if norm is not None:
                     what = f"the gradient's norm is {norm:g} in step {step} of {num_steps}"
                     self._check_finite(math.isfinite(norm), what)
@@ -208,6 +210,16 @@ class LocalTrainer:
             states.put(state)
         done = num_steps / all_steps if all_steps and plan.epochs is None else None
         return Fit(weights.copy(), loss, num_steps, last_gradient, done)
+
+    def _trained(self, plan: FitPlan) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+        """Names of the tensors that train (None: all do), and of those of them that no lower layer has."""
+        every = None if plan.trainable is None else trained_tensors(plan.trainable, self.spec)
+        if plan.lower is None:
+            return every, every
+        upper = np.arange(self.spec.size) >= plan.lower.stop
+        if plan.trainable is not None:
+            upper &= plan.trainable
+        return every, trained_tensors(upper, self.spec)
 
     def _check_finite(self, finite: bool, what: str) -> None:
         if not finite:

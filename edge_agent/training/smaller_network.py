@@ -203,7 +203,9 @@ class Part:
 
 def part_of(backend: Backend, weights: FlatArray, plan: FitPlan) -> Part | None:
     """The network that trains the same as this plan; None: that has to be masked."""
-    if plan.neurons is None or plan.trainable is None or plan.loss_term or plan.keep_last_gradient:
+    if plan.neurons is None or plan.trainable is None or plan.lower:
+        return None
+    if plan.loss_term or plan.keep_last_gradient:
         return None
     spec, size = backend.spec, backend.spec.num_parameters
     active = plan.neurons.by_group(spec)

@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from fleetune.protocols.finite import check_finite
+from fleetune.protocols.model.compute_cost import below_largest, work_with_lower
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
@@ -27,10 +28,12 @@ from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.submodels import ACTIVE_SHARE, cut
-from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
+from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Neurons, expected_count
+
+LEAST_DEEP = 0.25  # of the steps: what fewer ones learn of the lower layers, they learn too far apart
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     Attributes:
         early_stopping: a device leaves once its L_t rises (needs data.validation_fraction > 0).
         loss_weight: lambda of eq. 6. The paper sets it to its train share, 0.7.
+        shallow_steps: of a device's steps only a share p, a quarter at least, train the layers below the
+            largest one, each as far as all steps would (see `LowerLayers`); so that a lower p is less work.
         local_model: what a device trains: its "full" model, frozen outside the drawn neurons; or, for
             comparison, the drawn "sub-model" alone, as with dropout.
 
@@ -78,6 +83,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     early_stopping: bool = False
     loss_weight: Annotated[float, Meta(ge=0, le=1)] = 0.7
     local_model: Literal["full", "sub-model"] = "full"
+    shallow_steps: bool = False
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
@@ -119,7 +125,8 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         mask, start = active.mask(self.spec), task.patch.apply(state.weights, self.spec)
         if self.local_model == "sub-model":
             start = cut(start, mask, self.spec)
-        fit = trainer.fit(start, FitPlan(trainable=mask), key)
+        lower = self._lower(active.ratio) if isinstance(active, Neurons) else None
+        fit = trainer.fit(start, FitPlan(trainable=mask, lower=lower), key)
         update = Update(Patch.of(fit.weights, active, self.spec), trainer.num_samples)
         return self._after(state, fit.weights, trainer), update
 
@@ -131,16 +138,22 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Freezing saves bytes and what the optimiser holds; every tensor has active entries, so work stays 1
-        (see `protocols.model.compute_cost`). Early stopping wants the training loss (and the validation
-        loss, of fewer samples, which is not counted).
+        (see `protocols.model.compute_cost`) but for `shallow_steps`. Early stopping wants the training loss
+        (and the validation loss, of fewer samples, which is not counted).
         """
         return [self._choice(ratio) for ratio in RATIOS]
 
     def _choice(self, ratio: float) -> Choice:
         count = expected_count(self.spec, ratio)
         size, extra = estimate_bytes(count), EVALUATION_EPOCHS if self.early_stopping else 0.0
-        share = count / self.spec.num_parameters
-        return Choice(ratio, Cost(size, size, extra_epochs=extra, trainable_share=share))
+        share, lower = count / self.spec.num_parameters, self._lower(ratio)
+        work = 1.0 if lower is None else work_with_lower(self.spec, lower.stop, lower.share)
+        return Choice(ratio, Cost(size, size, work=work, extra_epochs=extra, trainable_share=share))
+
+    def _lower(self, ratio: float) -> LowerLayers | None:
+        """What trains in a share of the steps only; None: nothing."""
+        stop = below_largest(self.spec) if self.shallow_steps else 0
+        return LowerLayers(stop, max(ratio, LEAST_DEEP)) if stop and ratio < 1 else None
 
     def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
         """What early stopping goes by never leaves the device."""

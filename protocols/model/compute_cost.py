@@ -8,6 +8,8 @@ gained a tenth at best, with torch and with ONNX Runtime, and were slower on sma
 
 from collections.abc import Collection, Iterator
 
+import numpy as np
+
 from fleetune.protocols.model.spec import FrozenTensor, MaskArray, ModelSpec, TensorSpec
 
 
@@ -38,6 +40,21 @@ def _in_module_order(spec: ModelSpec) -> Iterator[tuple[TensorSpec | FrozenTenso
             yield frozen.pop(0), False
         yield tensor, True
     yield from ((tensor, False) for tensor in frozen)
+
+
+def below_largest(spec: ModelSpec) -> int:
+    """How many entries stand before the model's largest layer: the first ones of the flat vector. 0 where it
+    is the first layer.
+    """
+    return max(spec.layers.values(), key=lambda place: place.stop - place.start, default=slice(0)).start or 0
+
+
+def work_with_lower(spec: ModelSpec, stop: int, share: float) -> float:
+    """The work of a step, relative to a full one, where entries before `stop` train in a share of the steps
+    (see `LowerLayers`). It is a mean over steps.
+    """
+    upper = np.arange(spec.size) >= stop
+    return share + (1 - share) * compute_cost(spec, upper)
 
 
 def compute_cost(spec: ModelSpec, trainable: MaskArray) -> float:

@@ -1,5 +1,6 @@
 """A device's model and data as a method sees them, and how it says that they are to be trained."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -32,6 +33,29 @@ class Pull:
 
 
 @dataclass(frozen=True)
+class LowerLayers:
+    """The first layers, to be trained in a share of the steps only, evenly spread over them.
+
+    There their gradient counts 1 / share times. In the other steps they stay exactly as they are, the
+    optimiser remembers nothing of these steps for them, and the backward pass ends above them.
+
+    Attributes:
+        stop: the entries before it are theirs.
+        share: of the steps, in (0, 1].
+    """
+
+    stop: int
+    share: float
+
+    def train_in(self, step: int, key: Key) -> bool:
+        """Whether they do in this step, of which the first is 0; `key` is that of `Trainer.fit`. Of n steps
+        it is true in floor(share * n) or one more; over keys in share * n in the mean.
+        """
+        begin = key.child("lower layers").value / 2**64
+        return math.floor((step + 1) * self.share + begin) > math.floor(step * self.share + begin)
+
+
+@dataclass(frozen=True)
 class FitPlan:
     """How to train locally, beyond the run's [training] settings.
 
@@ -42,6 +66,7 @@ class FitPlan:
         neurons: a promise: all parameters between other neurons are 0 in the weights to train from, and not
             trainable. A trainer may then train the network of these neurons alone, which is the same but for
             rounding and takes less time; None: nothing is promised.
+        lower: layers that train in a share of the steps only; None: all train in every step.
         pull: an extra term of the loss.
         loss_term: an extra term of the loss by what other models answer; a device whose backend cannot
             compute it raises ModelError.
@@ -51,6 +76,7 @@ class FitPlan:
 
     trainable: MaskArray | None = None
     neurons: ChosenNeurons | None = None
+    lower: LowerLayers | None = None
     pull: Pull | None = None
     loss_term: LossTerm | None = None
     epochs: int | None = None

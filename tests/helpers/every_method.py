@@ -7,6 +7,7 @@ SETTINGS = [
     ("fedavg", {"server_rate": 0.5, "server_momentum": 0.5}),
     ("fedspu", {"early_stopping": True}),
     ("fedspu", {"local_model": "sub-model"}),
+    ("fedspu", {"shallow_steps": True}),
     ("srp-pfed", {"aggregation": "delta", "ranking": "layer"}),
     ("srp-pfed", {"aggregation": "literal", "loss": "sum", "draws": 5, "num_rates": 4}),
     ("srp-pfed", {"credit": "used", "downlink": "share"}),

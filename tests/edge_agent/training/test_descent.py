@@ -13,7 +13,7 @@ from fleetune.edge_agent.training.optimisers import REGISTRY
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
 
 SIZE, STATISTICS = 2 * BLOCK + 1003, 40
 SHARES = [None, 0.0, 0.001, FEW, 0.3, 0.9, 1.0]
@@ -169,6 +169,43 @@ def test_entries_that_train_in_other_rounds_have_a_memory_each(name, shares):
     untouched = ~(first | second)
     assert found[:SIZE][untouched].tobytes() == start[:SIZE][untouched].tobytes()
     assert not any(vector[untouched].any() for vector in state.vectors)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 20.0])
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("name", ALL)
+def test_lower_layers_move_in_deep_steps_alone_and_that_many_times_as_far(name, share, clip_norm):
+    """Torch has an optimiser for them and one for the others; what both remember goes on in a second fit."""
+    draw = Key.of("lower", name, share or 0).generator()
+    (start,), given, mask = gradients(draw, 1), gradients(draw, 6), mask_of(share, draw)
+    settings, stop = replace(ALL[name], clip_norm=clip_norm), SIZE // 3
+    plan = FitPlan(trainable=mask, lower=LowerLayers(stop, 0.4))
+    deep, found, state = [True, False, False, True, True, False], start.copy(), OptimiserState(())
+    for part in (slice(0, 3), slice(3, 6)):
+        gradient = np.empty_like(found)
+        descent = Descent(found, gradient, SIZE, settings, plan, state)
+        for one, all_move in zip(given[part], deep[part], strict=True):
+            gradient[:] = one
+            if not all_move:
+                gradient[:stop] = np.nan  # it is not looked at
+            descent.step(deep=all_move)
+        state = descent.state()
+
+    trained = np.ones(SIZE, bool) if mask is None else mask[:SIZE]
+    groups = [trained & (np.arange(SIZE) < stop), trained & (np.arange(SIZE) >= stop)]
+    weights = [torch.tensor(start[:SIZE][group], requires_grad=True) for group in groups]
+    optimisers = [torch_optimiser(settings, one) for one in weights]
+    for one, all_move in zip(given, deep, strict=True):
+        for index, times in ((0, 2.5), (1, 1.0)):
+            weights[index].grad = torch.tensor(one[:SIZE][groups[index]] * np.float32(times))
+        moving = [0, 1] if all_move else [1]
+        if clip_norm is not None and trained.any():
+            torch.nn.utils.clip_grad_norm_([weights[index] for index in moving], clip_norm)
+        for index in moving:
+            optimisers[index].step()
+    for group, one in zip(groups, weights, strict=True):
+        np.testing.assert_allclose(found[:SIZE][group], one.detach().numpy(), rtol=2e-6, atol=2e-6)
+    assert found[:SIZE][~trained].tobytes() == start[:SIZE][~trained].tobytes()
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])

@@ -11,7 +11,7 @@ from fleetune.protocols.errors import ModelError, TrainingStopped
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.tasks import CLASSIFICATION
 
 KEY = Key.of("test", "fit")
@@ -242,6 +242,33 @@ def test_only_tensors_with_a_trainable_entry_are_asked_for():
     assert alone.weights.tobytes() == kept.weights.tobytes()
     one.fit(weights, FitPlan(), KEY)
     assert one.backend.wanted[5:] == [None] * 5
+
+
+def test_lower_layers_are_asked_for_in_a_share_of_the_steps_and_stay_in_the_others():
+    one = trainer(features=4, epochs=2)
+    weights = start(one.spec)
+    plan = FitPlan(lower=LowerLayers(one.spec.slices["fc.bias"].start, 0.3))
+    fit = one.fit(weights, plan, KEY)
+    deep = [plan.lower.train_in(step, KEY) for step in range(10)]
+    assert deep.count(True) == 3
+    assert one.backend.wanted == [None if both else {"fc.bias"} for both in deep]
+    assert (fit.weights != weights)[: one.spec.num_parameters].all()
+    key = next(Key(i) for i in range(20) if not plan.lower.train_in(0, Key(i)))
+    shallow = one.in_round(1, None, local_work=0.1).fit(weights, plan, key)
+    assert shallow.num_steps == 1
+    moved = np.flatnonzero(shallow.weights != weights)
+    assert set(moved[moved < one.spec.num_parameters]) == {*range(plan.lower.stop, one.spec.num_parameters)}
+
+
+@pytest.mark.parametrize("share", [0.25, 0.4, 0.9, 1.0])
+def test_deep_steps_are_a_share_of_all(share):
+    lower, keys = LowerLayers(3, share), [Key(i) for i in range(400)]
+    for steps in (1, 7, 10):
+        found = [sum(lower.train_in(step, key) for step in range(steps)) for key in keys]
+        assert set(found) <= {int(share * steps), int(share * steps) + 1}
+        assert np.mean(found) == pytest.approx(share * steps, abs=0.1)
+    spread = [step for step in range(100) if lower.train_in(step, Key(1))]
+    assert max(np.diff(spread)) <= np.ceil(1 / share)
 
 
 def test_plan_decides_the_epochs():

@@ -10,10 +10,11 @@ from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import TrainingStopped
+from fleetune.protocols.model.compute_cost import below_largest
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
-from fleetune.protocols.skeletons.trainer import FitPlan, Pull
+from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
 from fleetune.protocols.update.selection import Neurons
 
 CLASSES = 7
@@ -91,7 +92,7 @@ def error(found, wanted):
 
 
 def plans(spec, weights):
-    """Plain; a part of the neurons; held near other weights; the last layer only."""
+    """Plain; a part of the neurons; held near other weights; the last layer only; lower ones seldom."""
     pull = Pull(weights + np.float32(0.1), 0.05)
     last = np.zeros(spec.size, np.bool_)
     last[spec.layers[[*spec.layers][-1]]] = True
@@ -100,10 +101,11 @@ def plans(spec, weights):
         "masked": FitPlan(trainable=Neurons(0.5, 3).mask(spec), pull=pull),
         "pulled": FitPlan(pull=pull, keep_last_gradient=True),
         "head": FitPlan(trainable=last, keep_last_gradient=True),
+        "shallow": FitPlan(trainable=Neurons(0.5, 3).mask(spec), lower=LowerLayers(below_largest(spec), 0.4)),
     }
 
 
-@pytest.mark.parametrize("which", ["plain", "masked", "pulled", "head"])
+@pytest.mark.parametrize("which", ["plain", "masked", "pulled", "head", "shallow"])
 @pytest.mark.parametrize("name", CNNS)
 def test_twenty_steps_end_within_a_millionth(name, which):
     torch_backend, onnx_backend = backends(name)

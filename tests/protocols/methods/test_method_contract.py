@@ -10,7 +10,7 @@ from tests.helpers.every_method import SETTINGS
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import create
-from fleetune.protocols.model.compute_cost import compute_cost
+from fleetune.protocols.model.compute_cost import compute_cost, work_with_lower
 from fleetune.protocols.model.spec import Backbone, FrozenTensor
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, DeviceReport
@@ -40,6 +40,8 @@ class Counting:
     def fit(self, weights, plan, key):
         loss_terms = len(plan.loss_term.models) if plan.loss_term else 0
         work = 1.0 if plan.trainable is None else compute_cost(SPEC, plan.trainable)
+        if plan.lower is not None:
+            work = work_with_lower(SPEC, plan.lower.stop, plan.lower.share)
         epochs = RUN_EPOCHS if plan.epochs is None else plan.epochs
         self.epochs += work * epochs + loss_terms * EVALUATION_EPOCHS
         return self._trainer.fit(weights, plan, key)

@@ -16,10 +16,10 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.methods import create
 from fleetune.protocols.model.architectures import build, names, training_flops
-from fleetune.protocols.model.compute_cost import compute_cost, step_products, trained_tensors
+from fleetune.protocols.model.compute_cost import below_largest, compute_cost, step_products, trained_tensors
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.choice import RATIOS, DeviceReport
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.selection import Everything, Layers, Neurons
 
@@ -125,6 +125,18 @@ def test_methods_that_train_a_part_ask_for_less():
     assert epochs_of("ditto", spec, 3) == 6
     assert epochs_of("ditto", spec, 3, personal_epochs=5) == 3 + 5
     assert epochs_of("fedavg", spec, 2) == epochs_of("fedspu", spec, 2) == 2
+
+
+def test_shallow_steps_ask_for_less_the_lower_the_ratio():
+    spec = chain(10, 20, 5)
+    assert below_largest(spec) == spec.layers["1"].start == 10 + 1
+    shallow = (10 + 20 + 5 + 20 + 5 + 5) / (3 * 35 - 10)  # forward; two weights' gradients; one passed on
+    works = [
+        choice.cost.work
+        for choice in create("fedspu", spec, {"shallow_steps": True}).choices(DeviceReport("d"))
+    ]
+    assert works == pytest.approx([max(p, 0.25) + (1 - max(p, 0.25)) * shallow for p in RATIOS])
+    assert epochs_of("fedspu", chain(20, 10), 2, shallow_steps=True) == 2, "nothing is below the largest"
 
 
 def test_perfedmask_asks_for_no_less_than_any_layers_it_may_train():
