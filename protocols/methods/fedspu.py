@@ -125,7 +125,7 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         mask, start = active.mask(self.spec), task.patch.apply(state.weights, self.spec)
         if self.local_model == "sub-model":
             start = cut(start, mask, self.spec)
-        lower = self._lower(active.ratio) if isinstance(active, Neurons) else None
+        lower = self.lower(active.ratio) if isinstance(active, Neurons) else None
         fit = trainer.fit(start, FitPlan(trainable=mask, lower=lower), key)
         update = Update(Patch.of(fit.weights, active, self.spec), trainer.num_samples)
         return self._after(state, fit.weights, trainer), update
@@ -146,11 +146,11 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     def _choice(self, ratio: float) -> Choice:
         count = expected_count(self.spec, ratio)
         size, extra = estimate_bytes(count), EVALUATION_EPOCHS if self.early_stopping else 0.0
-        share, lower = count / self.spec.num_parameters, self._lower(ratio)
+        share, lower = count / self.spec.num_parameters, self.lower(ratio)
         work = 1.0 if lower is None else work_with_lower(self.spec, lower.stop, lower.share)
         return Choice(ratio, Cost(size, size, work=work, extra_epochs=extra, trainable_share=share))
 
-    def _lower(self, ratio: float) -> LowerLayers | None:
+    def lower(self, ratio: float) -> LowerLayers | None:
         """What trains in a share of the steps only; None: nothing."""
         stop = below_largest(self.spec) if self.shallow_steps else 0
         return LowerLayers(stop, max(ratio, LEAST_DEEP)) if stop and ratio < 1 else None

@@ -70,10 +70,10 @@ def measured(model: str, kind: Kind, ratios: list[float], batches: int, fits: in
     bundle = make_bundle(model, MODELS[model], NUM_CLASSES, run_key(0).child("weights"))
     backend = make_backend(kind, bundle.spec, bundle, 1)
     weights = make_backend("torch", bundle.spec, None, 1).weights.copy()
-    trainer = LocalTrainer(backend, _samples(model, batches), TRAINING)
+    trainer = LocalTrainer(backend, made_up_samples(model, batches), TRAINING)
     method = FjORD(bundle.spec)
     work = {one.ratio: one.cost.work_alone or 1.0 for one in method.choices(DeviceReport("d"))}
-    few = replace(trainer, data=_samples(model, COMPARED))
+    few = replace(trainer, data=made_up_samples(model, COMPARED))
     found = {ratio: ([], []) for ratio in ratios}  # type: dict[float, tuple[list[float], list[float]]]
     apart, building = dict[float, float](), dict[float, float]()
     for fit in range(fits + 1):
@@ -83,13 +83,13 @@ def measured(model: str, kind: Kind, ratios: list[float], batches: int, fits: in
             masks = FitPlan(trainable=mask)
             alone = replace(masks, neurons=part)
             if fit == 0:
-                masked, _ = _fitted(few, start, masks, fit)
-                smaller, building[ratio] = _fitted(few, start, alone, fit)
+                masked, _ = fitted(few, start, masks, fit)
+                smaller, building[ratio] = fitted(few, start, alone, fit)
                 apart[ratio] = float(np.abs(masked - smaller).max())
-                building[ratio] -= _fitted(few, start, alone, fit)[1]
+                building[ratio] -= fitted(few, start, alone, fit)[1]
             else:
-                seconds[0].append(_fitted(trainer, start, masks, fit)[1])
-                seconds[1].append(_fitted(trainer, start, alone, fit)[1])
+                seconds[0].append(fitted(trainer, start, masks, fit)[1])
+                seconds[1].append(fitted(trainer, start, alone, fit)[1])
     return [
         Gain(
             model,
@@ -105,13 +105,13 @@ def measured(model: str, kind: Kind, ratios: list[float], batches: int, fits: in
     ]
 
 
-def _fitted(trainer: LocalTrainer, start: FlatArray, plan: FitPlan, fit: int) -> tuple[FlatArray, float]:
+def fitted(trainer: LocalTrainer, start: FlatArray, plan: FitPlan, fit: int) -> tuple[FlatArray, float]:
     began = time.process_time()
     weights = trainer.fit(start, plan, Key(fit)).weights
     return weights, time.process_time() - began
 
 
-def _samples(model: str, batches: int) -> DeviceData:
+def made_up_samples(model: str, batches: int) -> DeviceData:
     draw, size = Key.of("bench").generator(), batches * BATCH_SIZE
     x = draw.standard_normal((size, *MODELS[model])).astype(np.float32)
     y = draw.integers(0, NUM_CLASSES, size)
