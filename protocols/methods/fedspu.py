@@ -72,8 +72,8 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         loss_weight: lambda of eq. 6. The paper sets it to its train share, 0.7.
         shallow_steps: the layers below the largest one train in a share p of a device's steps, a quarter at
             least, by a gradient that many times as large; the other steps leave them alone and take less
-            time, the less the lower p is (docs/ratios.md). Not for adamw and rmsprop, which take a
-            step of the same length by it.
+            time, the less the lower p is. Not every task gains by it (docs/ratios.md), and not with adamw
+            and rmsprop, which take a step of the same length by it.
         local_model: what a device trains: its "full" model, frozen outside the drawn neurons; or, for
             comparison, the drawn "sub-model" alone, as with dropout.
 

@@ -48,6 +48,18 @@ def test_smaller_networks_over_mqtt_are_their_simulation(tmp_path, tmp_path_fact
     assert_equal(found, expected(toml, tmp_path_factory.mktemp("simulated")))
 
 
+def test_shallow_steps_over_mqtt_are_their_simulation(tmp_path, tmp_path_factory):
+    every = run_toml(name="shallow", model="lenet5")
+    toml = every.replace('name = "fedspu"', 'name = "fedspu"\nshallow_steps = true')
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start()
+        fleet.wait_finished()
+        found = fleet.outcome()
+    assert_equal(found, expected(toml, tmp_path_factory.mktemp("simulated")))
+    others = expected(every, tmp_path_factory.mktemp("every-step"))
+    assert not np.array_equal(found.shared, others.shared)
+
+
 def all_of_it_is_known_as_ours(fleet):
     """Whatever a fleet leaves behind is on the lists of what may be removed."""
     state, run = fleet.folder / "state", fleet.folder / "runs" / fleet.name
