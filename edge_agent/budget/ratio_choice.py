@@ -171,13 +171,13 @@ def _affordable(
     empty = forecast(choice.sending(0.0), 1.0) if tells_values else None
 
     def between(less: float | None, more: float | None) -> float | None:
-        return None if less is None or more is None else max(0.0, more - less)
+        return None if less is None or more is None else in_short(max(0.0, more - less))
 
     return Affordable(
         ratio=choice.ratio,
-        round_s=once.round_s,
+        round_s=None if once.round_s is None else in_short(once.round_s),
         bytes_up=once.bytes_up,
-        joules=once.joules,
+        joules=None if once.joules is None else in_short(once.joules),
         local_s=None if twice is None else between(once.round_s, twice.round_s),
         local_joules=None if twice is None else between(once.joules, twice.joules),
         local_work=share,
@@ -186,6 +186,11 @@ def _affordable(
         values_s=None if empty is None else between(empty.round_s, once.round_s),
         values_joules=None if empty is None else between(empty.joules, once.joules),
     )
+
+
+def in_short(figure: float) -> float:
+    """In four digits, which halves what a report takes on the wire; no forecast knows more of them."""
+    return float(f"{figure:.4g}")
 
 
 def _weigh(choice: Choice, predicted: RoundCost, limits: Limits, within: Within) -> Verdict:

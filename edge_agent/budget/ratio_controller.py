@@ -22,6 +22,7 @@ from fleetune.edge_agent.budget.ratio_choice import (
     affordable,
     decide,
     explain_table,
+    in_short,
     no_margin,
 )
 from fleetune.edge_agent.budget.time_margin import (
@@ -82,7 +83,7 @@ class RatioController(Struct, frozen=True):
         fits = decision.choice is not None
         if self.proposed:
             affords = self._affords(conditions)
-            values = self.values if len(self.values) > 1 else UNSET
+            values = tuple(map(in_short, self.values)) if len(self.values) > 1 else UNSET
             report = replace(report, affords=affords, values=values)
             if affords and not fits:  # with less local training it does
                 report, fits = self._in_part(report, affords[0]), True
