@@ -14,6 +14,7 @@ from fleetune.coordinator.reports.summary import RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.pace import Choices, choices_of, frugal, keeping_pace
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.protocols.settings.encoding import Choice
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
 from fleetune.protocols.update.encodings import chosen
@@ -108,7 +109,7 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
             told = " to ".join(dict.fromkeys(map(readable.share, (min(parts), max(parts)))))
             yield f"{len(parts)} of {len(latest[-1].devices)} did {told} of the local training in the latest"
     if len(settings.uplinks) > 1:
-        names = [one if isinstance(one, str) else str(one["name"]) for one in settings.uplinks]
+        names = [_words(one) for one in settings.uplinks]
         dealt = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
         asked = ", ".join(f"{dealt[number]} by {names[number]}" for number in sorted(dealt))
         yield f"updates they are asked for: {asked}"
@@ -138,6 +139,13 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
         yield f"{limited} of {len(choices)} devices could do more than that allows"
     if silent:
         yield f"these do not say what they could do and choose themselves: {', '.join(silent)}"
+
+
+def _words(encoding: Choice) -> str:
+    if isinstance(encoding, str):
+        return encoding
+    own = ", ".join(f"{key} {value}" for key, value in encoding.items() if key != "name")
+    return f"{encoding['name']} ({own})" if own else str(encoding["name"])
 
 
 def _most_work(choices: Choices) -> float:
