@@ -82,14 +82,6 @@ class EncodingCost:
     fidelity: float = 1.0
 
 
-def fidelity_of(waits: float) -> float:
-    """Of an encoding whose updates leave this share of the change for later, the same of it each time.
-
-    `lowrank` took 1.10, 1.16 and 1.33 times the rounds at 0.09, 0.14 and 0.24.
-    """
-    return 1 / (1 + 1.3 * waits)
-
-
 class Encoding(Protocol):
     """One way to write float32 values; all arrays have the shape (n,) of the patch's selected entries.
 
