@@ -81,11 +81,11 @@ GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the 
 class RoundEngine:
     """Runs `run.rounds` rounds and the final evaluation, under the rules of `round_`, when `schedule` says.
 
+    Args:
+        fidelities: of the run's encodings of updates (`Enrolment.uplinks`), see `EncodingCost`.
+
     Attributes:
         judge: told the turn and the devices whose updates a round would close with.
-
-    Args:
-        fidelities: of the run's encodings of updates, see `EncodingCost`.
     """
 
     judge: Judge = staticmethod(lambda _, __: Verdict(True))

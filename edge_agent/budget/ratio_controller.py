@@ -85,12 +85,12 @@ class RatioController(Struct, frozen=True):
             affords = self._affords(conditions)
             values = tuple(map(in_short, self.values)) if len(self.values) > 1 else UNSET
             report = replace(report, affords=affords, values=values)
-            if affords and not fits:  # with less local training it does
+            if affords and not fits:  # with less local training, or a thin update, it does
                 report, fits = self._in_part(report, affords[0]), True
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)
 
     def _in_part(self, report: DeviceReport, least: Affordable) -> DeviceReport:
-        """The report of a device that can do a part of the local training alone."""
+        """The report of a device that can do a part of the local training, or send a thin update, alone."""
         budget = Budget(least.ratio, least.local_work, least.uplink)
         parts = [f"{least.local_work:.0%} of local training"] if least.local_work != 1 else []
         parts += ["fewer bytes for its values"] if least.uplink else []

@@ -206,6 +206,14 @@ def test_who_fits_with_fewer_bytes_alone_is_asked_for_no_more_and_who_does_not_k
     assert {one.budget.uplink for one in proposed(script, TIME, "b")} == {0}
 
 
+def test_a_device_that_claims_encodings_which_the_run_does_not_have_is_asked_for_none_of_them():
+    script, forged = playing(start_with=2), tuple(0.5**n for n in range(9))
+    script.ready("a", affords=sending(1.0, uplink=8), ratio=1.0, values=(1.0, 0.2, 0.01))
+    script.ready("b", affords=sending(1.0), ratio=1.0, values=forged)
+    assert {one.budget.uplink for one in proposed(script, TIME, "a")} == {0}
+    assert {one.budget.uplink for one in proposed(script, TIME, "b")} == {0, 1, 2}
+
+
 def test_a_task_says_what_its_round_takes_with_the_encoding_that_is_asked_for():
     script = playing(start_with=1)
     script.ready("a", affords=sending(50.0), ratio=1.0, values=(1.0, 0.2, 0.01))
