@@ -122,6 +122,8 @@ def default_words(field: inspect.Field) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(one) for one in value)}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
     if isinstance(value, bool | str):
         return json.dumps(value)
     if isinstance(value, int) and abs(value) >= 10_000:
