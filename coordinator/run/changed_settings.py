@@ -69,6 +69,8 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
         SettingError: no such method.
     """
     encoding = before.encoding if now.encoding == EncodingSection() else now.encoding
+    if encoding.brief is None:
+        encoding = replace(encoding, brief=before.encoding.brief)
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
     if before.method["name"] != now.method["name"]:
         return now

@@ -359,6 +359,4 @@ class Dialogue:
         topic = topics.topic(self.fleet, peer.device, packet.channel)
         if packet.is_chunk:
             self.gate.grant(peer.device)  # it acknowledges each
-            self.publish(topic, packet.data)
-        else:
-            self.burst.say(partial(self.publish, topic, packet.data))
+        self.burst.say(lambda: self.publish(topic, packet.data))  # chunks too: some go behind their offer

@@ -24,9 +24,6 @@ EVALUATIONS = 2  # of the test split a round: before local training and after it
 WRITTEN_COPIES = 2  # of what the optimiser keeps: its bytes for the disk, and these packed
 # Passes over the held-out samples: the candidate's, alone's, the one in use; losses and scores.
 JUDGED_MODELS = 6
-# Of a transfer's dialogue (`protocols.wire.transfer`). A task comes once its offer was answered; a reply is
-# offered, sent, and done when its last byte was acknowledged.
-ROUND_TRIPS: dict[Direction, int] = {"down": 1, "up": 2}
 COMPARED_VERSIONS = 2  # the one on trial and the one that is out, with adoption.canary
 
 
@@ -258,7 +255,8 @@ def _bytes(direction: Direction, asked: Demand, cost_history: CostHistory, least
 def _seconds(
     direction: Direction, num_bytes: int, capability: Capability, cost_history: CostHistory
 ) -> float | None:
-    latency_s = ROUND_TRIPS[direction] * (capability.latency_s or 0.0)
+    # A task comes right behind its offer and is timed from it; a reply until its last byte is acknowledged.
+    latency_s = (capability.latency_s or 0.0) if direction == "up" else 0.0
     link = cost_history.link(direction, latency_s)
     bps = capability.downlink_bps if direction == "down" else capability.uplink_bps
     if link is None and bps:

@@ -67,10 +67,10 @@ class EncodingSection(ValueEncodings, frozen=True):
 
     Attributes:
         brief: small messages in their brief form instead of JSON, and updates in a shorter frame, for thin
-            uplinks. Agents of before go on as ever.
+            uplinks. Agents of before go on as ever. Left out: with `objective.minimise = "bytes"` alone.
     """
 
-    brief: bool = False
+    brief: bool | None = None
 
     @property
     def values(self) -> ValueEncodings:

@@ -51,6 +51,12 @@ class RunSettings(Settings, frozen=True):
         return self.objective.proposes and not self.fleet.ratios
 
     @property
+    def brief(self) -> bool:
+        """Whether what is said around the values is to take few bytes, see `EncodingSection`."""
+        asked = self.encoding.brief
+        return self.proposes_ratios and self.objective.minimise == "bytes" if asked is None else asked
+
+    @property
     def uplinks(self) -> tuple[Choice, ...]:
         """How a task may ask for the values of its update: `encoding.up`, and those that are proposed beside
         it, the one of fewest bytes last.

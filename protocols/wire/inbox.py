@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.wire.incoming_parts import Part
@@ -11,6 +12,7 @@ from fleetune.protocols.wire.transfer import TRANSFER_BYTES, Chunk, Receipt, Rec
 
 MAX_OPEN = 4  # incoming transfers of one peer; an honest peer needs one
 MAX_REMEMBERED = 64
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Inbox:
         self._lacks = lacks
         self._open: OrderedDict[str, Receiver] = OrderedDict()  # the one heard of last stands last
         self._settled: OrderedDict[str, str | None] = OrderedDict()  # with the reason if it was refused
+        self._unopened: OrderedDict[str, None] = OrderedDict()  # offered, and nothing of it asked for
 
     @property
     def progress(self) -> float | None:
@@ -122,6 +125,8 @@ class Inbox:
         if chunk.transfer in self._settled:
             return None  # a late copy
         receiver = self._open.get(chunk.transfer)
+        if receiver is None and chunk.transfer in self._unopened:
+            return None  # it came behind its offer
         if receiver is None:
             raise PacketForeign(f"chunk of transfer {chunk.transfer}, which is not open")
         self._open.move_to_end(chunk.transfer)
@@ -143,9 +148,11 @@ class Inbox:
         once when it is offered again.
         """
         self.give_up(transfer)
-        self._settled[transfer] = refused
-        if len(self._settled) > MAX_REMEMBERED:
-            self._settled.popitem(last=False)
+        _remember(self._settled, transfer, refused)
+
+    def note_unopened(self, transfer: str) -> None:
+        """It was offered, and nothing of it asked for: what comes behind its offer is no surprise."""
+        _remember(self._unopened, transfer, None)
 
     def is_settled(self, transfer: str) -> bool:
         return transfer in self._settled
@@ -187,3 +194,10 @@ class Inbox:
         if not receiver.complete:
             return receipt
         return Arrived(receiver.offer, receiver.part, receiver.received_bytes, receiver.goodput_bps)
+
+
+def _remember(transfers: OrderedDict[str, T], transfer: str, what: T) -> None:
+    """The latest `MAX_REMEMBERED`."""
+    transfers[transfer] = what
+    if len(transfers) > MAX_REMEMBERED:
+        transfers.popitem(last=False)

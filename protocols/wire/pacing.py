@@ -21,6 +21,8 @@ class Window:
         limit_bytes: payload that may be unacknowledged; never under two of the smallest chunks.
         base_s: the shortest round trip seen since the last `reset`, infinite before the first.
         answer_s: how long the peer took to answer the latest offer, counted from when it was first made.
+        goes_along: the first window is sent with its offer. Not where it was lost: a broker may keep no order
+            between two topics, and whoever gets a chunk before its offer drops it.
     """
 
     def __init__(self, max_chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
@@ -38,6 +40,7 @@ class Window:
         self.limit_bytes = 2 * self._min_chunk
         self.base_s = float("inf")
         self.answer_s = 0.0
+        self.goes_along = True
 
     def collapse(self) -> None:
         """Nothing was acknowledged for long: start small again, on the same link."""

@@ -177,6 +177,8 @@ class PeerLink:
         if offer.transfer_key.kind == "enrolment":
             self.brief = False
         outcome = self.inbox.handle_offer(offer)
+        if not isinstance(outcome, Resume | Arrived):
+            self.inbox.note_unopened(offer.transfer)
         if outcome is None:
             return [Answered(offer, None)]
         if isinstance(outcome, Arrived):

@@ -8,6 +8,7 @@ from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Receipt, 
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
+WITH_OFFER = {"task", "update"}  # kinds that the receiver has hardly ever, and hardly ever refuses
 
 
 class Sender:
@@ -49,6 +50,7 @@ class Sender:
         self._rtt_s = 0.0
         self._next = 0  # offset of the next chunk
         self._resumed: int | None = None  # offset of the last Resume
+        self._went_along = False  # with the offer went the first window, and its Resume is still to come
         self._first_sent = 0  # below this a chunk may have been sent twice
         self._mark = 0  # the window is adjusted by the acknowledgement of this offset
         self._in_flight: deque[tuple[int, int, float]] = deque()  # start, end, when sent
@@ -68,8 +70,13 @@ class Sender:
         return 8 * self._busy_bytes / self._busy_s if self._busy_s > 0 else None
 
     def start(self, now: float) -> list[Outgoing]:
+        """The first offer, and with it the first window of a task or an update, which saves a round trip."""
         self.started_at = now
-        return self._make_offer(now)
+        offer = self._make_offer(now)
+        if self.offer.transfer_key.kind not in WITH_OFFER or not self._window.goes_along:
+            return offer
+        self._went_along, self._resumed, self._busy_since = True, 0, now
+        return [*offer, *self._fill(now)]
 
     def tick(self, now: float) -> list[Outgoing]:
         """Offer again when nothing was heard for too long: 2 s at first, or twice as long as the peer took to
@@ -87,6 +94,7 @@ class Sender:
             return []
         self._wait_s = FIRST_WAIT_S
         self._offered_at = None
+        self._went_along = False
         self._window.reset()
         return self._make_offer(now)
 
@@ -115,6 +123,12 @@ class Sender:
         elif self._offers == 1:
             self._window.observe(now - self._offered_at)
         self._offered_at = None
+        if self._went_along and offset == self.acked_bytes == 0:
+            self._went_along = False  # said before the receiver saw what comes behind the offer
+            self._heard(now)
+            return self._fill(now)
+        if asked and offset == self._resumed == 0:
+            self._window.goes_along = False
         self._first_sent = max(self._first_sent, self._next)
         self._resumed = self._next = self._mark = self.acked_bytes = offset
         self._in_flight.clear()

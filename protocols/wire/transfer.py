@@ -5,6 +5,7 @@ All timers are the sender's (sender.py). The dialogue:
 
     sender                          receiver
     Offer                ->                     who I am, how long, which digest; again when unanswered
+    chunk, chunk         ->                     a task's or an update's first window, behind its first offer
                          <-         Resume      from this offset on (what I have is on disk)
     chunk, chunk, ...    ->
                          <-         Ack         of each chunk; of the last one when all is verified

@@ -1,14 +1,12 @@
 """A payload over a simulated link: its bytes, and what the two sides say to each other about them.
 
-The dialogue is `protocols.wire.transfer`'s: an offer goes to the receiver and its answer comes back before
-the first byte leaves, and the last byte is acknowledged. A word takes the link's delay and no bytes.
+The dialogue is `protocols.wire.transfer`'s: the payload goes right behind its offer, and its last byte is
+acknowledged. A word takes the link's delay and no bytes.
 """
 
 from dataclasses import dataclass
 
 from fleetune.tools.links.link import Link
-
-WORDS_BEFORE = 2  # the offer and its answer
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,11 @@ class Transfer:
 
 def downloaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
     """A payload for the device, which counts from the offer's coming."""
-    arrives_at = link.finish_s(now_s + WORDS_BEFORE * link.delay_s, num_bytes, "down")
+    arrives_at = link.finish_s(now_s, num_bytes, "down")
     return Transfer(arrives_at, arrives_at - now_s - link.delay_s)
 
 
 def uploaded(link: Link, now_s: float, num_bytes: int) -> Transfer:
     """A payload of the device's, which counts until the last acknowledgement has come."""
-    arrives_at = link.finish_s(now_s + WORDS_BEFORE * link.delay_s, num_bytes, "up")
+    arrives_at = link.finish_s(now_s, num_bytes, "up")
     return Transfer(arrives_at, arrives_at - now_s + link.delay_s)

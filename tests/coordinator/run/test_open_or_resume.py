@@ -17,6 +17,7 @@ from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
 from fleetune.protocols.settings.objective import ObjectiveSection, WithinSection
+from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -256,6 +257,23 @@ def test_a_run_that_began_without_encodings_goes_on_without_them():
     assert plain.encoding == PLAIN
     assert going_on(plain, silent).encoding == PLAIN
     assert going_on(silent, plain).encoding == PLAIN  # another wish, to be refused
+
+
+def test_a_run_for_few_bytes_says_little_around_them_unless_it_began_before_that_was_so():
+    for minimise, brief in {"bytes": True, "time": False, "none": False}.items():
+        assert with_objective(minimise).brief is brief
+        assert with_objective(minimise, brief=not brief).brief is not brief
+    assert not with_objective("bytes", fleet=FleetSection(ratios=(0.2,))).brief
+    earlier, now = with_objective("bytes", brief=False), with_objective("bytes")
+    assert earlier.encoding.up != EncodingSection().up
+    assert going_on(earlier, now) == earlier
+    wish = with_objective("bytes", brief=True)
+    assert going_on(earlier, wish) == wish  # to be refused
+
+
+def with_objective(minimise, brief=None, **sections):
+    objective, encoding = ObjectiveSection(minimise=minimise), EncodingSection(up="int8", brief=brief)
+    return replace(desk_settings(), objective=objective, encoding=encoding, **sections)
 
 
 def test_a_run_that_took_all_it_may_goes_on_when_it_may_take_more(tmp_path):

@@ -6,9 +6,8 @@ import pytest
 
 from fleetune.coordinator.serving.outgoing_spool import SMALL_BYTES, spooled
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.wire.messages import Resume, TransferKey
+from fleetune.protocols.wire.messages import Offer, TransferKey
 from fleetune.protocols.wire.outbox import Outbox
-from fleetune.protocols.wire.transfer import Chunk
 
 
 def test_a_large_payload_is_mapped_from_a_file_without_a_name(tmp_path):
@@ -27,8 +26,8 @@ def test_a_small_one_stays_as_it_is(tmp_path):
 def test_an_outbox_sends_it_like_any_other(tmp_path):
     payload = bytes(range(256)) * 1024
     outbox = Outbox("d")
-    (offer,) = outbox.post(TransferKey("task", "r", 1, 1), spooled(payload, tmp_path), 0.0)
-    chunks = [item for item in outbox.handle(Resume(offer.transfer, 0), 0.0) if isinstance(item, Chunk)]
+    offer, *chunks = outbox.post(TransferKey("task", "r", 1, 1), spooled(payload, tmp_path), 0.0)
+    assert isinstance(offer, Offer)
     assert b"".join(bytes(chunk.data) for chunk in chunks) == payload[: sum(len(c.data) for c in chunks)]
     assert chunks
 

@@ -159,10 +159,10 @@ def test_a_quiet_link_sends_no_packet_twice_and_then_sleeps():
 )
 def test_each_side_speaks_on_its_own_channels(role, control, bulk, incoming):
     speaking, payload = link(role), b"payload"
-    (offered,) = speaking.post(UPDATE, payload, 0.0)
+    offered, chunk = speaking.post(UPDATE, payload, 0.0)
     assert (offered.channel, offered.is_chunk) == (control, False)
     offer = offered.content
-    (chunk,) = speaking.hear("control", wire.encode(Resume(offer.transfer, 0)), 0.1)
+    assert speaking.hear("control", wire.encode(Resume(offer.transfer, 0)), 0.1) == []
     assert (chunk.channel, chunk.is_chunk) == (bulk, True)
     assert chunk.data == Chunk(offer.transfer, 0, payload).encode()
     (sent,) = speaking.handle(Ack(offer.transfer, len(payload)), 0.2)
@@ -205,6 +205,15 @@ def test_an_offer_that_nobody_is_ready_for_is_not_answered(monkeypatch):
     taking, offer = link(DEVICE), offer_of(b"payload", TASK)
     monkeypatch.setattr(taking.inbox, "handle_offer", lambda _: None)
     assert taking.handle(offer, 0.0) == [Answered(offer, None)]
+    assert taking.take_chunk(Chunk(offer.transfer, 0, b"payload").encode(), 0.0) == []  # came behind it
+
+
+def test_what_comes_behind_a_refused_offer_is_no_surprise():
+    taking, offer = link(COORDINATOR, objects=lambda _: "late"), offer_of(b"payload", UPDATE)
+    assert taking.handle(offer, 0.0)[0] == Packet("down", Refuse(offer.transfer, "late"))
+    assert taking.take_chunk(Chunk(offer.transfer, 0, b"payload").encode(), 0.0) == []
+    with pytest.raises(PacketForeign):
+        taking.take_chunk(Chunk("0" * 32, 0, b"payload").encode(), 0.0)
 
 
 def test_what_is_of_no_payload_comes_back_as_it_is():
@@ -220,7 +229,7 @@ def test_what_is_dropped_or_not_wanted_any_more_makes_way():
     first, second = TransferKey("task", "run", 1, 1), TransferKey("task", "run", 2, 1)
     both.post(first, b"one", 0.0)
     assert both.post(second, b"two", 0.0) == []
-    (offered,) = both.drop(lambda key: key.round == 1, 1.0)
+    offered, _ = both.drop(lambda key: key.round == 1, 1.0)
     assert offered.content.transfer_key == second
     theirs = offer_of(b"payload", UPDATE)
     both.handle(theirs, 1.0)

@@ -204,7 +204,7 @@ def test_a_killed_receiver_goes_on_from_its_part_file(tmp_path):
 
 def test_a_sender_without_answer_asks_for_ever_ever_more_slowly():
     sender = Sender("pi", TRANSFER_KEY, b"abc")
-    assert sender.start(0.0) == [sender.offer]
+    assert sender.start(0.0) == [sender.offer, Chunk(sender.offer.transfer, 0, b"abc")]
     gaps, last = [], 0.0
     for _ in range(50):
         now = sender.wake_at
@@ -214,6 +214,61 @@ def test_a_sender_without_answer_asks_for_ever_ever_more_slowly():
         last = now
     assert gaps[:5] == [2, 4, 8, 16, 30]
     assert gaps[-1] == 30
+
+
+# Behind the first offer
+
+
+@pytest.mark.parametrize(("kind", "delays"), [("task", 1), ("update", 1), ("enrolment", 3)])
+def test_a_small_payload_goes_behind_its_offer_if_the_receiver_can_hardly_have_it(kind, delays):
+    wire = Wire({TransferKey(kind, "run"): b"x" * 500}, delay_s=0.1, bits_per_s=1e9)
+    while not wire.deliveries:
+        wire.step()
+    assert wire.now == pytest.approx(delays * 0.1, rel=0.01)
+    wire.finish()
+    assert wire.sent[0].sent_bytes == 524
+
+
+def test_a_long_payload_goes_on_while_its_first_window_is_acknowledged():
+    wire = Wire({TRANSFER_KEY: payload_of(MIB)}, delay_s=0.2, bits_per_s=2e6)
+    wire.finish()
+    assert wire.stored[TRANSFER_KEY] == payload_of(MIB)
+    assert wire.sent[0].sent_bytes == pytest.approx(MIB, rel=0.01)  # nothing twice
+
+
+def test_a_first_window_that_is_lost_is_sent_again_and_the_next_one_waits_for_its_answer():
+    wire = Wire({}, delay_s=0.1)
+    wire.accident = lambda packet: "lose" if isinstance(packet, Chunk) and wire.now < 0.1 else "deliver"
+    wire.payloads = {TRANSFER_KEY: payload_of(50_000), TransferKey("update", "run", 4): payload_of(100)}
+    wire.start_sender()
+    while len(wire.sent) < 1:
+        wire.step()
+    assert 2.0 < wire.now < 8.0
+    began = wire.now
+    wire.finish()
+    assert list(wire.stored.values()) == [payload_of(50_000), payload_of(100)]
+    assert wire.sent[1].seconds > 0.39
+    assert wire.now == pytest.approx(began + 0.4, rel=0.1)
+    wire.outbox.reconnected(wire.now)  # perhaps to another broker
+    wire.transmit("up", wire.outbox.post(TransferKey("update", "run", 5), b"abc", wire.now))
+    wire.finish()
+    assert wire.sent[2].seconds == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_broker_that_hands_chunks_on_before_their_offer_costs_a_wait_once():
+    sender, receiver = Outbox("pi"), Inbox("pi", lambda _: PartMemory(), max_bytes=MIB)
+    offer, chunk = sender.post(TRANSFER_KEY, b"abc", 0.0)
+    with pytest.raises(PacketForeign):
+        receiver.handle_chunk(chunk.encode(), 0.0)
+    assert sender.handle(receiver.handle_offer(offer), 0.1) == []
+    for _ in range(2):
+        (offer,) = sender.tick(sender.wake_at)
+        answer = receiver.handle_offer(offer)
+        items = sender.handle(answer, sender.wake_at)
+    assert [item.data for item in items] == [b"abc"]
+    (sent,) = sender.handle(receiver.accept(receiver.handle_chunk(items[0].encode(), 9.0)), 9.0)
+    assert sent.refused is None
+    assert len(sender.post(TransferKey("update", "run", 4), b"def", 10.0)) == 1
 
 
 # The window
@@ -266,8 +321,9 @@ def test_a_restart_after_loss_does_not_mistake_old_acknowledgements_for_fast_one
 
 def streaming_sender(payload):
     sender = Sender("pi", TRANSFER_KEY, payload)
-    sender.start(0.0)
-    return sender, sender.handle(Resume(sender.offer.transfer, 0), 0.1)
+    _, *chunks = sender.start(0.0)
+    assert sender.handle(Resume(sender.offer.transfer, 0), 0.1) == []
+    return sender, chunks
 
 
 def test_a_late_copy_of_resume_sends_nothing_twice():
@@ -287,10 +343,10 @@ def test_nonsense_from_the_receiver_is_ignored():
 
 def test_a_refused_payload_ends_with_the_reason_and_the_next_begins():
     outbox = Outbox("pi")
-    [offer] = outbox.post(TRANSFER_KEY, b"one", 0.0)
+    [offer, _] = outbox.post(TRANSFER_KEY, b"one", 0.0)
     assert outbox.post(TRANSFER_KEY, b"one", 0.0) == []
     assert outbox.post(TransferKey("update", "run", 4), b"two", 0.0) == []
-    [sent, following] = outbox.handle(Refuse(offer.transfer, "no"), 1.5)
+    [sent, following, _] = outbox.handle(Refuse(offer.transfer, "no"), 1.5)
     assert (sent.refused, sent.seconds, sent.transfer_key) == ("no", 1.5, TRANSFER_KEY)
     assert following.transfer_key.round == 4
     assert outbox.drop(lambda transfer_key: transfer_key.round == 4, 2.0) == []
