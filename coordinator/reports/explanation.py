@@ -10,14 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.summary import RatioSummary
+from fleetune.coordinator.reports.summary import EncodingSummary, RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.pace import Choices, choices_of, frugal, keeping_pace
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
-from fleetune.protocols.settings.encoding import Choice
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
-from fleetune.protocols.update.encodings import chosen
+from fleetune.protocols.update.encodings import chosen, in_words
 
 LATEST = 8  # rounds that the words are about
 _WHY = {
@@ -38,6 +37,17 @@ def by_ratio(state: EngineState, records: Sequence[RoundRecord]) -> list[RatioSu
             replies.setdefault(reply.ratio, []).append(reply)
     worths = _worths(state)
     return [_of_ratio(ratio, replies[ratio], *worths.get(ratio, (None, None))) for ratio in sorted(replies)]
+
+
+def by_encoding(records: Sequence[RoundRecord]) -> list[EncodingSummary]:
+    """Every encoding that an update was asked for by, those of most bytes first."""
+    sizes: dict[str, list[int]] = {}
+    for record in records:
+        for reply in () if record.final_evaluation else record.devices.values():
+            if reply.encoding:
+                sizes.setdefault(reply.encoding, []).append(reply.bytes_up)
+    rows = [EncodingSummary(name, len(some), median(some)) for name, some in sizes.items()]
+    return sorted(rows, key=lambda row: row.up, reverse=True)
 
 
 def _of_ratio(
@@ -109,11 +119,20 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
             told = " to ".join(dict.fromkeys(map(readable.share, (min(parts), max(parts)))))
             yield f"{len(parts)} of {len(latest[-1].devices)} did {told} of the local training in the latest"
     if len(settings.uplinks) > 1:
-        names = [_words(one) for one in settings.uplinks]
-        dealt = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
-        asked = ", ".join(f"{dealt[number]} by {names[number]}" for number in sorted(dealt))
-        yield f"updates they are asked for: {asked}"
+        yield from _of_encodings(settings, state, records)
     yield from _of_devices(settings, state)
+
+
+def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[RoundRecord]) -> Iterator[str]:
+    """How updates were written, and how the next ones are to be."""
+    rows = by_encoding(records)
+    if rows:
+        used = ", ".join(f"{row.replies} by {row.encoding} ({readable.size(row.up)})" for row in rows)
+        yield f"updates of all rounds, and the median of their bytes: {used}"
+    names = [in_words(one) for one in settings.uplinks]
+    dealt = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
+    asked = ", ".join(f"{dealt[number]} by {names[number]}" for number in sorted(dealt))
+    yield f"updates they are asked for: {asked}"
 
 
 def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
@@ -139,13 +158,6 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
         yield f"{limited} of {len(choices)} devices could do more than that allows"
     if silent:
         yield f"these do not say what they could do and choose themselves: {', '.join(silent)}"
-
-
-def _words(encoding: Choice) -> str:
-    if isinstance(encoding, str):
-        return encoding
-    own = ", ".join(f"{key} {value}" for key, value in encoding.items() if key != "name")
-    return f"{encoding['name']} ({own})" if own else str(encoding["name"])
 
 
 def _most_work(choices: Choices) -> float:

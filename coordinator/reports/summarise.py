@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told, rollout_of
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
-from fleetune.coordinator.reports.explanation import by_ratio
+from fleetune.coordinator.reports.explanation import by_encoding, by_ratio
 from fleetune.coordinator.reports.internals.course import courses
 from fleetune.coordinator.reports.internals.entries import metric_of
 from fleetune.coordinator.reports.metric import Metric
@@ -64,7 +64,8 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
     if controller.finished not in (None, ALL_DONE):
         summary = structs.replace(summary, ended=controller.finished)
     if run.settings.proposes_ratios:
-        summary = structs.replace(summary, by_ratio=by_ratio(state, records))
+        used = by_encoding(records) or UNSET
+        summary = structs.replace(summary, by_ratio=by_ratio(state, records), by_encoding=used)
     return summary
 
 

@@ -289,6 +289,20 @@ class RatioSummary(Struct, frozen=True, kw_only=True):
     deviation: float | None = None
 
 
+class EncodingSummary(Struct, frozen=True):
+    """What was sent by an encoding.
+
+    Attributes:
+        encoding: which, with the settings that run.toml gives it.
+        replies: whose updates were asked for by it.
+        up: median of their payload bytes.
+    """
+
+    encoding: str
+    replies: int
+    up: float
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """The content of summary.json. What does not apply or is not known is None.
 
@@ -317,6 +331,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         days: of a simulation whose devices' data grow (`data.arrivals`).
         ended: why training is over; not there where it is not, or all rounds are done.
         by_ratio: ascending; in runs whose coordinator proposes ratios.
+        by_encoding: those of most bytes first; in runs whose coordinator proposes encodings.
     """
 
     method: str
@@ -346,6 +361,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     days: list[DaySummary] | UnsetType = UNSET
     ended: str | UnsetType = UNSET
     by_ratio: list[RatioSummary] | UnsetType = UNSET
+    by_encoding: list[EncodingSummary] | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:

@@ -24,6 +24,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
         predicted: what it expected the round to take.
         internals: what the method tells of its update.
         local_work: the share of the local training that it did.
+        encoding: that its update was asked for by, where the coordinator proposes encodings.
     """
 
     ratio: float
@@ -35,6 +36,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     predicted: RoundCost = RoundCost()
     internals: Internals = field(default_factory=dict)
     local_work: float = 1.0
+    encoding: str = ""
 
     def told_late(self, told: RoundCost) -> Self:
         """With what the device could tell only when its reply had arrived."""

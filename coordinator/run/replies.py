@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import Member, Turn
+from fleetune.coordinator.rounds.records import DeviceRound
+from fleetune.coordinator.run.method_internals import MethodInternals
+from fleetune.coordinator.run.partial_updates import share_done
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
 from fleetune.protocols.round_cost import RoundCost
@@ -32,6 +35,36 @@ class ArrivingReply:
     actual: RoundCost
     predicted: RoundCost
     staleness: int
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """What is written down of a reply that counts.
+
+    Attributes:
+        internals: what the method tells of its update.
+        encodings: as the run may ask for updates, in words; none where it asks for one alone.
+    """
+
+    internals: MethodInternals
+    encodings: tuple[str, ...]
+
+    def record(self, arriving: ArrivingReply, member: Member, bytes_down: int) -> DeviceRound:
+        """Of a device, whose task took so many payload bytes."""
+        reply = arriving.reply
+        asked = member.dealt.uplink if member.dealt else 0
+        return DeviceRound(
+            ratio=member.at_work.ratio if member.at_work else 1.0,
+            bytes_down=bytes_down,
+            bytes_up=len(arriving.data),
+            measures=reply.measures,
+            actual=arriving.actual,
+            staleness=arriving.staleness,
+            predicted=arriving.predicted,
+            internals=self.internals.of_update(reply.update),
+            local_work=share_done(member, reply.measures),
+            encoding=self.encodings[asked] if self.encodings else "",
+        )
 
 
 def read_reply(

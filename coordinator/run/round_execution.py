@@ -31,8 +31,8 @@ from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.aggregation import Aggregating
 from fleetune.coordinator.run.method_internals import MethodInternals
-from fleetune.coordinator.run.partial_updates import Normalising, share_done
-from fleetune.coordinator.run.replies import ArrivingReply
+from fleetune.coordinator.run.partial_updates import Normalising
+from fleetune.coordinator.run.replies import ArrivingReply, Recorder
 from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims, check_scores
 from fleetune.coordinator.run.run_events import (
     Happening,
@@ -56,7 +56,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.encodings import RAW
+from fleetune.protocols.update.encodings import RAW, in_words
 from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment, Reply, run_key
@@ -112,6 +112,8 @@ class RoundExecution:
         self._closes = False
         self._learns = enrolment.learns
         self._internals = MethodInternals(method)
+        uplinks = settings.uplinks if len(settings.uplinks) > 1 else ()
+        self._recorder = Recorder(self._internals, tuple(map(in_words, uplinks)))
         key = run_key(settings.run.seed).child("canary")
         self._releases = ReleaseStore(store, settings.adoption, key) if settings.adoption.canary else None
         if self._releases is not None:
@@ -303,17 +305,7 @@ class RoundExecution:
         self._count_task_of(reply)
         self.accounts.replied(device, len(data), None if reply.update is None else paper_bytes(reply.update))
         member = self._state.member(device)
-        self._arrived[device] = DeviceRound(
-            ratio=member.at_work.ratio if member.at_work else 1.0,
-            bytes_down=self.accounts.sent_bytes.pop(device),
-            bytes_up=len(data),
-            measures=reply.measures,
-            actual=arriving.actual,
-            staleness=arriving.staleness,
-            predicted=arriving.predicted,
-            internals=self._internals.of_update(reply.update),
-            local_work=share_done(member, reply.measures),
-        )
+        self._arrived[device] = self._recorder.record(arriving, member, self.accounts.sent_bytes.pop(device))
         self._told.add(device)
         self._tasks.answered(device)
 

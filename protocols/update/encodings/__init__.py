@@ -59,6 +59,14 @@ def chosen(choice: str | Mapping[str, Any]) -> Encoding:
     return encoding
 
 
+def in_words(choice: str | Mapping[str, Any]) -> str:
+    """What run.toml asks for, to be read."""
+    if isinstance(choice, str):
+        return choice
+    own = ", ".join(f"{key} {value}" for key, value in choice.items() if key != "name")
+    return f"{choice['name']} ({own})" if own else str(choice["name"])
+
+
 def _kind(name: str) -> Any:
     if name not in REGISTRY:
         near = difflib.get_close_matches(name, REGISTRY, n=1)

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from itertools import pairwise
+from statistics import median
 
 import pytest
 import rich.console
@@ -72,7 +73,7 @@ def test_dealt_ratios_stay_as_they_are(tmp_path):
 
 def test_it_is_explained(tmp_path):
     without, _ = play(tmp_path, "none", fleet=FLEET)
-    assert without.by_ratio is UNSET
+    assert without.by_ratio is without.by_encoding is UNSET
     assert worth_by_ratio(without, LIGHT) is None
     wanted = {"minimise": "time"}
     summary, _ = play(tmp_path, fleet=FLEET, round=LONG, objective=wanted)
@@ -102,7 +103,7 @@ THIN = {"uplink_mbps": 0.02, "downlink_mbps": 50.0, "boards": {"n100-gateway": 4
 def test_fewer_bytes_by_thinner_updates(tmp_path):
     for name, allowed in ("own", []), ("thinner", ["lowrank", "int4"]):
         wanted = {"minimise": "bytes", "encodings": allowed}
-        play(tmp_path, name, fleet=THIN, round=LONG, objective=wanted)
+        summary, _ = play(tmp_path, name, fleet=THIN, round=LONG, objective=wanted)
     seen = {}
     for name in "own", "thinner":
         with look_at(tmp_path / name) as run:
@@ -112,6 +113,12 @@ def test_fewer_bytes_by_thinner_updates(tmp_path):
     assert seen["thinner"][0] < 0.5 * seen["own"][0]
     assert "updates they are asked for: 4 by lowrank" in seen["thinner"][1]
     assert "updates they are asked for" not in seen["own"][1]
+    replies = [reply for record in records[:-1] for reply in record.devices.values()]
+    sizes = {row.encoding: (row.replies, row.up) for row in summary.by_encoding}
+    assert sum(count for count, _ in sizes.values()) == len(replies)
+    thin = [reply.bytes_up for reply in replies if reply.encoding == "lowrank"]
+    assert sizes["lowrank"] == (len(thin), median(thin))
+    assert re.search(rf"updates of all rounds, and .*{len(thin)} by lowrank", seen["thinner"][1], re.DOTALL)
 
 
 def test_rounds_over_thin_links_are_shorter_with_thinner_updates_and_last_as_long_as_was_expected(tmp_path):
