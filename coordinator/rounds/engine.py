@@ -356,7 +356,7 @@ class RoundEngine:
 
     def _ask(self, devices: tuple[DeviceId, ...], *, resumed: bool) -> list[Action]:
         admits = self._admit_all()
-        timed = {"asked_at": self.state.seen_at} if self._round.prefer == "oort" else {}
+        timed = {"asked_at": self.state.seen_at} if self._round.by_worth else {}
         for device in devices:
             self.state.put(device, asked=self.state.turn, answer=None, **timed)
         tasks = [SendTask(device, *self.state.turn) for device in devices]

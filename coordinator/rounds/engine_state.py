@@ -54,8 +54,9 @@ class Member:
         returning: it was there when the coordinator stopped, and has not been heard of since it is back.
         missed: deadlines that it let pass in a row, see `coordinator.rounds.unresponsive`.
         trained: its report is older than its last update, so that what that calls new was trained on.
-        asked_at, took_s, loss: with `prefer = "oort"`: when it was asked last, how long its last reply took,
-            and the loss that this told; None: not known.
+        asked_at, took_s, loss: with `prefer = "oort"` and `"pyramid"`: when it was asked last, how long its
+            last reply took, and the loss that this told; None: not known.
+        change: with `prefer = "pyramid"`: how much its last update changed what it was sent, likewise.
         dealt, score: with an objective: what its latest task was planned at, and the score that its last
             reply told, more being better.
         shown: likewise, both as they were in the last round that closed with it.
@@ -78,6 +79,7 @@ class Member:
     asked_at: float | None = None
     took_s: float | None = None
     loss: float | None = None
+    change: float | None = None
     dealt: Budget | None = None
     score: float | None = None
     shown: Shown | None = None

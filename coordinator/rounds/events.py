@@ -38,6 +38,7 @@ class ReplyArrived:
     `coordinator.rounds.reply_objections`); None: it counts. `leaving`: the device has nothing more to gain
     and leaves the run (early stopping). `loss`: of its training. `score`: of its model after that, more being
     better. None: not known. `num_bytes`: of its payload. `joules`: that its round took, or was to take.
+    `change`: how much its update changed what it was sent; None: not known, or nobody asks for it.
     """
 
     device: DeviceId
@@ -49,6 +50,7 @@ class ReplyArrived:
     score: float | None = None
     num_bytes: int = 0
     joules: float | None = None
+    change: float | None = None
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def _seen_of(state: EngineState, event: ReplyArrived) -> dict[str, float | None]
     if member.asked_at is None or state.seen_at < member.asked_at:
         return seen
     seen["took_s"] = state.seen_at - member.asked_at
-    return seen if event.loss is None else seen | {"loss": event.loss}
+    told = {"loss": event.loss, "change": event.change}
+    return seen | {name: figure for name, figure in told.items() if figure is not None}
 
 
 def _take_decline(state: EngineState, event: Declined) -> None:

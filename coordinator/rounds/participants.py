@@ -90,15 +90,16 @@ def choose(
     """At most `count` of `candidates`, drawn with `key`, ascending.
 
     Only what is missing to `least` is filled up: with `prefer = "able"` with those that are not (see `able`),
-    and then with those that never answer (see `rests`). With `prefer = "oort"` see `usefulness`.
+    and then with those that never answer (see `rests`). With `prefer = "oort"` and `"pyramid"` see
+    `usefulness`.
     """
     number = state.turn.number
     silent = {d for d in candidates if rests(state.members[d], number)}
     choosy = settings.prefer == "able"
     others = {d for d in candidates if choosy and not able(state.members[d].report, settings)} - silent
     first = tuple(d for d in candidates if d not in others and d not in silent)
-    useful = settings.prefer == "oort"
-    drawn = draw_useful(first, state, settings, count, key) if useful else _sample(first, count, key)
+    draws = settings.by_worth
+    drawn = draw_useful(first, state, settings, count, key) if draws else _sample(first, count, key)
     for name, group in ("others", others), ("silent", silent):
         rest = tuple(d for d in candidates if d in group)
         drawn += _sample(rest, least - len(drawn), key.child(name))

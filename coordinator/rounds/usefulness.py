@@ -7,7 +7,12 @@ training samples, and more where it was asked long ago; one that takes a time t 
 - A device tells the mean loss of its last epoch, which stands for the root of the mean square.
 - T is the median of what the candidates take. Oort's grows when the sum of losses falls.
 - t is the coordinator's own clock, from the task to its reply; what a device says of itself counts before its
-  first reply alone. Losses and samples count up to twice the median: to claim more than that gains nothing.
+  first reply alone. Losses, changes and samples count up to twice the median: to claim more gains nothing.
+- With `prefer = "pyramid"` it is not the loss, but how much a device's last update changed what it was sent
+  (root mean square, over its share of the local training), which the coordinator measures itself. PyramidFL
+  (Li et al. 2022, doi:10.1145/3495243.3517017) takes the norm of gradients, and ranks the drawn, too: who is
+  done early trains for longer, who changes least sends less. Here `[objective]` does that, by time and bytes
+  (`most_work`, `encodings`), not by rank.
 - Nobody is starved: when somebody has waited for `max_wait` rounds, all places go to those that waited
   longest. Slow devices then share a round instead of slowing one each.
 """
@@ -21,7 +26,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.method import DeviceId
 
-_MOST = 2.0  # medians that a device's loss and samples count for
+_MOST = 2.0  # medians that a device's loss, change and samples count for
 _SLOWNESS = 2.0  # Oort's alpha
 _UNCERTAINTY = 0.1  # Oort's, under the root of log(round) over the round in which it was asked last
 _LEAST = 1e-3  # of a worth, so that who has learned all there is can still be drawn
@@ -39,7 +44,7 @@ def draw_useful(
     if max(waited.values(), default=0) >= longest_wait(len(candidates), count, settings):
         order = sorted(candidates, key=lambda one: (-waited[one], chances[one]))
     else:
-        worth = worths(members, number)
+        worth = worths(members, number, by_change=settings.prefer == "pyramid")
         order = sorted(candidates, key=lambda one: -math.log(chances[one] or 2.0**-54) / worth[one])
     return tuple(order[:count])
 
@@ -56,16 +61,22 @@ def rounds_waited(member: Member, number: int) -> int:
     return max(0, number - 1 - member.asked.number)
 
 
-def worths(members: Mapping[DeviceId, Member], number: int) -> dict[DeviceId, float]:
-    """What each is worth in round `number`, above 0; who never replied learns as much as the best of all."""
-    losses = {name: member.loss for name, member in members.items() if member.loss is not None}
+def worths(
+    members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
+) -> dict[DeviceId, float]:
+    """What each is worth in round `number`, above 0; who never replied learns as much as the best of all.
+
+    `by_change`: of what its updates change instead of its loss.
+    """
+    told = {name: member.change if by_change else member.loss for name, member in members.items()}
+    lessons = {name: one for name, one in told.items() if one is not None}
     samples = {name: member.report.num_samples if member.report else 0 for name, member in members.items()}
     seconds = {name: one for name, member in members.items() if (one := _seconds(member)) is not None}
-    usual_loss, usual_samples = _usual(losses), _usual(samples)
+    usual_lesson, usual_samples = _usual(lessons), _usual(samples)
     learns = {
-        name: min(losses[name] / usual_loss, _MOST) * min(samples[name] / usual_samples, _MOST)
+        name: min(lessons[name] / usual_lesson, _MOST) * min(samples[name] / usual_samples, _MOST)
         + math.sqrt(_UNCERTAINTY * math.log(max(1, number)) / max(1, members[name].asked.number))
-        for name in losses
+        for name in lessons
     }
     best, usual_s = max(learns.values(), default=1.0), _usual(seconds)
     return {

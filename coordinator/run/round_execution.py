@@ -172,8 +172,9 @@ class RoundExecution:
         self._tasks.note_held(device, digest, self._state.awaited_turn(device), self._state.turn)
 
     def delivered(self, device: DeviceId, turn: Turn) -> Delivered | None:
-        """What a device had of its task; None: it is not known any more, or all travels as it is."""
-        if not self._encodes and self._tasks.downlink is None:
+        """What a device had of its task; None: it is not known any more, or nobody asks for it."""
+        compared = self._settings.round.prefer == "pyramid"
+        if not self._encodes and self._tasks.downlink is None and not compared:
             return None
         return self._tasks.delivered(device, turn, self._state.turn)
 

@@ -57,9 +57,11 @@ class RoundSection(Settings, frozen=True):
         prefer: `any` device that is there is drawn alike; or `able`: those that expect a round longer than
             `deadline_s`, say that their link is metered, or run on a battery below `min_battery` are asked
             only when too few others are there for `participants` (without it for `quorum`); or `oort`: by
-            what a device's data still have to teach, and by how fast it is (docs/ratios.md).
-        max_wait: with `prefer = "oort"`: rounds that a device which is there waits for its turn at most;
-            None: three times as many as it takes to ask everybody once.
+            what a device's data still have to teach, and by how fast it is; or `pyramid`: likewise, by how
+            much its last update changed what it was sent instead of by the loss that it tells
+            (docs/ratios.md).
+        max_wait: with `prefer = "oort"` and `"pyramid"`: rounds that a device which is there waits for its
+            turn at most; None: three times as many as it takes to ask everybody once.
         min_battery: charge, 0..1, see `prefer`.
         quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
         start_with: devices to wait for before round 1; a simulation whose devices are always there waits for
@@ -81,7 +83,7 @@ class RoundSection(Settings, frozen=True):
     deadline_s: Positive = 600.0
     deadline: Literal["fixed", "predicted"] = "fixed"
     deadline_slack: Factor = 1.5
-    prefer: Literal["any", "able", "oort"] = "any"
+    prefer: Literal["any", "able", "oort", "pyramid"] = "any"
     max_wait: Count | None = None
     min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
     quorum: Count = 1
@@ -94,9 +96,14 @@ class RoundSection(Settings, frozen=True):
     max_strain: NonNegative = 100.0
     max_samples: Count = 10_000_000
 
+    @property
+    def by_worth(self) -> bool:
+        """Whether participants are drawn by what asking them is worth."""
+        return self.prefer in ("oort", "pyramid")
+
     def __post_init__(self) -> None:
-        if self.max_wait is not None and self.prefer != "oort":
-            raise ValueError('max_wait goes with prefer = "oort"')
+        if self.max_wait is not None and not self.by_worth:
+            raise ValueError('max_wait goes with prefer = "oort" and "pyramid"')
         at_most = None if self.mode != "synchronous" else self.participants
         if at_most is not None and self.quorum > at_most:
             raise ValueError(f"quorum = {self.quorum} is more than participants = {at_most}")

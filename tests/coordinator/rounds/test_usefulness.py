@@ -16,9 +16,9 @@ from fleetune.protocols.skeletons.choice import DeviceReport
 OORT = RoundSection(participants=3, prefer="oort")
 
 
-def member(name="a", *, samples=100, loss=1.0, took_s=10.0, asked_in=5, says_s=None):
+def member(name="a", *, samples=100, loss=1.0, took_s=10.0, asked_in=5, says_s=None, change=None):
     report = DeviceReport(name, num_samples=samples, round_s=says_s)
-    return Member(report, ready=True, asked=Turn(asked_in, 1), loss=loss, took_s=took_s)
+    return Member(report, ready=True, asked=Turn(asked_in, 1), loss=loss, took_s=took_s, change=change)
 
 
 def alone(number=6, **fields):
@@ -52,6 +52,17 @@ def test_claims_beyond_twice_the_median_gain_nothing():
     assert alone(samples=10_000_000) == alone(samples=200)
     assert alone(loss=1e30, samples=10_000_000) < 4.2
     assert alone(says_s=1e-9, took_s=20) == pytest.approx(1 / 4), "the coordinator's own clock counts"
+
+
+def test_with_pyramid_it_is_what_updates_change_that_counts():
+    members = {name: member(name, change=0.1) for name in "bcd"}
+    for changed, worth in {0.15: 1.5, 0.05: 0.5, 1e9: 2.0}.items():
+        found = worths({"a": member(loss=50.0, change=changed), **members}, 1, by_change=True)
+        assert found["a"] / found["b"] == pytest.approx(worth)
+    section = RoundSection(participants=1, prefer="pyramid", max_wait=1000)
+    several = {"a": member("a", change=0.2, loss=0.01), **members}
+    drawn = Counter(name for one in rounds(several, 300, section) for name in one)
+    assert drawn["a"] > 1.4 * max(drawn[name] for name in "bcd")
 
 
 def rounds(members, number, section=OORT):
@@ -104,7 +115,7 @@ def test_the_engine_times_replies_and_notes_what_they_tell():
     script.now = 5.0
     script.update("a", loss=1.5)
     known = script.state.members["a"]
-    assert (known.took_s, known.loss) == (5, 1.5)
+    assert (known.took_s, known.loss, known.change) == (5, 1.5, None)
     assert script.state.members["b"].took_s is None
     script.now = 7.0
     script.update("b", loss=None)
