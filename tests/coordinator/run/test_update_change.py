@@ -1,10 +1,10 @@
 """How much an update changed what its device was sent: of what both hold, over its share of the work."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from tests.conftest import tiny_spec
 from tests.coordinator.rounds.test_usefulness import member
 from tests.tools.simulator.test_simulate_budgets import play
