@@ -84,7 +84,7 @@ def compare(
     """
     with in_one_line("edge-sim"):
         from fleetune.tools.compare.compare import compare as side_by_side
-        from fleetune.tools.compare.compare import labels_of
+        from fleetune.tools.compare.contenders import labels_of
         from fleetune.tools.simulator.show import console
 
         settings = read_run(run_file, changes)
@@ -99,6 +99,39 @@ def compare(
             fresh=fresh,
             console=console,
         )
+
+
+@app.command()
+def sweep(
+    run_file: RunFile,
+    over: Annotated[list[str], typer.Option(help="section.key=value,value; may repeat: all combinations")],
+    seeds: Annotated[
+        int, typer.Option(help="runs of each combination, with run.seed and the seeds after it")
+    ] = 1,
+    target: Annotated[
+        float | None, typer.Option(help="accuracy whose cost is asked for, e.g. 0.9; else 95 % of the best")
+    ] = None,
+    runs: RunsFolder = Path("runs"),
+    workers: Workers = ALL_CORES,
+    fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    changes: Changes = [],  # noqa: B006
+) -> None:
+    """Simulate RUN_FILE with every combination of some settings, and rank them.
+
+    edge-sim sweep fashion.toml --over method.p=0.2,0.4 --over training.learning_rate=0.02,0.05,0.1
+
+    Leaves report.html, sweep.csv, runs.csv, rounds.csv, summary.json and pictures in NAME.sweep. The same
+    command again goes on where it was stopped; with more values or seeds it plays only what is new.
+    """
+    with in_one_line("edge-sim"):
+        from fleetune.tools.compare.side_by_side import Work
+        from fleetune.tools.compare.sweep import axes_of
+        from fleetune.tools.compare.sweep import sweep as all_combinations
+        from fleetune.tools.simulator.show import console
+
+        settings = read_run(run_file, changes)
+        work = Work(runs / f"{settings.run.name}.sweep", workers, fresh=fresh, console=console)
+        all_combinations(settings, axes_of(over), work, seeds=seeds, target=target)
 
 
 @app.command()

@@ -16,9 +16,10 @@ An agent in a program of yours (docs/library.md):
 
 Runs from Python:
     simulate plays a run.toml on a virtual clock, to a Result with data frames, which read_result reads from
-    any run's folder; compare plays several methods over seeds, to a ComparisonResult; read_run gives the
-    RunSettings of a run.toml, read_summary the Summary of a run; load_data gives the Dataset of a
-    `data.source`, load_board the Board of a firmware profile, board_names their names.
+    any run's folder; compare plays several methods over seeds, to a ComparisonResult, and sweep every
+    combination of some settings, to a SweepResult; read_run gives the RunSettings of a run.toml, read_summary
+    the Summary of a run; load_data gives the Dataset of a `data.source`, load_board the Board of a firmware
+    profile, board_names their names.
 
 What goes wrong is a FleetuneError with one line for people; its kinds are in `errors`.
 
@@ -87,6 +88,8 @@ if TYPE_CHECKING:
     from fleetune.tools.research.result import Result as Result
     from fleetune.tools.research.result import read_result as read_result
     from fleetune.tools.research.simulate import simulate as simulate
+    from fleetune.tools.research.sweep import SweepResult as SweepResult
+    from fleetune.tools.research.sweep import sweep as sweep
 
 __all__ = [
     "Agent",
@@ -129,6 +132,7 @@ __all__ = [
     "SharedModel",
     "SubModels",
     "Summary",
+    "SweepResult",
     "Task",
     "TensorSpec",
     "Trainer",
@@ -146,6 +150,7 @@ __all__ = [
     "read_run",
     "read_summary",
     "simulate",
+    "sweep",
 ]
 
 _HOMES = {  # module: its public names, `name=theirs` where they are called otherwise there
@@ -179,6 +184,7 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.tools.research.compare": "ComparisonResult compare",
     "fleetune.tools.research.result": "Result read_result",
     "fleetune.tools.research.simulate": "simulate",
+    "fleetune.tools.research.sweep": "SweepResult sweep",
 }
 _PLACES = {
     word.partition("=")[0]: (module, word.rpartition("=")[2])

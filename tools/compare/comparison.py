@@ -2,20 +2,19 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.reports.outcome import better_by
-from fleetune.protocols.settings.encoding import EncodingSection
-from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.figures import Figures, Target, figures_of
 from fleetune.tools.compare.played import Played
 
 SHARE_OF_BEST = 0.95
+AS_ASKED = "as asked for"
 
 
 @dataclass(frozen=True)
@@ -25,28 +24,22 @@ class Contender:
     Attributes:
         label: what it is called in tables and plots, and its folder.
         method: its [method] section, `name` included.
-        ratios: instead of the file's fleet.ratios; empty: what each device chooses; None: as in the file.
-        encoding: instead of the file's [encoding]; None: as in the file.
-        objective: instead of the file's [objective]; None: as in the file.
+        changes: what it has instead of the file's other settings, `section.key` each.
     """
 
     label: str
     method: Mapping[str, Any]
-    ratios: tuple[float, ...] | None = None
-    encoding: EncodingSection | None = None
-    objective: ObjectiveSection | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> str:
-        """The settings that are not its defaults, in one line."""
-        options = [f"{key} = {value}" for key, value in self.method.items() if key != "name"]
-        if self.ratios is not None:
-            options.append(f"ratios = {list(self.ratios)}" if self.ratios else "ratios: as each chooses")
-        if self.encoding is not None:
-            options += [f"{way} = {choice}" for way, choice in self.encoding.ways.items()]
-        if self.objective is not None:
-            options.append(f"minimise = {self.objective.minimise}")
-        return ", ".join(options)
+        """The settings that are not its defaults or the file's, in one line."""
+        options = {key: value for key, value in self.method.items() if key != "name"}
+        options |= {path.rpartition(".")[2]: value for path, value in self.changes.items()}
+        return ", ".join(
+            "ratios: as each chooses" if (key, value) == ("ratios", []) else f"{key} = {value}"
+            for key, value in options.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -68,6 +61,7 @@ class Comparison:
         seeds: asked for.
         runs: those that are finished.
         target: see `Target`; None: no run has a score.
+        each: what a contender is.
     """
 
     name: str
@@ -75,6 +69,7 @@ class Comparison:
     seeds: tuple[int, ...]
     runs: tuple[Played, ...]
     target: Target | None
+    each: str = "method"
 
     @property
     def score(self) -> Score:
@@ -116,12 +111,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None, len(there))
 
 
-def target_of(runs: Sequence[Played], score: float | None) -> Target | None:
+def target_of(runs: Sequence[Played], score: float | None, each: str = "method") -> Target | None:
     """The target that was asked for, else 95 % of the best contender's personal score in the end; where less
     is better, as much more than that.
     """
     if score is not None:
-        return Target(score, "as asked for")
+        return Target(score, AS_ASKED)
     ends: dict[str, list[float | None]] = {}
     for run in runs:
         ends.setdefault(run.label, []).append(PERSONAL_MEAN.of_run(run.summary))
@@ -131,5 +126,5 @@ def target_of(runs: Sequence[Played], score: float | None) -> Target | None:
     sign = better_by(runs[0].summary.judged_by)
     best = max(means, key=lambda label: sign * means[label])
     share = SHARE_OF_BEST if sign > 0 else 1 / SHARE_OF_BEST
-    reason = f"{share:.0%} of what the best method ended with ({best})".replace("%", " %")
+    reason = f"{share:.0%} of what the best {each} ended with ({best})".replace("%", " %")
     return Target(share * means[best], reason)

@@ -36,7 +36,7 @@ _ABOUT_ACCURACY = (
 )
 _ABOUT_COST = (
     "Bytes are payload as counted on the wire, of all devices; time is simulated. All figures stand in "
-    "methods.csv, runs.csv and rounds.csv beside this page."
+    "the CSV files beside this page."
 )
 _ABOUT_TARGET = (
     "Counted until the fleet's personal accuracy first reached it; the mean is over the seeds that did."
@@ -57,6 +57,10 @@ _CAPTIONS = {
     "spread-over-devices": "Each dot is a device's personal model on its own test samples, all seeds "
     "together; circle: median, bar: the middle half of the devices.",
 }
+_OF_A_SETTING = (
+    "Grey: each combination with that value, mean over seeds. Line: the best of each value, whatever the "
+    "other settings are."
+)
 _ABOUT_INSIDE = (
     "What the methods tell of their own mechanisms: of the devices' updates the mean over the run, of the "
     "coordinator's state the last; of parts their mean. By round and part: internals.csv, each run's page."
@@ -73,7 +77,7 @@ class ComparisonPage:
         plots: in their order.
         failed: one line for each run that could not be played.
         settings: of the run file, as text.
-        remark: one line instead of plots, "" for none.
+        remark: one line on the plots, or instead of them; "" for none.
     """
 
     comparison: Comparison
@@ -101,18 +105,19 @@ def write_comparison(page: ComparisonPage) -> bytes:
         *(element("p", line, class_="bad") for line in alike(comparison)),
         *_target(comparison),
         element("h2", "Plots"),
-        element("p", page.remark) if page.remark else _plots(page),
+        *([element("p", page.remark)] if page.remark else []),
+        *([_plots(page)] if page.plots else []),
         *_inside(comparison),
         element("h2", "Settings"),
         _options(comparison),
         element("p"),
         element("pre", page.settings),
     ]
-    return document(f"{comparison.name}: {len(comparison.shown)} methods", sections)
+    return document(f"{comparison.name}: {len(comparison.shown)} {comparison.each}s", sections)
 
 
 def _what_ran(comparison: Comparison) -> str:
-    shown = f"{len(comparison.shown)} methods compared, {about_seeds(comparison)} · "
+    shown = f"{len(comparison.shown)} {comparison.each}s compared, {about_seeds(comparison)} · "
     if not comparison.runs:
         return f"{shown}nothing is finished yet"
     one = comparison.runs[0].summary
@@ -146,7 +151,7 @@ def _figures(comparison: Comparison, metrics: Sequence[Metric]) -> Element:
         shown = cells(comparison, one, metrics)
         told = [element("td", cell.text, class_="best" if cell.best else "") for cell in shown]
         rows.append(row([title_of(comparison, one), *told]))
-    return table(["method", *(metric.head("comparison") for metric in metrics)], rows)
+    return table([comparison.each, *(metric.head("comparison") for metric in metrics)], rows)
 
 
 def _target(comparison: Comparison) -> list[Element]:
@@ -167,7 +172,7 @@ def _plots(page: ComparisonPage) -> Element:
         *(
             figure(
                 plot,
-                in_words_of(page.comparison.score, _CAPTIONS[plot.name])
+                in_words_of(page.comparison.score, _CAPTIONS.get(plot.name, _OF_A_SETTING))
                 + (_BAND if several and "-by-" in plot.name else ""),
             )
             for plot in page.plots

@@ -179,7 +179,7 @@ def runs_csv(comparison: Comparison) -> bytes:
         {"contender": one.contender, "method": one.method, "seed": one.seed, **one.values}
         for one in comparison.figures
     )
-    return _csv(["contender", "method", "seed", *(metric.name for metric in _columns(comparison))], rows)
+    return csv_of(["contender", "method", "seed", *(metric.name for metric in _columns(comparison))], rows)
 
 
 def _columns(comparison: Comparison) -> list[Metric]:
@@ -188,7 +188,6 @@ def _columns(comparison: Comparison) -> list[Metric]:
 
 def methods_csv(comparison: Comparison) -> bytes:
     """One row a contender: of each figure the mean over seeds, the deviation, and how many runs have it."""
-    parts = ("mean", "deviation", "count")
     columns = ["contender", "method", "options", "seeds", "target", "target_reason"]
     rows = []
     for contender in comparison.shown:
@@ -201,15 +200,24 @@ def methods_csv(comparison: Comparison) -> bytes:
         if comparison.target:
             row.update(target=comparison.target.score, target_reason=comparison.target.reason)
         for metric in _columns(comparison):
-            found = comparison.spread(contender.label, metric)
-            row.update(
-                {
-                    f"{metric.name}_{part}": getattr(found, part, 0 if part == "count" else None)
-                    for part in parts
-                }
-            )
+            row.update(spread_of(comparison, contender, metric))
         rows.append(row)
-    return _csv([*columns, *(f"{one.name}_{part}" for one in _columns(comparison) for part in parts)], rows)
+    return csv_of([*columns, *(name for one in _columns(comparison) for name in spread_names(one))], rows)
+
+
+_PARTS = ("mean", "deviation", "count")
+
+
+def spread_names(metric: Metric) -> list[str]:
+    """The columns of `spread_of`."""
+    return [f"{metric.name}_{part}" for part in _PARTS]
+
+
+def spread_of(comparison: Comparison, contender: Contender, metric: Metric) -> dict[str, object]:
+    """Of one figure over the contender's seeds."""
+    found = comparison.spread(contender.label, metric)
+    parts = [getattr(found, part, 0 if part == "count" else None) for part in _PARTS]
+    return dict(zip(spread_names(metric), parts, strict=True))
 
 
 def rounds_csv(comparison: Comparison) -> bytes:
@@ -220,7 +228,7 @@ def rounds_csv(comparison: Comparison) -> bytes:
         for point in run.points
     )
     columns = ["contender", "seed", "number", "closed_s", "up", "down", "before", "after", "known"]
-    return _csv(columns, rows)
+    return csv_of(columns, rows)
 
 
 def internals_csv(comparison: Comparison) -> bytes:
@@ -230,7 +238,7 @@ def internals_csv(comparison: Comparison) -> bytes:
         for run in comparison.runs
         for row in internal_rows(run.summary)
     )
-    return _csv(["contender", "seed", "number", "figure", "part", "mean", "least", "greatest"], rows)
+    return csv_of(["contender", "seed", "number", "figure", "part", "mean", "least", "greatest"], rows)
 
 
 def internal_rows(summary: Summary) -> Iterator[dict[str, object]]:
@@ -285,7 +293,8 @@ def _table(first: str, comparison: Comparison, columns: Sequence[Metric]) -> Tab
     return table
 
 
-def _csv(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> bytes:
+def csv_of(columns: Sequence[str], rows: Iterable[dict[str, object]]) -> bytes:
+    """With a line of heads."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()

@@ -17,6 +17,7 @@ from fleetune.protocols.tasks import task_of
 from fleetune.tools.compare import compare as command
 from fleetune.tools.compare.cells import RoundDone
 from fleetune.tools.compare.comparison import Comparison
+from fleetune.tools.compare.contenders import labels_of
 from fleetune.tools.compare.figures import inside, metrics
 from fleetune.tools.research.columns import column_of, device_rows, round_rows
 from fleetune.tools.research.frames import frame_of
@@ -217,4 +218,4 @@ def _tell(news: RoundDone, on_round: OnRound | None, column: str) -> None:
 
 def _labels(settings: RunSettings, methods: str | Sequence[str] | None) -> list[str]:
     words = methods if methods is None or isinstance(methods, str) else ",".join(methods)
-    return command.labels_of(settings, words)
+    return labels_of(settings, words)

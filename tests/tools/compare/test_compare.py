@@ -25,8 +25,9 @@ from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
 from fleetune.tools.compare.cells import finished, play_all
-from fleetune.tools.compare.compare import cells_of, compare, contenders_of, labels_of
+from fleetune.tools.compare.compare import compare
 from fleetune.tools.compare.comparison import Comparison, Contender, spread, target_of
+from fleetune.tools.compare.contenders import cells_of, contenders_of, labels_of
 from fleetune.tools.compare.figures import ROUNDS_TO_TARGET, figures_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played
@@ -81,7 +82,7 @@ def played(monkeypatch):
         titles.extend(cell.title for cell in cells)
         play_all(cells, **options)
 
-    monkeypatch.setattr(fleetune.tools.compare.compare, "play_all", watched)
+    monkeypatch.setattr(fleetune.tools.compare.side_by_side, "play_all", watched)
     monkeypatch.setattr(fleetune.tools.compare.compare, "can_paint", lambda: False)
     return titles
 
@@ -192,7 +193,7 @@ def test_interrupted_it_shows_what_is_finished_and_goes_on_from_there(tmp_path, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fleetune.tools.compare.compare, "play_all", interrupted)
+        patch.setattr(fleetune.tools.compare.side_by_side, "play_all", interrupted)
         console = Console(width=100, file=io.StringIO(), color_system=None)
         with pytest.raises(KeyboardInterrupt):
             compare(
@@ -210,7 +211,7 @@ def test_interrupted_it_shows_what_is_finished_and_goes_on_from_there(tmp_path, 
     comparison, _ = play(tmp_path, seeds=1, target=0.5)
     assert played == ["fedspu, seed 3"]
     assert len(comparison.runs) == 2
-    monkeypatch.setattr(fleetune.tools.compare.compare, "play_all", interrupted)
+    monkeypatch.setattr(fleetune.tools.compare.side_by_side, "play_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         play(tmp_path, seeds=1, target=0.5, fresh=True)
     assert [row["contender"] for row in rows_of(tmp_path / "runs.csv")] == ["local-only"]
@@ -308,7 +309,7 @@ def test_contenders_may_differ_in_the_ratios_of_the_fleet(tmp_path):
     cells = cells_of(settings, contenders, 1, tmp_path)
     assert [cell.settings.fleet.ratios for cell in cells] == [(0.5,), (0.4, 0.6), ()]
     wrong = settings_of(compare={"fixed": {"name": "fedspu", "ratios": [1.5]}})
-    with pytest.raises(SettingError, match=r"compare.fixed.ratios.*<= 1"):
+    with pytest.raises(SettingError, match=r"compare.fixed: fleet.ratios.*<= 1"):
         contenders_of(wrong, ["fixed"])
 
 
@@ -330,12 +331,12 @@ def test_contenders_may_differ_in_how_updates_are_written(tmp_path):
     compare = {"thin": {"name": "fedavg", "up": table}, "whole": whole}
     settings = settings_of(compare=compare)
     contenders = contenders_of(settings, ["fedavg", "thin", "whole"])
-    assert [one.options for one in contenders] == ["", f"up = {table}", "down = int8"]
+    assert [one.options for one in contenders] == ["", f"up = {table}", "up = lossless, down = int8"]
     cells = cells_of(settings, contenders, 1, tmp_path)
     assert [cell.settings.encoding.up for cell in cells] == ["lossless", table, "lossless"]
     assert [cell.settings.encoding.down for cell in cells] == ["lossless", "lossless", "int8"]
     wrong = settings_of(compare={"thin": {"name": "fedavg", "up": "sparce"}})
-    with pytest.raises(SettingError, match=r"compare.thin: up: .*did you mean 'sparse'"):
+    with pytest.raises(SettingError, match=r"compare.thin: encoding: up: .*did you mean 'sparse'"):
         contenders_of(wrong, ["thin"])
 
 

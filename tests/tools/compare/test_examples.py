@@ -7,7 +7,7 @@ from tests.conftest import tiny_spec
 
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.tools.compare.compare import contenders_of, labels_of
+from fleetune.tools.compare.contenders import contenders_of, labels_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 OF_PAPERS = ("fedspu", "srp-pfed", "kapc", "fedpurin", "dc-pfl")

@@ -13,7 +13,7 @@ from fleetune.protocols.methods import from_section, with_defaults_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.tools.compare.compare import contenders_of
+from fleetune.tools.compare.contenders import contenders_of, varied
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.simulated_fleet import ratio_controller_of, simulated_devices
 
@@ -55,7 +55,7 @@ def test_every_board_is_served_by_every_paper_s_method(example, label):
     section = with_defaults_of_run(contender.method, settings.run.rounds)
     enrolment = replace(enrolment, method=section)
     method, samples = from_section(section, enrolment.spec), FLEETS[example][2]
-    fleet = replace_struct(settings.fleet, ratios=contender.ratios)
+    fleet = varied(settings, contender).fleet
     refusals, ratios = {}, set()
     for device in simulated_devices(replace_struct(settings, fleet=fleet)):
         controller = ratio_controller_of(device, enrolment, method, samples, Policy())

@@ -1,0 +1,60 @@
+"""What each setting of a sweep makes of the score, whatever the others are."""
+
+from collections.abc import Sequence
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from fleetune.coordinator.reports import readable
+from fleetune.coordinator.reports.metric import titled, unit_of
+from fleetune.coordinator.reports.metrics import AFTER, PERSONAL_MEAN
+from fleetune.coordinator.reports.outcome import better_by
+from fleetune.coordinator.reports.pictures.theme import Theme, blank
+from fleetune.tools.compare.comparison import Comparison
+from fleetune.tools.compare.sweep_tables import in_words, value_of
+
+PANEL_IN = 2.6
+LETTERS = 10
+
+
+def score_by_setting(comparison: Comparison, keys: Sequence[str], theme: Theme) -> dict[str, Figure]:
+    """By setting, one picture each: a dot a combination, its mean over seeds, and a line along the best of
+    each value.
+    """
+    drawn = {}
+    with rc_context(theme.settings):
+        for key in keys:
+            figure = _of_setting(comparison, key, theme)
+            if figure is not None:
+                drawn[f"score-by-{key}"] = figure
+    return drawn
+
+
+def _of_setting(comparison: Comparison, key: str, theme: Theme) -> Figure | None:
+    score, times = comparison.score, unit_of(comparison.score).on_axis
+    means: dict[str, list[float]] = {}
+    for one in comparison.shown:
+        found = comparison.spread(one.label, PERSONAL_MEAN)
+        if found:
+            means.setdefault(in_words(value_of(one, key)), []).append(times * found.mean)
+    if len(means) < 2:
+        return None
+    values = sorted(means, key=_place)
+    best = [(max if better_by(score) > 0 else min)(means[value]) for value in values]
+    title = titled(score, f"of personal models, by {readable.clip(key, 30)}")
+    figure, axes = blank(title, key, AFTER.seen_as(score).axis, height_in=PANEL_IN)
+    for place, value in enumerate(values):
+        own = means[value]
+        axes.plot([place] * len(own), own, "o", color=theme.rival, alpha=0.6, markersize=5)
+    axes.plot(range(len(values)), best, "-o", color=theme.ours, linewidth=1.8, zorder=3)
+    axes.set_xticks(range(len(values)), [readable.clip(value, LETTERS) for value in values])
+    axes.margins(x=0.08, y=0.12)
+    return figure
+
+
+def _place(value: str) -> tuple[int, float, str]:
+    """Numbers by size, and before words."""
+    try:
+        return 0, float(value), value
+    except ValueError:
+        return 1, 0.0, value
