@@ -222,7 +222,7 @@ def explain(folder: RunFolder) -> None:
     """Say at which ratios a run's devices work, what each takes and has brought, and what sets the pace."""
     from rich.console import Console
 
-    from fleetune.coordinator.reports.explanation import explanation
+    from fleetune.coordinator.reports.proposals.explanation import explanation
     from fleetune.coordinator.run.stored_run import look_at
 
     with one_line_errors("edge-coordinator"), look_at(folder) as run:

@@ -7,7 +7,6 @@ from msgspec import UNSET, UnsetType, structs
 
 from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told, rollout_of
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
-from fleetune.coordinator.reports.explanation import by_encoding, by_ratio
 from fleetune.coordinator.reports.internals.course import courses
 from fleetune.coordinator.reports.internals.entries import metric_of
 from fleetune.coordinator.reports.metric import Metric
@@ -22,6 +21,7 @@ from fleetune.coordinator.reports.metrics import (
     shown_at,
 )
 from fleetune.coordinator.reports.predictions import predicted_vs_actual
+from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
 from fleetune.coordinator.reports.summary import (
     Accuracies,
     BestRound,

@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fleetune.coordinator.rounds.engine_state import Member, Turn
 from fleetune.coordinator.rounds.records import DeviceRound
 from fleetune.coordinator.run.method_internals import MethodInternals
 from fleetune.coordinator.run.partial_updates import share_done
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
+from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.wire.payloads import Reply
 
 
@@ -35,6 +39,15 @@ class ArrivingReply:
     actual: RoundCost
     predicted: RoundCost
     staleness: int
+
+    def change(self, member: Member, spec: ModelSpec) -> float | None:
+        """`rms_change` of its update, over the share of the local training that the device did; None: not
+        known.
+        """
+        if self.reply.update is None or self.delivered is None:
+            return None
+        change = rms_change(self.reply.update, self.delivered.base, spec)
+        return None if change is None else change / share_done(member, self.reply.measures)
 
 
 @dataclass(frozen=True)
@@ -97,3 +110,16 @@ def read_reply(
             f"reply to round {reply.round}.{reply.attempt} offered as one to {turn.number}.{turn.attempt}"
         )
     return reply
+
+
+def rms_change(update: Any, brought: Base, spec: ModelSpec) -> float | None:
+    """Root of the mean square, over the entries that `update` holds and its task has `brought`; None: there
+    is no such entry.
+    """
+    squares, entries = 0.0, 0
+    for patch in patches_in(update):
+        mask = patch.selection.mask(spec)
+        held = brought.held[mask]
+        change = (patch.values - brought.values[mask])[held].astype(np.float64)
+        squares, entries = squares + float(change @ change), entries + change.size
+    return float(np.sqrt(squares / entries)) if entries else None

@@ -24,7 +24,6 @@ from fleetune.coordinator.run.replies import ArrivingReply, read_reply
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
-from fleetune.coordinator.run.update_change import change_made
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import PacketError, PacketForeign, StoreError
@@ -155,7 +154,7 @@ class RunController:
         reply, told = arriving.reply, arriving.reply.measures
         score = None if told.after is None else self._upward * told.after
         member, looks = self.engine_state.member(reply.device), self._settings.round.prefer == "pyramid"
-        change = change_made(arriving, member, self._method.spec) if looks else None
+        change = arriving.change(member, self._method.spec) if looks else None
         joules = arriving.predicted.joules if arriving.actual.joules is None else arriving.actual.joules
         return ReplyArrived(
             reply.device,

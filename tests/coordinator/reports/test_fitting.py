@@ -12,8 +12,9 @@ from fleetune.coordinator.reports.adoption.outcome import adoption_of
 from fleetune.coordinator.reports.pictures.plots import Story, draw
 from fleetune.coordinator.reports.pictures.text_fit import fit
 from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
+from fleetune.coordinator.reports.proposals.summaries import RatioSummary
 from fleetune.coordinator.reports.readable import MOST_LETTERS, clip
-from fleetune.coordinator.reports.summary import DeviceAdoption, RatioSummary
+from fleetune.coordinator.reports.summary import DeviceAdoption
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_folder import PICTURES
 from fleetune.tools.compare import plots

@@ -10,9 +10,9 @@ import rich.console
 from msgspec import UNSET, structs
 from tests.tools.simulator.test_simulate_budgets import play, settings
 
-from fleetune.coordinator.reports.explanation import by_ratio, explanation
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
+from fleetune.coordinator.reports.proposals.explanation import by_ratio, explanation
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import SettingError

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.summary import EncodingSummary, RatioSummary
+from fleetune.coordinator.reports.proposals.summaries import EncodingSummary, RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.pace import Choices, choices_of, frugal, keeping_pace
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord

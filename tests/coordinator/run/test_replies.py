@@ -9,8 +9,9 @@ from tests.conftest import tiny_spec
 from tests.coordinator.rounds.test_usefulness import member
 from tests.tools.simulator.test_simulate_budgets import play
 
+from fleetune.coordinator.run.replies import ArrivingReply, rms_change
 from fleetune.coordinator.run.stored_run import look_at
-from fleetune.coordinator.run.update_change import change_made, rms_change
+from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update.base import Base
@@ -49,8 +50,8 @@ def test_who_trained_for_longer_changes_no_more_for_it():
 
     def made(local_work, update, delivered=known):
         reply = Reply("a", 1, 1, False, Measures(10, 0, local_work=local_work), update)
-        arriving = SimpleNamespace(reply=reply, delivered=delivered)
-        return change_made(arriving, replace(member("a"), dealt=Budget(1.0, local_work)), SPEC)
+        arriving = ArrivingReply(reply, b"", delivered, RoundCost(), RoundCost(), 0)
+        return arriving.change(replace(member("a"), dealt=Budget(1.0, local_work)), SPEC)
 
     assert made(1.0, update_of(START + 0.5)) == pytest.approx(0.5, rel=1e-5)
     assert made(4.0, update_of(START + 2)) == pytest.approx(0.5, rel=1e-5)

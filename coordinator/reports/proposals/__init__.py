@@ -1,0 +1,1 @@
+"""What the coordinator proposes, told: what ratios and encodings took and brought, and why these."""
