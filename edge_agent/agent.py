@@ -343,7 +343,8 @@ class Agent:
         if self._joined.note_samples(replied=True):  # before the reply, which claims them
             self._send(self._joined.ready())
         self._send(self._joined.measured(key))
-        self._pass(self._link.post(key.update, reply, now))
+        again = self._joined.taken.download_s is None  # another process had its task, and perhaps replied
+        self._pass(self._link.post(key.update, reply, now, perhaps_there=again))
 
     def _note_sent(self, sent: Sent) -> None:
         """Our part of the round is over: learn from it."""

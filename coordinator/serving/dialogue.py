@@ -86,6 +86,7 @@ class Dialogue:
         self.refusals = Refusals(self.run.controller.count_refused, self.timer)
         self.gate = Gate(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
         self._bundles = BundleDesk(self.run, self.put, self._notice)
+        self._resumed: Turn | None = None  # whose tasks the last process may have sent
 
     @property
     def present(self) -> set[str]:
@@ -105,6 +106,7 @@ class Dialogue:
     def resume(self) -> None:
         """Go on with the run where the last process stopped; nothing to do for a new one."""
         controller = self.run.controller
+        self._resumed = controller.turn if self.run.resumed else None
         self.follow(controller.resume(self.clock()))
         self.finished = controller.finished  # the last process came so far, but perhaps could not say so
 
@@ -300,7 +302,9 @@ class Dialogue:
         peer.forget_times()
         self._forget_tasks(peer, lambda key: Turn.of(key) != turn)
         payload = spooled(task.make(), self.run.folder)
-        self._pass(peer, peer.link.post(task.transfer_key, payload, self.timer()))
+        again = turn in (peer.tasked, self._resumed)
+        peer.tasked = turn
+        self._pass(peer, peer.link.post(task.transfer_key, payload, self.timer(), perhaps_there=again))
 
     def _forget_old_turns(self) -> None:
         """Nobody waits any more for what slower devices are still receiving or sending."""

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from msgspec.structs import replace
 
+from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.coordinator.serving.small_parts import Room, small_parts
 from fleetune.protocols.round_cost import RoundCost
@@ -30,6 +31,7 @@ class Peer:
         measured: what it said the open round's work took, and what it had expected.
         offered_at: when it offered the update that is arriving.
         download_s: how long its task took to arrive.
+        tasked: the turn of the latest task that this process sent it.
     """
 
     device: str
@@ -42,6 +44,7 @@ class Peer:
     measured: Measured | None = None
     offered_at: float | None = None
     download_s: float | None = None
+    tasked: Turn | None = None
 
     @classmethod
     def met(

@@ -61,12 +61,20 @@ class Outbox:
         return sender.acked_bytes / max(1, sender.offer.num_bytes)
 
     def post(
-        self, key: TransferKey, payload: Payload, now: float, *, ratio: float | None = None
+        self,
+        key: TransferKey,
+        payload: Payload,
+        now: float,
+        *,
+        ratio: float | None = None,
+        perhaps_there: bool = False,
     ) -> list[Outgoing]:
-        """Send `payload` after those before it; one that waits already is not sent twice. `ratio`: see
-        `Offer`.
+        """Send `payload` after those before it; one that waits already is not sent twice.
+
+        `ratio`: see `Offer`. `perhaps_there`: it may have been offered before, and the peer have some of it.
         """
-        sender = Sender(self._device, key, payload, ratio=ratio, window=self._window)
+        window = self._window
+        sender = Sender(self._device, key, payload, ratio=ratio, window=window, perhaps_there=perhaps_there)
         if any(other.offer.transfer == sender.offer.transfer for other in self._queue):
             return []
         self._queue.append(sender)

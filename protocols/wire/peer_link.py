@@ -118,10 +118,16 @@ class PeerLink:
         return Packet(self._control, content, self.brief)
 
     def post(
-        self, key: TransferKey, payload: Payload, now: float, *, ratio: float | None = None
+        self,
+        key: TransferKey,
+        payload: Payload,
+        now: float,
+        *,
+        ratio: float | None = None,
+        perhaps_there: bool = False,
     ) -> list[Item]:
         """Send `payload` after those before it, see `Outbox.post`."""
-        return self._packed(self.outbox.post(key, payload, now, ratio=ratio))
+        return self._packed(self.outbox.post(key, payload, now, ratio=ratio, perhaps_there=perhaps_there))
 
     def drop(self, unwanted: Callable[[TransferKey], bool], now: float) -> list[Item]:
         """Forget the payloads whose transfer key is no longer wanted."""

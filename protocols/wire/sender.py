@@ -8,11 +8,11 @@ from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Receipt, 
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
-WITH_OFFER = {"task", "update"}  # kinds that the receiver has hardly ever, and hardly ever refuses
+WITH_OFFER = {"task", "update"}  # kinds that are hardly ever refused
 
 
 class Sender:
-    """The sending half of one transfer.
+    """The sending half of one transfer; `perhaps_there`: see `Outbox.post`.
 
     Attributes:
         offer: what is offered; `offer.transfer` is the id.
@@ -32,6 +32,7 @@ class Sender:
         *,
         ratio: float | None = None,
         window: Window | None = None,
+        perhaps_there: bool = False,
     ) -> None:
         self._payload = memoryview(payload).cast("B")
         digest = digest_of(self._payload)
@@ -50,6 +51,7 @@ class Sender:
         self._rtt_s = 0.0
         self._next = 0  # offset of the next chunk
         self._resumed: int | None = None  # offset of the last Resume
+        self._may_go_along = key.kind in WITH_OFFER and not perhaps_there
         self._went_along = False  # with the offer went the first window, and its Resume is still to come
         self._first_sent = 0  # below this a chunk may have been sent twice
         self._mark = 0  # the window is adjusted by the acknowledgement of this offset
@@ -70,10 +72,12 @@ class Sender:
         return 8 * self._busy_bytes / self._busy_s if self._busy_s > 0 else None
 
     def start(self, now: float) -> list[Outgoing]:
-        """The first offer, and with it the first window of a task or an update, which saves a round trip."""
+        """The first offer, and with it the first window of a task or an update that the receiver can have
+        nothing of, which saves a round trip.
+        """
         self.started_at = now
         offer = self._make_offer(now)
-        if self.offer.transfer_key.kind not in WITH_OFFER or not self._window.goes_along:
+        if not (self._may_go_along and self._window.goes_along):
             return offer
         self._went_along, self._resumed, self._busy_since = True, 0, now
         return [*offer, *self._fill(now)]

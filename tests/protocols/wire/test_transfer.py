@@ -229,6 +229,14 @@ def test_a_small_payload_goes_behind_its_offer_if_the_receiver_can_hardly_have_i
     assert wire.sent[0].sent_bytes == 524
 
 
+def test_what_the_receiver_may_have_is_offered_alone():
+    outbox = Outbox("pi")
+    (offer,) = outbox.post(TRANSFER_KEY, b"abc", 0.0, perhaps_there=True)
+    assert isinstance(offer, Offer)
+    (chunk,) = outbox.handle(Resume(offer.transfer, 1), 0.1)
+    assert (chunk.offset, bytes(chunk.data)) == (1, b"bc")
+
+
 def test_a_long_payload_goes_on_while_its_first_window_is_acknowledged():
     wire = Wire({TRANSFER_KEY: payload_of(MIB)}, delay_s=0.2, bits_per_s=2e6)
     wire.finish()
