@@ -189,7 +189,8 @@ class PatchReader:
     _most_bytes: int | None = field(default=None, init=False)
     _lifted: list[Array | _Unread] = field(default_factory=list, init=False)
     _held: dict[int, tuple[Array, _Unread]] = field(default_factory=dict, init=False)
-    _masks: list[tuple[MaskArray, bytes]] = field(default_factory=list, init=False)
+    _coded: dict[int, tuple[MaskArray, bytes]] = field(default_factory=dict, init=False)
+    _masks: list[tuple[MaskArray, bytes]] = field(default_factory=list, init=False)  # of those, what is read
 
     def without_arrays(self, most: int | None, most_bytes: int | None) -> bytes:
         """The body with numbers in the place of its arrays, which are held for `read`; the arguments and what
@@ -218,12 +219,16 @@ class PatchReader:
         """
         if isinstance(obj, list) and obj and isinstance(obj[-1], Ext):  # none but ours are let through
             found = self._lifted[int.from_bytes(obj[-1].data, "big")]
+            if id(found) in self._coded:
+                self._masks.append(self._coded[id(found)])
             if not isinstance(found, _Unread):
                 return self.arrays.checked(found)
         else:
             name, shape, data = parts = parts_of(obj)
             if name == CODED_MASK and self._may_be_mask(shape, len(data)):
-                return self._blank_mask(shape, data)
+                blank = self._blank_mask(shape, data)
+                self._masks.append(self._coded[id(blank)])
+                return blank
             if name not in encodings.REGISTRY:
                 return self.arrays.read(parts)
             if len(shape) != 1:
@@ -242,7 +247,7 @@ class PatchReader:
     def _blank_mask(self, shape: list[int], data: bytes) -> MaskArray:
         self.arrays.take(math.prod(shape), math.prod(shape))
         blank = np.zeros(shape, np.bool_)
-        self._masks.append((blank, data))
+        self._coded[id(blank)] = blank, data
         return blank
 
     def fill(self, message: object, base: Base | None = None) -> None:

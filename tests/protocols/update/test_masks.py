@@ -14,9 +14,11 @@ from tests.conftest import tiny_spec
 from tests.protocols.update.test_codec import forged
 from tests.wire.mask_vectors import model, small_ones
 
+from fleetune.edge_agent.run.session import asked_of
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.entropy.flag_levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
@@ -24,6 +26,7 @@ from fleetune.protocols.update.masks.coded_mask import MOST_FLAGS, evenly, predi
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.update.selection import Entries
+from fleetune.protocols.wire.payloads import Assignment
 
 SPEC = tiny_spec()
 WIDE = model([(200, 100), (200,), (10, 200)])
@@ -35,6 +38,17 @@ class Marked:
     patch: Patch
     critical: MaskArray
     table: FlatArray
+
+
+@dataclass(frozen=True)
+class Task:
+    marked: Marked
+    number: int
+
+
+@dataclass(frozen=True)
+class OfTask:
+    number: int
 
 
 def bound(mask):
@@ -133,6 +147,23 @@ def test_a_payload_carries_its_masks_and_the_values_they_select():
     assert back.patch.values.tobytes() == values.tobytes()
     raw = PatchWriter(encodings.find("raw"), WIDE, KEY, base=base)
     assert codec.encode(message, WIDE, writer=raw) == codec.encode(message, WIDE)
+
+
+def test_who_asks_for_no_mask_needs_not_what_it_was_written_with():
+    """So a device that lost its base still knows what its task says beside that."""
+    mask, base = small_ones(WIDE.size, 100)
+    task = Task(Marked(Patch(Entries(mask), base.values[mask]), ~mask, base.values), 7)
+    writer = PatchWriter(encodings.find("lossless"), WIDE, KEY, base=base)
+    data = codec.encode(task, WIDE, writer=writer)
+    assert codec.decode(data, OfTask, WIDE, limit=codec.payload_limit(WIDE)) == OfTask(7)
+    with pytest.raises(PacketCorrupt, match="a mask written with a base where this side has none"):
+        codec.decode(data, Task, WIDE, limit=codec.payload_limit(WIDE))
+    assert asked_of(assignment(task, writer), WIDE).budget == Budget(0.5, 0.25, 0)
+
+
+def assignment(task, writer):
+    asked = Assignment("d", 3, 1, False, task, ratio=0.5, local_work=0.25)
+    return codec.encode(asked, WIDE, writer=writer)
 
 
 def test_a_mask_keeps_its_shape():
