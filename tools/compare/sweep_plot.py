@@ -13,7 +13,7 @@ from fleetune.coordinator.reports.pictures.theme import Theme, blank
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.sweep_tables import in_words, value_of
 
-PANEL_IN = 2.6
+PANEL_IN = 3.6
 LETTERS = 10
 
 
