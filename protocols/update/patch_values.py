@@ -220,14 +220,14 @@ class PatchReader:
         if isinstance(obj, list) and obj and isinstance(obj[-1], Ext):  # none but ours are let through
             found = self._lifted[int.from_bytes(obj[-1].data, "big")]
             if id(found) in self._coded:
-                self._masks.append(self._coded[id(found)])
+                self._masks.append(self._coded.pop(id(found)))  # once, however often it is named
             if not isinstance(found, _Unread):
                 return self.arrays.checked(found)
         else:
             name, shape, data = parts = parts_of(obj)
             if name == CODED_MASK and self._may_be_mask(shape, len(data)):
                 blank = self._blank_mask(shape, data)
-                self._masks.append(self._coded[id(blank)])
+                self._masks.append(self._coded.pop(id(blank)))
                 return blank
             if name not in encodings.REGISTRY:
                 return self.arrays.read(parts)
