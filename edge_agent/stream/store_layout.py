@@ -6,6 +6,7 @@ Inputs stand in a table of their own, so that counting and choosing samples read
 
 import os
 import sqlite3
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
     try:
         connection = connect(path)
         _check_version(connection, path)
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         connection.execute("PRAGMA secure_delete = FAST")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
@@ -119,6 +120,22 @@ def connect(path: Path, *, mode: str = "rwc") -> sqlite3.Connection:
     return sqlite3.connect(
         address, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S, cached_statements=64
     )
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Turn SQLite's log on. Of two that do so at once in a new file one is told at once that it is busy: for
+    this SQLite does not wait. Raises sqlite3.Error.
+    """
+    give_up_at = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as problem:
+            if problem.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> int:

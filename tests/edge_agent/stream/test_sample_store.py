@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -368,6 +369,25 @@ def test_a_full_disk_is_one_line_and_nothing_that_was_stored_is_lost(path):
     assert store.add(samples(1, seed=1)) == ["stored"]
     store.close()
     assert LOG_BYTES < 10 * MB
+
+
+def test_several_may_make_the_same_store_at_once(tmp_path):
+    for turn in range(30):
+        gate, problems = threading.Barrier(6), []
+
+        def opens(path=tmp_path / str(turn) / "samples.sqlite", gate=gate, problems=problems):
+            gate.wait()
+            try:
+                SampleStore.open(path).close()
+            except StoreError as problem:
+                problems.append(problem)
+
+        threads = [threading.Thread(target=opens) for _ in range(6)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert problems == []
 
 
 ADDING = """
