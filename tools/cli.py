@@ -118,7 +118,7 @@ def sweep(
 ) -> None:
     """Simulate RUN_FILE with every combination of some settings, and rank them.
 
-    edge-sim sweep fashion.toml --over method.p=0.2,0.4 --over training.learning_rate=0.02,0.05,0.1
+    edge-sim sweep fashion.toml --over fleet.ratios=[0.2],[0.4] --over training.epochs=1,3
 
     Leaves report.html, sweep.csv, runs.csv, rounds.csv, summary.json and pictures in NAME.sweep. The same
     command again goes on where it was stopped; with more values or seeds it plays only what is new.

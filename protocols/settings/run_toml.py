@@ -73,7 +73,7 @@ def settings_of(given: RunSettings | Mapping[str, Any] | Path | str, changes: Ch
         return read_run(given, changes)
     if isinstance(given, RunSettings) and not changes:
         return given
-    content = _plain(msgspec.to_builtins(given) if isinstance(given, RunSettings) else given)
+    content = plain(msgspec.to_builtins(given) if isinstance(given, RunSettings) else given)
     _change_all(content, changes)
     return parse_run(content)
 
@@ -114,7 +114,7 @@ def _change_all(content: dict[str, Any], changes: Changes) -> None:
     """Raises SettingError when one of them is not as `Changes` says."""
     if isinstance(changes, Mapping):
         for path, value in changes.items():
-            _put(content, path, _plain(value), f"set {path!r}: use section.key, e.g. 'training.epochs'")
+            _put(content, path, plain(value), f"set {path!r}: use section.key, e.g. 'training.epochs'")
         return
     for change in changes:
         path, separator, text = change.partition("=")
@@ -143,7 +143,7 @@ def _put(content: dict[str, Any], path: str, value: Any, said: str) -> None:
     content[key] = value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As TOML has it, all of it new."""
     match value:
         case np.generic() | np.ndarray():
@@ -151,9 +151,9 @@ def _plain(value: Any) -> Any:
         case PurePath():
             return str(value)
         case Mapping():
-            return {str(key): _plain(one) for key, one in value.items()}
+            return {str(key): plain(one) for key, one in value.items()}
         case list() | tuple() | range():
-            return [_plain(one) for one in value]
+            return [plain(one) for one in value]
     return value
 
 

@@ -15,6 +15,7 @@ from fleetune.coordinator.reports.outcome import better_by
 from fleetune.coordinator.reports.report import paint
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.run_toml import plain
 from fleetune.tools.compare.compare import as_text, leave, unpainted
 from fleetune.tools.compare.comparison import Comparison, Contender
 from fleetune.tools.compare.contenders import seeds_of
@@ -78,7 +79,7 @@ def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any]]) -> list[Axis]:
         SettingError: one is neither, names a setting twice, or a value twice.
     """
     if isinstance(over, Mapping):
-        axes = [Axis(key, tuple(values)) for key, values in over.items()]
+        axes = [Axis(key, tuple(map(plain, values))) for key, values in over.items()]
     else:
         axes = [_axis(one) for one in over]
     if not axes:

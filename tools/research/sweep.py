@@ -122,7 +122,8 @@ def sweep(
 
     Args:
         settings: as of `fleetune.simulate`.
-        over: values by `section.key`: {"method.p": [0.2, 0.4], "training.learning_rate": [0.02, 0.05]}.
+        over: values by `section.key`: {"training.epochs": [1, 3], "training.learning_rate": [0.02, 0.05]};
+            arrays and numbers of NumPy too.
         seeds: how many, from `run.seed` on, or which.
         runs: the folder of runs.
         set: as of `fleetune.simulate`.

@@ -73,20 +73,6 @@ def duel(tmp_path_factory):
     return folder, *play(folder)
 
 
-@pytest.fixture
-def played(monkeypatch):
-    """The titles of the runs that are played from here on, in order; nothing is drawn."""
-    titles = []
-
-    def watched(cells, **options):
-        titles.extend(cell.title for cell in cells)
-        play_all(cells, **options)
-
-    monkeypatch.setattr(fleetune.tools.compare.side_by_side, "play_all", watched)
-    monkeypatch.setattr(fleetune.tools.compare.compare, "can_paint", lambda: False)
-    return titles
-
-
 def rows_of(file: Path):
     with file.open(newline="", encoding="utf-8") as lines:
         return list(csv.DictReader(lines))

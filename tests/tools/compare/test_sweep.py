@@ -17,7 +17,6 @@ from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.cli import app
-from fleetune.tools.compare.cells import play_all
 from fleetune.tools.compare.side_by_side import Work
 from fleetune.tools.compare.sweep import Axis, axes_of, combinations, sweep
 from fleetune.tools.compare.sweep_plot import score_by_setting
@@ -40,20 +39,6 @@ def swept(tmp_path_factory):
     """Two settings, two values each, two seeds: folder, comparison, console."""
     folder = tmp_path_factory.mktemp("runs") / "duel.sweep"
     return folder, *play(folder)
-
-
-@pytest.fixture
-def played(monkeypatch):
-    """The titles of the runs that are played from here on; nothing is drawn."""
-    titles = []
-
-    def watched(cells, **options):
-        titles.extend(cell.title for cell in cells)
-        play_all(cells, **options)
-
-    monkeypatch.setattr(fleetune.tools.compare.side_by_side, "play_all", watched)
-    monkeypatch.setattr(fleetune.tools.compare.compare, "can_paint", lambda: False)
-    return titles
 
 
 def rows_of(file):

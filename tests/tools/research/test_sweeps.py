@@ -1,5 +1,6 @@
 """`fleetune.sweep`: the same as the command, with data frames."""
 
+import numpy as np
 import pytest
 from tests.tools.research.test_research import SECTIONS
 
@@ -42,6 +43,14 @@ def test_the_best_can_be_set_in_another_run(swept):
     )
     whole = swept.frame[swept.frame["seed"] == 3].iloc[0]
     assert alone.summary.accuracy.personal_mean == pytest.approx(whole["accuracy_personal_mean"])
+
+
+def test_values_may_be_numpy_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(tools.compare.compare, "can_paint", lambda: False)
+    over = {"training.learning_rate": np.logspace(-2, -1, 2), "training.epochs": np.arange(1, 2)}
+    found = fleetune.sweep(SECTIONS, over, runs=tmp_path, set={"run.rounds": 1})
+    assert set(found.frame["training.learning_rate"]) == {0.01, 0.1}
+    assert list(found.best.values())[1] == 1
 
 
 def test_a_mistake_is_in_the_caller_s_words(tmp_path):
