@@ -19,9 +19,10 @@ from fleetune.tools.compare.cells import RoundDone
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.contenders import labels_of
 from fleetune.tools.compare.figures import inside, metrics
+from fleetune.tools.research.asked import asked_for
 from fleetune.tools.research.columns import column_of, device_rows, round_rows
 from fleetune.tools.research.frames import frame_of
-from fleetune.tools.simulator.given import Data, Deal, given, given_data
+from fleetune.tools.simulator.given import Data, Deal, given
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,14 +183,11 @@ def compare(
             are kept.
         KeyboardInterrupt: interrupted; what is finished is kept.
     """
-    dataset = given_data(data)
     changes = dict(set or {})
-    if isinstance(dataset, str):
-        changes["data.source"], dataset = dataset, None
     if isinstance(methods, Mapping):
         changes |= {f"compare.{label}": section for label, section in methods.items() if section}
         methods = list(methods)
-    asked = settings_of(settings, changes)
+    asked, dataset = asked_for(settings, changes, data)
     folder = Path(runs) / f"{asked.run.name}.compare"
     try:
         column = column_of(AFTER, task_of(asked.task).score)

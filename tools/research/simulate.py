@@ -15,13 +15,13 @@ from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.run_folder import STATE
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.run_toml import settings_of
 from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.tasks import task_of
+from fleetune.tools.research.asked import asked_for
 from fleetune.tools.research.columns import round_row
 from fleetune.tools.research.result import Result, read_result
 from fleetune.tools.simulator import runner
-from fleetune.tools.simulator.given import Data, Deal, given, given_data
+from fleetune.tools.simulator.given import Data, Deal, given
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +66,8 @@ def simulate(
             simulates it now.
         StoreError: the disk is full.
     """
-    dataset = given_data(data)
-    changes = {**(set or {}), **({"data.source": dataset} if isinstance(dataset, str) else {})}
-    asked = settings_of(settings, changes)
-    brought = given(asked, None if isinstance(dataset, str) else dataset, partition)
+    asked, dataset = asked_for(settings, set or {}, data)
+    brought = given(asked, dataset, partition)
     asked = brought.named_in(asked)
     folder = Path(runs) / asked.run.name
     if is_claimed(folder):

@@ -11,15 +11,15 @@ from rich.console import Console
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.run_toml import settings_of
 from fleetune.tools.compare import sweep as command
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.figures import metrics
 from fleetune.tools.compare.side_by_side import Work
 from fleetune.tools.compare.sweep_tables import in_words, value_of
+from fleetune.tools.research.asked import asked_for
 from fleetune.tools.research.columns import column_of, round_rows
 from fleetune.tools.research.frames import frame_of
-from fleetune.tools.simulator.given import Data, Deal, given, given_data
+from fleetune.tools.simulator.given import Data, Deal, given
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,11 +139,7 @@ def sweep(
             are kept.
         KeyboardInterrupt: interrupted; what is finished is kept.
     """
-    dataset = given_data(data)
-    changes = dict(set or {})
-    if isinstance(dataset, str):
-        changes["data.source"], dataset = dataset, None
-    asked = settings_of(settings, changes)
+    asked, dataset = asked_for(settings, set or {}, data)
     folder = Path(runs) / f"{asked.run.name}.sweep"
     console = Console(quiet=True)
     work = Work(
