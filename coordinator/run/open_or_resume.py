@@ -8,7 +8,6 @@ import logging
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -64,7 +63,6 @@ def open_run(
     durable: bool = True,
     enrolment: Enrolment | None = None,
     backbone: bytes | None = None,
-    goes_on: bool = True,
 ) -> Run:
     """Open `folder` for a run: anew, or to go on with it.
 
@@ -78,7 +76,6 @@ def open_run(
         durable: survive a power cut; simulations do without.
         enrolment: what a new run begins with; None: made here.
         backbone: of that enrolment, see `Beginning`.
-        goes_on: False: a run that is there stays as it is; a simulation never goes on.
 
     Raises:
         SettingError: the folder holds a finished run, or one of other settings.
@@ -92,8 +89,6 @@ def open_run(
     with ExitStack() as opened:
         store = opened.enter_context(closing(RunStore.open(folder / STATE, durable=durable)))
         payload = store.get("enrolment")
-        if payload is not None and not goes_on:
-            _refuse(settings, folder, store, payload)
         run = None if payload is None else _go_on(settings, folder, store, payload)
         if run is None:
             run = _begin(folder, store, new or _prepare(settings, beginning, folder.parent), durable=durable)
@@ -160,17 +155,6 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
     if found:
         _change(run, found, raised=raised)
     return run
-
-
-def _refuse(settings: RunSettings, folder: Path, store: RunStore, payload: bytes) -> NoReturn:
-    """Raises SettingError: the folder is taken, and by what."""
-    before = stored_settings(store.get("settings") or b"null", folder)
-    found = differences(before, going_on(before, settings), read_enrolment(payload, folder).spec)
-    what = "a finished run" if store.get(FINISHED) is not None else "a run that was stopped"
-    what = f"a run with other settings: {difference_words(found)}" if found else what
-    raise SettingError(
-        f"{folder} holds {what}; a simulation does not go on: take another run.name (--fresh deletes the run)"
-    )
 
 
 def _change(run: Run, found: Differences, *, raised: bool) -> None:

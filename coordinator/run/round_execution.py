@@ -79,6 +79,7 @@ class RoundExecution:
         method_state: the method's, as it was before the plan of the open round: planning again on it after a
             restart gives the same tasks.
         accounts: what crossed the wire.
+        tasks: of the open round.
         opened_at: when the open round opened, on the run's clock.
     """
 
@@ -98,12 +99,12 @@ class RoundExecution:
         self.opened_at = 0.0
         self.method_state: Any = method.init_coordinator(enrolment.weights)
         self._state = EngineState()
-        self._tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
-        self._tasks.proposed = lambda device: self._state.members[device].dealt
-        self._tasks.span_s = lambda: self._state.span_s
+        self.tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
+        self.tasks.proposed = lambda device: self._state.members[device].dealt
+        self.tasks.span_s = lambda: self._state.span_s
         if enrolment.downlink.name != RAW:
             held, key = HeldModels(store, method.spec, enrolment.weights), run_key(settings.run.seed)
-            self._tasks.downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)
+            self.tasks.downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)
         self._arrived: dict[DeviceId, DeviceRound] = {}
         self._written: Any = None
         self._rows = DeviceRows(store)
@@ -117,14 +118,14 @@ class RoundExecution:
         key = run_key(settings.run.seed).child("canary")
         self._releases = ReleaseStore(store, settings.adoption, key) if settings.adoption.canary else None
         if self._releases is not None:
-            self._tasks.release = self._releases.release
+            self.tasks.release = self._releases.release
         self._thinning = Thinning(store, store.path.parent) if settings.run.is_open else None
         self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
         self._aggregating = Aggregating(
             method, self._scrutiny, settings.round.staleness_power, store.reply, self.method_state
         )
         if settings.objective.normalise and method.starts_from_task:
-            self._aggregating.normalising = Normalising(lambda: self._state, self._tasks, method.spec)
+            self._aggregating.normalising = Normalising(lambda: self._state, self.tasks, method.spec)
 
     def follow(self, engine: RoundEngine) -> None:
         """Do what this engine wants from now on, and judge its rounds."""
@@ -145,8 +146,8 @@ class RoundExecution:
         self._aggregating.planned = self._written = self.method_state
         if self._releases is not None:
             self._releases.recall()
-        if self._tasks.downlink is not None:
-            self._tasks.downlink.held.recall()
+        if self.tasks.downlink is not None:
+            self.tasks.downlink.held.recall()
         self._arrived = {} if state.stage == "finished" else self._store.device_rounds(state.turn.number)
         opened = self._store.get("opened")
         assert opened is not None, "it is written in the same transaction as the engine's state"
@@ -169,14 +170,14 @@ class RoundExecution:
 
     def note_held(self, device: DeviceId, digest: str | None) -> None:
         """What a device says that it holds; None: it reads no differences. Inside `store.step()`."""
-        self._tasks.note_held(device, digest, self._state.awaited_turn(device), self._state.turn)
+        self.tasks.note_held(device, digest, self._state.awaited_turn(device), self._state.turn)
 
     def delivered(self, device: DeviceId, turn: Turn) -> Delivered | None:
         """What a device had of its task; None: it is not known any more, or nobody asks for it."""
         compared = self._settings.round.prefer == "pyramid"
-        if not self._encodes and self._tasks.downlink is None and not compared:
+        if not self._encodes and self.tasks.downlink is None and not compared:
             return None
-        return self._tasks.delivered(device, turn, self._state.turn)
+        return self.tasks.delivered(device, turn, self._state.turn)
 
     def base(self, delivered: Delivered | None) -> Base | None:
         """What an update was written with, nothing where that is not known any more; None: values are written
@@ -200,14 +201,14 @@ class RoundExecution:
             add_unsent(reply.update, delivered.unsent, spec)
         self._store.add_reply(reply.device, codec.encode(reply, spec))
         self._count_task_of(reply)  # as it was sent: over what the device holds from now on it is less
-        self._tasks.taken(reply.device, delivered)
+        self.tasks.taken(reply.device, delivered)
 
     def _note_unanswered(self, turn: Turn) -> None:
         """Who had its task in this turn, and has not said what became of it."""
-        for device in self.accounts.sent_bytes.keys() & self._tasks.planned.keys():
+        for device in self.accounts.sent_bytes.keys() & self.tasks.planned.keys():
             member = self._state.members[device]
             if member.answer != "declined" or member.declined_round != turn.number:
-                self._tasks.perhaps_taken(device, turn)
+                self.tasks.perhaps_taken(device, turn)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
         """Do one action at `now`; what is left to do outside, and what became of it.
@@ -251,7 +252,7 @@ class RoundExecution:
         key = run_key(self._settings.run.seed).child("plan", number, action.attempt)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found before it is sent
             planned = self._method.plan(self.method_state, action.round, key)
-        self._aggregating.planned, self._tasks.planned = planned
+        self._aggregating.planned, self.tasks.planned = planned
         self._scrutiny.open()
         if not action.resumed:
             self.opened_at = now
@@ -260,7 +261,7 @@ class RoundExecution:
 
     def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """Count a payload that reached its device."""
-        as_in_papers = partial(self._tasks.paper_bytes, device, Turn.of(transfer_key))
+        as_in_papers = partial(self.tasks.paper_bytes, device, Turn.of(transfer_key))
         self.accounts.delivered(device, transfer_key, num_bytes, as_in_papers)
 
     def note_measured(self, device: DeviceId, turn: Turn, actual: RoundCost) -> None:
@@ -298,8 +299,8 @@ class RoundExecution:
         evaluating = self._state.stage == "rehearsing"
         transfer_key = TransferKey("task", self._run_id, *turn, evaluating)
         # else a newer one follows
-        if not self._tasks.keeps(transfer_key) or self._state.members[task.device].asked == turn:
-            yield OutgoingTask(task.device, transfer_key, self._tasks.ready(task.device, transfer_key))
+        if not self.tasks.keeps(transfer_key) or self._state.members[task.device].asked == turn:
+            yield OutgoingTask(task.device, transfer_key, self.tasks.ready(task.device, transfer_key))
 
     def _keep(self, device: DeviceId, arriving: ArrivingReply) -> None:
         reply, data = arriving.reply, arriving.data
@@ -308,13 +309,13 @@ class RoundExecution:
         member = self._state.member(device)
         self._arrived[device] = self._recorder.record(arriving, member, self.accounts.sent_bytes.pop(device))
         self._told.add(device)
-        self._tasks.answered(device)
+        self.tasks.answered(device)
 
     def _count_task_of(self, reply: Reply[Any]) -> None:
         """Whoever replies has had its task, even if a restart lost the word of that."""
         if reply.device not in self.accounts.sent_bytes:
             transfer_key = TransferKey("task", self._run_id, reply.round, reply.attempt, reply.update is None)
-            num_bytes = len(self._tasks.payload(reply.device, transfer_key))
+            num_bytes = len(self.tasks.payload(reply.device, transfer_key))
             self.note_delivered(reply.device, transfer_key, num_bytes)
 
     def _others(self, device: DeviceId) -> Iterator[Any]:
@@ -335,7 +336,7 @@ class RoundExecution:
             final_evaluation=final_evaluation,
             opened_s=self.opened_at - began,
             closed_s=now - began,
-            participants=tuple(self._tasks.planned),
+            participants=tuple(self.tasks.planned),
             devices={device: self._arrived[device] for device in action.devices},
             internals={} if final_evaluation else self._internals.of_round(self.method_state),
         )
@@ -360,7 +361,7 @@ class RoundExecution:
         return [Notice(line)] if line else []
 
     def _abandon(self, action: AbandonRound) -> RoundAbandoned:
-        absent = sorted(self._tasks.planned.keys() - self._arrived.keys())
+        absent = sorted(self.tasks.planned.keys() - self._arrived.keys())
         self.accounts.ledger.refuse(f"abandoned-{action.reason}")
         self._store.drop_device_rounds(action.number)
         self._note_unanswered(Turn(action.number, action.attempt))

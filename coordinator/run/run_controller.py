@@ -45,8 +45,8 @@ class RunController:
         store: of the run; a run that it holds already goes on where it stopped.
 
     Attributes:
-        keeps_steps: what each step changed is written down; else all when a round closes, for a run that
-            nobody goes on with (a simulation).
+        keeps_steps: what each step changed is written down; else all when a round closes, for a run that is
+            gone on with from there (a simulation).
     """
 
     keeps_steps = True
@@ -214,6 +214,19 @@ class RunController:
     def objection(self, device: DeviceId, turn: Turn) -> Objection | None:
         """What speaks against counting a reply of `device` to `turn`; None: it counts."""
         return objection_to(self._engine.state, device, turn)
+
+    def write_down(self) -> None:
+        """Write what changed and is not written yet, inside a step of the store. Raises StoreError."""
+        self._execution.write_down()
+
+    @property
+    def tasks_made(self) -> list[tuple[DeviceId, int, int, float]]:
+        """See `Tasks.made`: a coordinator that is killed forgets it, a simulation does not."""
+        return self._execution.tasks.made
+
+    @tasks_made.setter
+    def tasks_made(self, made: list[tuple[DeviceId, int, int, float]]) -> None:
+        self._execution.tasks.made = made
 
     def awaited_turn(self, device: DeviceId) -> Turn | None:
         """The task that the device is expected to answer; None: none."""

@@ -168,6 +168,18 @@ class Tasks:
         kept = self.store.task(device, *turn)  # a restart came in between
         return 0.0 if kept is None else paper_bytes(self._read(kept).task)
 
+    @property
+    def made(self) -> list[tuple[DeviceId, int, int, float]]:
+        """What papers would count of tasks that have not reached their devices, by device, round, attempt."""
+        paper_bytes = self._paper_bytes
+        return [(one, *turn, count) for one, made in paper_bytes.items() for turn, count in made.items()]
+
+    @made.setter
+    def made(self, made: list[tuple[DeviceId, int, int, float]]) -> None:
+        self._paper_bytes = {}
+        for device, number, attempt, count in made:
+            self._paper_bytes.setdefault(device, {})[Turn(number, attempt)] = count
+
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self.kind]  # type: ignore[name-defined]
         assignment: Assignment[Any] = codec.decode(data, kind, self.spec)

@@ -41,7 +41,7 @@ EDGE_SIM = (
             signal.SIGINT,
             True,
             130,
-            "What came before is kept: edge-coordinator report runs/digits. The same command with --fresh",
+            "stopped in round 1: the same command begins anew",
         ),
         (
             ["compare", "--workers", "1", "--methods", "fedavg,local-only"],

@@ -21,11 +21,12 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.observers import ClosedRounds
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.store.run_folder import clear
-from fleetune.protocols.errors import FleetuneError, StoreError
+from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
+from fleetune.tools.simulator.stopping.standing import standing
 from fleetune.tools.simulator.worker_processes import WorkerProcesses, tell
 
 SETTINGS = "run.json"
@@ -82,13 +83,15 @@ def again(*, fresh: bool) -> str:
     return "the same command without --fresh goes on" if fresh else "the same command goes on"
 
 
-def forget(cell: Cell) -> None:
-    """The run is not finished, whatever was kept of it."""
+def forget(cell: Cell, *, fresh: bool) -> None:
+    """The run is not finished, whatever was kept of it; `fresh`: nor has it begun."""
     (cell.folder / SETTINGS).unlink(missing_ok=True)
+    if fresh:
+        clear(cell.folder, durable=False)
 
 
 def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
-    """Simulate a run and keep its figures; the state of its devices is not kept.
+    """Simulate a run, or go on with it, and keep its figures; the state of its devices is not kept.
 
     Raises:
         FleetuneError: see `runner.simulate`.
@@ -99,7 +102,7 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
         cell.settings,
         cell.folder,
         workers=workers,
-        fresh=True,
+        fresh=_is_other(cell),
         observers=[ClosedRounds(on_closed)],
         runs=cell.runs,
         given=cell.given,
@@ -110,6 +113,15 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
     files = {**figures(summary, records), SETTINGS: msgspec.json.encode(cell.settings)}
     for name, data in files.items():
         write_atomically(cell.folder / name, data, durable=False)
+
+
+def _is_other(cell: Cell) -> bool:
+    """Whether what was begun in the run's folder cannot be gone on with."""
+    try:
+        there = standing(cell.settings, cell.folder)
+    except (SettingError, StoreError):  # what it must not remove it does not
+        return True
+    return there is not None and there.finished
 
 
 def play_all(

@@ -99,7 +99,7 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
     if missing:
         check_methods(missing)
     for cell in missing:
-        forget(cell)
+        forget(cell, fresh=work.fresh)
     if len(missing) < len(cells):
         done = f"{len(cells) - len(missing)} of {len(cells)}"
         console.print(f"{done} runs are finished already, in {work.folder}")

@@ -185,7 +185,7 @@ def _play_missing(
     """What ended it early, if anything did."""
     missing = [cell for cell in cells if fresh or not finished(cell)]
     for cell in missing:
-        forget(cell)
+        forget(cell, fresh=fresh)
     problems: list[str] = []
     with progress_bar(console) as bar:
         tasks = {

@@ -6,22 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.run.changed_settings import difference_words, differences, going_on
-from fleetune.coordinator.run.stored_run import FINISHED, stored_run
-from fleetune.coordinator.store.folder_lock import is_claimed
-from fleetune.coordinator.store.run_folder import STATE
-from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.coordinator.run.run_events import Notice, RunEvent
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.tasks import task_of
 from fleetune.tools.research.asked import asked_for
 from fleetune.tools.research.columns import round_row
 from fleetune.tools.research.result import Result, read_result
 from fleetune.tools.simulator import runner
 from fleetune.tools.simulator.given import Data, Deal, given
+from fleetune.tools.simulator.stopping.standing import OtherRunError, Standing, standing
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +38,8 @@ def simulate(
 ) -> Result:
     """Simulate a run and leave its report, weights and pictures in `runs`/<name>; what it came to.
 
-    A run that is finished there is read, not played again; one that was stopped is played again from its
-    first round, to the same figures.
+    A run that is finished there is read, not played again; one that was stopped goes on after the last round
+    that it closed, to the same figures.
 
     Args:
         settings: the path of a run.toml, what would stand in one as a dict, or what `fleetune.read_run` gave.
@@ -70,17 +66,16 @@ def simulate(
     brought = given(asked, dataset, partition)
     asked = brought.named_in(asked)
     folder = Path(runs) / asked.run.name
-    if is_claimed(folder):
-        raise StoreError(f"{folder}: this run is simulated now; wait for it, or take another run.name")
-    there = (folder / STATE).exists()
-    if there and not fresh and _is_finished(asked, folder):
+    there = None if fresh else _standing(asked, folder)
+    if there is not None and there.finished:
         return read_result(folder)
     stopped = _Stop(asked, on_round)
     run, summary = runner.simulate(
         asked,
         folder,
         workers=workers,
-        fresh=there,
+        fresh=fresh,
+        observers=[_Logged()],
         given=brought,
         on_round=None if on_round is None else stopped.hears,
     )
@@ -105,35 +100,19 @@ class _Stop:
         return self.early
 
 
-def _is_finished(asked: RunSettings, folder: Path) -> bool:
-    """Whether the run that is there is the one asked for, to its end.
+class _Logged:
+    """Lines for people go to the log."""
 
-    Raises:
-        SettingError: it is another one.
-    """
-    with stored_run(folder) as kept:
-        wanted = _as_begun(asked, kept.settings)
-        found = differences(kept.settings, going_on(kept.settings, wanted), kept.enrolment.spec)
-        finished = kept.store.get(FINISHED) is not None
-    if found:
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        if isinstance(event, Notice):
+            log.warning("%s", event.line)
+
+
+def _standing(asked: RunSettings, folder: Path) -> Standing | None:
+    try:
+        return standing(asked, folder)
+    except OtherRunError as problem:
         raise SettingError(
-            f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name,"
-            f' e.g. set={{"run.name": "{folder.name}-2"}} (fresh=True deletes the run)'
-        )
-    if not finished:
-        log.warning("%s was stopped: it begins anew, and comes to the same figures", folder)
-    return finished
-
-
-def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
-    """With what a simulation fills in when it begins, as it was filled in there."""
-    model, round_ = asked.model, asked.round
-    model = replace(
-        model,
-        input_shape=model.input_shape or before.model.input_shape,
-        num_classes=before.model.num_classes if model.num_classes is None else model.num_classes,
-    )
-    if asked.fleet.availability == 1:
-        round_ = replace(round_, start_with=before.round.start_with)
-    schedule = replace(asked.schedule, zone=asked.schedule.zone or UTC)
-    return replace(asked, model=model, round=round_, schedule=schedule)
+            f'{problem}, e.g. set={{"run.name": "{folder.name}-2"}} (fresh=True deletes the run)'
+        ) from None

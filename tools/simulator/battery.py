@@ -1,6 +1,6 @@
 """A simulated device's battery, which nobody charges."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass
@@ -11,12 +11,13 @@ class Battery:
         capacity_j: when full.
         charge: what is left of it, 0..1.
         idle_w: drawn all the time; what work takes comes on top.
+        seen_at: when it was drained last.
     """
 
     capacity_j: float
     charge: float
     idle_w: float
-    _seen_at: float = field(default=0.0, repr=False)
+    seen_at: float = 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -24,6 +25,6 @@ class Battery:
 
     def drain(self, now: float, joules: float = 0.0) -> None:
         """By `joules` of work, and by idling since it was last drained."""
-        idle_j = self.idle_w * max(0.0, now - self._seen_at)
-        self._seen_at = max(now, self._seen_at)
+        idle_j = self.idle_w * max(0.0, now - self.seen_at)
+        self.seen_at = max(now, self.seen_at)
         self.charge = max(0.0, self.charge - (joules + idle_j) / self.capacity_j)

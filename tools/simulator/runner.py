@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import Beginning, begin
 from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.open_or_resume import open_run
+from fleetune.coordinator.run.round_journal import RoundJournal
 from fleetune.coordinator.run.run_events import Notice, RunBegan, RunLeft
 from fleetune.coordinator.run.starting_weights import run_named
 from fleetune.coordinator.run.stored_run import (
@@ -38,10 +40,10 @@ from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import digest_of
 from fleetune.tools.simulator import worker
-from fleetune.tools.simulator.arrivals import Deliveries
-from fleetune.tools.simulator.days import Days, Growing
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
-from fleetune.tools.simulator.growing_devices import growing_devices
+from fleetune.tools.simulator.growing.arrivals import Deliveries
+from fleetune.tools.simulator.growing.days import Days, Growing
+from fleetune.tools.simulator.growing.growing_devices import growing_devices
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.simulated_fleet import (
     Shares,
@@ -50,9 +52,11 @@ from fleetune.tools.simulator.simulated_fleet import (
     ratio_controller_of,
     simulated_devices,
 )
-from fleetune.tools.simulator.simulation import OnRound, Simulation, world_of
+from fleetune.tools.simulator.simulation import OnRound, Simulation
 from fleetune.tools.simulator.starting_models import carry_over
+from fleetune.tools.simulator.stopping.standing import Standing, standing
 from fleetune.tools.simulator.worker_processes import WorkerProcesses
+from fleetune.tools.simulator.world import world_of
 
 
 class Inline(Executor):
@@ -90,22 +94,62 @@ def simulate(
     given: Given = NOTHING_GIVEN,
     on_round: OnRound | None = None,
 ) -> tuple[Run, Summary]:
-    """Simulate a run; the open run and its summary.
+    """Simulate a run, or go on with one that was stopped; the open run and its summary.
 
     Args:
         settings: of the run.
         folder: of the run.
         workers: processes that train devices, one torch thread each; 0: none but this one.
         fresh: replace what an earlier run left in the folder.
-        observers: told of what happens, and, where the run goes on from another, what its devices begin with.
+        observers: told of what happens, that the run goes on, and, where it continues another run, what its
+            devices begin with.
         runs: the folder of runs that this one may start from; None: the one that `folder` is in.
         given: what the caller gives instead of what [data] names; `settings` say so already.
         on_round: see `Simulation`.
 
     Raises:
-        FleetuneError: settings, data or model are wrong; StoreError when the disk is full.
+        FleetuneError: settings, data or model are wrong, or the folder holds a finished run, or another one;
+            StoreError when the disk is full, or somebody simulates it now.
     """
     runs = runs or folder.parent
+    there = None if fresh else standing(settings, folder)
+    if there is not None and there.finished:
+        raise SettingError(f"{folder} holds this run, finished; --fresh plays it again")
+    if there is None or there.why_anew:
+        opened = _begin(settings, folder, runs, given, fresh=fresh or there is not None)
+    else:
+        opened = _go_on(there, folder, given)
+    run = opened.run
+    journal = RoundJournal(folder, run.controller.records)
+    watching = Observers([journal, *observers])
+    watching.tell(RunBegan(run.enrolment.run, run.settings, run.controller.records(), simulated=True))
+    for line in (_words(there, folder), opened.begins):
+        if line:
+            watching.tell(Notice(line))
+    try:
+        _play(opened, workers, watching, given=given, on_round=on_round)
+    except BaseException:
+        run.store.close()
+        raise
+    finally:
+        watching.tell(RunLeft())
+    summary, growing = summary_of(run, simulated=True), opened.growing
+    return run, summary if growing is None else replace(summary, days=growing.days.ended)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A run to be played; `begins`: with what its devices do, "": with nothing special."""
+
+    run: Run
+    players: list[Player]
+    sent_bytes: int = 0
+    growing: Growing | None = None
+    begins: str = ""
+
+
+def _begin(settings: RunSettings, folder: Path, runs: Path, given: Given, *, fresh: bool) -> _Opened:
+    """A new run; whatever can fail is tried before an earlier one is removed."""
     check_counts(settings)
     check_ends(settings)
     shares = Shares(settings, given)
@@ -118,30 +162,32 @@ def simulate(
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     zone = settings.schedule.zone or UTC  # whatever this machine's is
     settings = replace(settings, schedule=replace(settings.schedule, zone=zone))
-    run = open_run(
-        settings,
-        folder,
-        fresh=fresh,
-        durable=False,
-        enrolment=enrolment,
-        backbone=beginning.backbone,
-        goes_on=False,
-    )
-    watching = Observers(observers)
-    watching.tell(RunBegan(run.enrolment.run, run.settings, closed=(), simulated=True))
+    backbone = beginning.backbone
+    run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, backbone=backbone)
     try:
         names = [player.name for player in players]
-        if begins := carry_over(settings, run.enrolment, names, folder / DEVICES, runs):
-            watching.tell(Notice(begins))
-        sent_bytes = _sent_at_first(run, beginning, runs)
-        _play(run, players, workers, watching, growing, sent_bytes=sent_bytes, given=given, on_round=on_round)
+        begins = carry_over(settings, run.enrolment, names, folder / DEVICES, runs)
+        return _Opened(run, players, _sent_at_first(run, beginning, runs), growing, begins)
     except BaseException:
         run.store.close()
         raise
-    finally:
-        watching.tell(RunLeft())
-    summary = summary_of(run, simulated=True)
-    return run, summary if growing is None else replace(summary, days=growing.days.ended)
+
+
+def _go_on(there: Standing, folder: Path, given: Given) -> _Opened:
+    """A run that was stopped."""
+    players = _players(there.settings, there.enrolment, Shares(there.settings, given))
+    run = open_run(there.settings, folder, durable=False)
+    run.controller.recall()
+    return _Opened(run, players)
+
+
+def _words(there: Standing | None, folder: Path) -> str:
+    """What is done with a run that was stopped."""
+    if there is None:
+        return ""
+    if there.why_anew:
+        return f"{folder} was stopped: it begins anew ({there.why_anew}), and comes to the same figures"
+    return f"{folder} was stopped: it goes on after round {there.rounds}"
 
 
 def leave(run: Run, summary: Summary, *, finished: bool = True, report: bool = True) -> list[Path]:
@@ -198,30 +244,20 @@ def _growing(settings: RunSettings, shares: Shares) -> Growing | None:
 
 
 def _play(
-    run: Run,
-    players: list[Player],
-    workers: int,
-    observers: Observers,
-    growing: Growing | None,
-    *,
-    sent_bytes: int,
-    given: Given,
-    on_round: OnRound | None,
+    opened: _Opened, workers: int, observers: Observers, *, given: Given, on_round: OnRound | None
 ) -> None:
+    run = opened.run
     with _executor(run, workers, given) as executor:
         Simulation(
-            run.controller,
-            run.enrolment,
-            sent_bytes,
-            players,
+            run,
+            opened.sent_bytes,
+            opened.players,
             executor,
             max_in_flight=max(2, 2 * workers),
-            availability=run.settings.fleet.availability,
             world=world_of(run.settings),
-            growing=growing,
+            growing=opened.growing,
             observers=observers,
             on_round=on_round,
-            overlapping=run.settings.round.mode != "synchronous",
         ).run()
 
 

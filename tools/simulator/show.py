@@ -23,9 +23,12 @@ from fleetune.coordinator.reports.internals.table import internals_table
 from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.reports.summary import SUMMARY, Summary, read_summary
 from fleetune.coordinator.reports.tables import device_table, run_table
+from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunBegan, RunEvent
+from fleetune.coordinator.run.stored_run import stored_run
+from fleetune.coordinator.store.run_folder import SHARED
 from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.internals import Internal
@@ -33,6 +36,8 @@ from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
+from fleetune.tools.simulator.stopping.rounds_kept import goes_on
+from fleetune.tools.simulator.stopping.standing import Standing, standing
 from fleetune.tools.stop_signals import ToldInterrupt
 
 PLAIN_WIDTH = 100  # of a file or pipe
@@ -43,9 +48,14 @@ console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) -> Summary:
     """Simulate a run with a progress bar, leave its report in `folder`; its summary.
 
+    One that was stopped goes on; one that is finished there is shown.
+
     Raises:
         KeyboardInterrupt: interrupted; where and what to do is said, unless it had not begun yet.
     """
+    there = None if fresh else standing(settings, folder)
+    if there is not None and there.finished:
+        return _show_finished(there, folder)
     method = settings.method["name"]
     internals = internals_of(settings.method)
     bar = progress_bar(console)
@@ -58,26 +68,41 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
     except KeyboardInterrupt:
         if watching.under_way is None:
             raise
-        console.print(
-            f"stopped in {watching.under_way}. What came before is kept: edge-coordinator report {folder}."
-            " The same command with --fresh begins anew",
-            **PLAINLY,
-        )
+        again = "goes on there" if watching.closed and goes_on(settings) else "begins anew"
+        so_far = f"; edge-coordinator report {folder} shows what came before" if watching.closed else ""
+        console.print(f"stopped in {watching.under_way}: the same command {again}{so_far}", **PLAINLY)
         raise ToldInterrupt from None
-    boards = {device.name: device.board.name for device in simulated_devices(run.settings)}
-    shown = with_personal(summary, run.controller.records())
+    records = run.controller.records()
     try:
         files = leave(run, summary)
     except KeyboardInterrupt:
         line = f"stopped in its report; all rounds are kept, and edge-coordinator report {folder} writes it"
         console.print(line, **PLAINLY)
         raise ToldInterrupt from None
+    _show(run.settings, summary, records)
+    _list(files)
+    return summary
+
+
+def _show_finished(there: Standing, folder: Path) -> Summary:
+    """A run that was played before."""
+    summary = read_summary(folder)
+    with stored_run(folder) as kept:
+        records = kept.store.records()
+    _show(there.settings, summary, records)
+    console.print(f"{folder} was finished before; --fresh plays it again", **PLAINLY)
+    _list([folder / name for name in (SUMMARY, "report.html", SHARED) if (folder / name).exists()])
+    return summary
+
+
+def _show(settings: RunSettings, summary: Summary, records: Sequence[RoundRecord]) -> None:
+    """What a run came to, as tables."""
+    boards = {device.name: device.board.name for device in simulated_devices(settings)}
+    shown = with_personal(summary, records)
     console.print(run_table(shown))
     console.print(device_table(shown, boards=boards, limit=10))
     if inside := internals_table(shown):
         console.print(inside)
-    _list(files)
-    return summary
 
 
 class RoundsProgress(Progress):
@@ -98,6 +123,7 @@ class RoundBar:
 
     Attributes:
         under_way: the round that is played, in words; None: the run has not begun.
+        closed: whether a round has ended.
     """
 
     bar: RoundsProgress
@@ -106,6 +132,7 @@ class RoundBar:
     internals: Sequence[Internal] = ()
     score: Score = ACCURACY
     under_way: str | None = None
+    closed: bool = False
 
     def observe(self, event: RunEvent) -> None:
         """Take an event in."""
@@ -114,9 +141,12 @@ class RoundBar:
                 self.bar.console.print(line, **PLAINLY)
             case RunBegan():
                 self.under_way = "round 1"
+                for record in event.closed:
+                    self.observe(RoundClosed(record))
             case RoundClosed(record) if record.final_evaluation:
                 self.bar.update(self.task, description=f"{self.method}, final evaluation")
             case RoundClosed(record):
+                self.closed = True
                 after = AFTER.seen_as(self.score)
                 told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
                 self.bar.inside = inside_line(record, self.internals)

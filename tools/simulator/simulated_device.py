@@ -29,6 +29,19 @@ class MadeReply:
     work: RoundWork
 
 
+@dataclass(frozen=True)
+class PlayerState:
+    """What changes of a `Player` while no data grow, to be written down."""
+
+    membership: Membership
+    battery: Battery | None
+    there: bool
+    working: Turn | None
+    replies: list[tuple[Turn, MadeReply]]
+    base: str | None
+    sends_until: float
+
+
 @dataclass
 class Player:
     """A device on the virtual clock.
@@ -84,6 +97,21 @@ class Player:
     @property
     def name(self) -> str:
         return self.device.name
+
+    @property
+    def state(self) -> PlayerState:
+        """As it stands, its job aside."""
+        replies = list(self.replies.items())
+        there, working = self.there, self.working
+        return PlayerState(
+            self.membership, self.battery, there, working, replies, self.base, self.sends_until
+        )
+
+    def restore(self, state: PlayerState) -> None:
+        """Take over what it was."""
+        self.membership, self.battery = state.membership, state.battery
+        self.there, self.working, self.replies = state.there, state.working, dict(state.replies)
+        self.base, self.sends_until = state.base, state.sends_until
 
     @property
     def conditions(self) -> Conditions:

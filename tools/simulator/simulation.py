@@ -6,15 +6,10 @@ simulated is how long that takes on its board and what it draws, how long the by
 when it is there.
 """
 
-import heapq
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from functools import partial
-from itertools import count
+from concurrent.futures import Executor
 from typing import Any
 
-from fleetune.coordinator.rounds.civil_time import instant
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import (
     ClockSet,
@@ -25,108 +20,79 @@ from fleetune.coordinator.rounds.events import (
     Tick,
 )
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.coordinator.rounds.schedule import TOLD
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
-from fleetune.coordinator.run.run_clock import schedule_of
-from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
+from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.tasks.assignment import OutgoingTask
-from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.edge_agent.run.session import asked_of
 from fleetune.protocols.errors import PacketNotFinite, SettingError
-from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.schedule import DAY_S, seconds_of_day
 from fleetune.protocols.wire.messages import TransferKey
-from fleetune.protocols.wire.payloads import Enrolment, run_key
-from fleetune.tools.simulator import worker
-from fleetune.tools.simulator.days import Growing
+from fleetune.tools.simulator import agenda, worker
+from fleetune.tools.simulator.agenda import Agenda
+from fleetune.tools.simulator.growing.days import Growing
+from fleetune.tools.simulator.growing.intake import Intake
+from fleetune.tools.simulator.presence import Presence
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
+from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept, goes_on
+from fleetune.tools.simulator.stopping.snapshot import LAYOUT, STOPPED, Snapshot
 from fleetune.tools.simulator.transfers import downloaded, uploaded
+from fleetune.tools.simulator.work_at_hand import WorkAtHand
+from fleetune.tools.simulator.world import World
 
 OnRound = Callable[[RoundRecord], bool]  # told of a training round that closed: whether it was the last
-STOPPED = "stopped by its caller"
 MOST_ATTEMPTS = 300  # at one round
-FIRST_DAY = 20_454  # since 1970: 1 January 2026
-MOST_STRETCHES = 10_000  # between two rounds
-
-
-@dataclass(frozen=True)
-class World:
-    """When a simulated world begins and ends.
-
-    Attributes:
-        ahead_s: the time of day when its clock begins, in seconds since 1970.
-        ends_s: after so many seconds no round opens any more; None: when its rounds are done.
-    """
-
-    ahead_s: float = 0.0
-    ends_s: float | None = None
-
-
-def world_of(settings: RunSettings) -> World:
-    """What [fleet] says of it."""
-    schedule, fleet = schedule_of(settings.schedule), settings.fleet
-    begins = instant(FIRST_DAY, seconds_of_day(fleet.starts_at, "starts_at"), schedule.zone)
-    return World(begins, None if fleet.days is None else fleet.days * DAY_S)
 
 
 class Simulation:
     """A fleet at work on a virtual clock.
 
     Args:
-        controller: of the run.
-        enrolment: of the run.
+        run: opened, or to be gone on with.
         num_enrolment_bytes: what each device downloads before its first round.
         players: the devices, each with its first ratio chosen.
         executor: runs `tools.simulator.worker.reply`.
         max_in_flight: payloads handed to the executor at a time.
-        availability: chance that a device is there, drawn anew for every stretch of `deadline_s`.
         world: when it begins and ends.
         growing: what comes to the devices, and how they do, where their data grow.
-        observers: told of what happens.
+        observers: told of what happens, when it is written down.
         on_round: told of every training round before the next one opens; True: there shall be none. What it
             raises ends the simulation.
-        overlapping: rounds are semi-asynchronous; `on_round` is told when the next one is open already, which
-            is finished in any case.
     """
 
     def __init__(
         self,
-        controller: RunController,
-        enrolment: Enrolment,
+        run: Run,
         num_enrolment_bytes: int,
         players: list[Player],
         executor: Executor,
         *,
         max_in_flight: int,
-        availability: float = 1.0,
-        world: World = World(),
+        world: World,
         growing: Growing | None = None,
         observers: Observers,
         on_round: OnRound | None = None,
-        overlapping: bool = False,
     ) -> None:
-        self._controller = controller
-        controller.keeps_steps = False
-        self._enrolment = enrolment
+        self._controller = run.controller
+        self._controller.keeps_steps = False
+        self._enrolment = run.enrolment
         self._num_enrolment_bytes = num_enrolment_bytes
         self._fleet = {player.name: player for player in players}
-        self._executor = executor
-        self._max_in_flight = max_in_flight
-        self._availability = availability
+        self._at_hand = WorkAtHand(executor, max_in_flight)
+        self._presence = Presence(run.settings.fleet.availability, run.enrolment.seed)
         self._world = world
-        self._growing = growing
-        self._turns_left = 0 if growing is None else growing.deliveries.turns
+        self._intake = None if growing is None else Intake(growing, executor, players)
         self._observers = observers
         self._on_round = on_round
-        self._overlapping = overlapping
-        self._in_flight: list[Future[worker.Worked]] = []
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
+        self._overlapping = run.settings.round.mode != "synchronous"
+        self._kept = RoundsKept(run, goes_on=goes_on(run.settings))
+        self._agenda = Agenda()
+        self._changed: set[str] = set()  # devices, since they were written down
+        self._answered: set[str] = set()  # devices with replies that may be asked for again
+        self._happened: list[Happening] = []  # and is not written down
+        self._closed = False  # a round has, and is not written down
         self._next_tick: float | None = None
         self._finished = False
-        self._idle_stretches = 0
         self.now = 0.0
 
     def run(self) -> None:
@@ -136,49 +102,114 @@ class Simulation:
             SettingError: it cannot be, because devices that are needed decline or stay away, or a round
                 never has enough updates: a virtual clock would go on for ever.
         """
-        self._await_samples()
-        self._tell(ClockSet(self._world.ahead_s))
-        if self._world.ends_s is not None:
-            self._at(self._world.ends_s, lambda: self._tell(RoundsEnded("the simulated days are over")))
-        self._enrol()
-        while self._agenda and not (self._finished and not self._turns_left):
-            self.now, _, happen = heapq.heappop(self._agenda)
-            happen()
+        if not self._went_on():
+            self._begin()
+        while self._goes_on:
+            with self._kept.one_round():
+                self._play_round()
+            happened, self._happened, self._closed = self._happened, [], False
+            for event in happened:
+                self._observers.tell(event)
+            self._open_next([one.record for one in happened if isinstance(one, RoundClosed)])
         if not self._finished:
             raise SettingError("too few devices take part to reach round.quorum; lower it, or add devices")
 
-    def _await_samples(self) -> None:
-        """Devices have their first samples, and all others are on the agenda."""
-        if self._growing is None:
-            return
-        begun = [
-            (player, self._executor.submit(worker.begin, player.name, player.device.index, self._wall_s))
-            for player in self._fleet.values()
-        ]
-        for player, job in begun:
-            player.figures = job.result()
-            player.note_samples(self.now)
-        every_s = DAY_S / self._growing.deliveries.arrivals.times_a_day
-        for turn in range(self._growing.deliveries.turns):
-            self._at((turn + 1) * every_s, partial(self._samples_come, self._growing, turn))
+    @property
+    def _goes_on(self) -> bool:
+        is_over = self._finished and not (self._intake and self._intake.turns_left)
+        return bool(self._agenda) and not is_over
 
-    def _samples_come(self, growing: Growing, turn: int) -> None:
-        jobs = []
-        for player in self._fleet.values():
-            if player.job is not None:
-                player.job.exception()  # one writer at a time for its samples
-            where = player.name, player.device.index, turn, self._wall_s
-            jobs.append((player, self._executor.submit(worker.come, *where)))
-        for player, job in jobs:
-            came = job.result()
-            player.figures, player.turns = came.figures, turn + 1
-            growing.days.note(player.name, came)
-            if player.there and player.is_idle(self.now) and player.note_samples(self.now):
-                self._report(player)
-        self._turns_left -= 1
-        if (turn + 1) % growing.deliveries.arrivals.times_a_day == 0:
-            drifting = sum((player.drift or 0.0) >= TOLD for player in self._fleet.values())
-            growing.days.end(self._controller.ledger.traffic.values(), drifting)
+    def _play_round(self) -> None:
+        """Until it has ended, and how the world stands then is written."""
+        while self._goes_on and not self._closed:
+            self.now, number, happening = self._agenda.pop()
+            self._happen(happening, number)
+        if self._closed:
+            self._kept.write(self._snapshot, [self._fleet[name] for name in sorted(self._changed)])
+            self._changed.clear()
+
+    def _open_next(self, closed: list[RoundRecord]) -> None:
+        """No round opens before the one before it is written down and the caller has seen it."""
+        trained = [record for record in closed if not record.final_evaluation]
+        if self._on_round is not None and any(self._on_round(record) for record in trained):
+            self._tell(RoundsEnded(STOPPED))
+        if self._controller.engine_state.paused:
+            self._tell(Paused(False))
+
+    def _went_on(self) -> bool:
+        """Whether this simulation was stopped before: then it goes on where its last round ended."""
+        snapshot = self._kept.recall(self._fleet.values())
+        if snapshot is None:
+            return False
+        self.now, self._next_tick = snapshot.now, snapshot.next_tick
+        self._presence.idle_stretches = snapshot.idle_stretches
+        self._agenda.restore(snapshot.agenda)
+        self._at_hand.restore(snapshot.worked)
+        self._controller.tasks_made = snapshot.tasks_made
+        self._answered = {name for name, player in self._fleet.items() if player.replies}
+        self._finished = self._controller.finished is not None
+        self._open_next([])
+        return True
+
+    def _snapshot(self, closed: int) -> Snapshot:
+        return Snapshot(
+            layout=LAYOUT,
+            closed=closed,
+            now=self.now,
+            agenda=self._agenda.entries,
+            worked=self._at_hand.all_done,
+            next_tick=self._next_tick,
+            idle_stretches=self._presence.idle_stretches,
+            tasks_made=self._controller.tasks_made,
+        )
+
+    def _begin(self) -> None:
+        if self._intake is not None:
+            for turn, time_s in enumerate(self._intake.begin(self.now, self._wall_s)):
+                self._agenda.add(time_s, agenda.SamplesCome(turn))
+        self._tell(ClockSet(self._world.ahead_s))
+        if self._world.ends_s is not None:
+            self._agenda.add(self._world.ends_s, agenda.DaysOver())
+        self._enrol()
+
+    def _happen(self, happening: agenda.Happening, number: int) -> None:
+        match happening:
+            case agenda.PresenceDrawn(stretch):
+                self._draw_presence(stretch)
+            case agenda.SamplesCome(turn):
+                self._samples_come(turn)
+            case agenda.DaysOver():
+                self._tell(RoundsEnded("the simulated days are over"))
+            case agenda.Wakes(due):
+                self._tick(due)
+            case _:
+                self._happen_to(self._player(happening.device), happening, number)
+
+    def _happen_to(self, player: Player, happening: agenda.OfDevice, number: int) -> None:
+        match happening:
+            case agenda.TaskArrives(device, key, num_bytes):
+                self._controller.note_delivered(device, key, num_bytes)
+            case agenda.Uploads(_, made):
+                self._upload(player, made)
+            case agenda.WorkDone():
+                self._worked(player, happening, self._at_hand.take(number))
+            case agenda.ReplyArrives():
+                self._arrive(player, happening)
+            case agenda.RoundLearned():
+                self._after_round(player)
+            case agenda.TriesAgain():
+                self._try_again(player)
+
+    def _player(self, name: str) -> Player:
+        """A device that changes."""
+        self._changed.add(name)
+        return self._fleet[name]
+
+    def _samples_come(self, turn: int) -> None:
+        assert self._intake is not None, "else nothing comes"
+        for player in self._intake.come(turn, self.now, self._wall_s):
+            self._report(player)
+        self._intake.end(turn, self._controller.ledger.traffic.values())
 
     @property
     def _wall_s(self) -> float:
@@ -197,6 +228,7 @@ class Simulation:
 
     def _report(self, player: Player) -> None:
         """It says that it is ready, or why it takes no part for the time being."""
+        self._changed.add(player.name)
         refusal = player.refusal
         if refusal is None:
             self._tell(player.ready())
@@ -204,7 +236,7 @@ class Simulation:
         self._tell(Declined(player.name, 0, 0, refusal))
         controller = player.membership.ratio_controller
         if not controller.fits and controller.cost_history.past_rounds:
-            self._at(self.now + self._enrolment.deadline_s, lambda: self._try_again(player))
+            self._agenda.add(self.now + self._enrolment.deadline_s, agenda.TriesAgain(player.name))
 
     def _try_again(self, player: Player) -> None:
         if player.there and player.membership.refusal is not None:
@@ -212,31 +244,24 @@ class Simulation:
             self._report(player)
 
     def _draw_presence(self, stretch: int) -> None:
-        if self._availability == 1:
+        if self._presence.is_whole:
             return
-        self._idle_stretches += int(self._controller.is_due)
-        if self._idle_stretches > MOST_STRETCHES:
-            raise SettingError(
-                f"fleet.availability = {self._availability:g}: no round was closed in {MOST_STRETCHES} times"
-                " round.deadline_s; raise it, or lower round.quorum"
-            )
-        key = run_key(self._enrolment.seed).child("availability", stretch)
-        chances = key.uniform(len(self._fleet))
-        for chance, player in zip(chances, self._fleet.values(), strict=True):
-            there = bool(chance < self._availability)
+        is_due = self._controller.is_due
+        for player, there in self._presence.draw(stretch, self._fleet.values(), is_due=is_due):
             if stretch == 0:
-                player.there = there
+                self._player(player.name).there = there
             elif there != player.there and not player.is_flat:
-                player.there = there
-                player.membership.interrupt()
-                if there:
-                    self._report(player)
-                else:
-                    self._tell(DeviceGone(player.name))
-        self._at(self._enrolment.deadline_s * (stretch + 1), lambda: self._draw_presence(stretch + 1))
+                self._come_or_go(player, there=there)
+        self._agenda.add(self._enrolment.deadline_s * (stretch + 1), agenda.PresenceDrawn(stretch + 1))
 
-    def _at(self, time_s: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (time_s, next(self._order), happen))
+    def _come_or_go(self, player: Player, *, there: bool) -> None:
+        self._changed.add(player.name)
+        player.there = there
+        player.membership.interrupt()
+        if there:
+            self._report(player)
+        else:
+            self._tell(DeviceGone(player.name))
 
     def _tell(self, event: Any) -> None:
         if self._finished:  # samples go on coming to devices whose run has no rounds left
@@ -256,45 +281,45 @@ class Simulation:
                     self._note_happening(outcome)
         for declined in unsent:
             self._tell(declined)
-        self._ask_caller(outcomes)
-        turn = self._controller.turn
-        if turn.attempt > MOST_ATTEMPTS:
+        self._hold_next()
+        number, attempt = self._controller.turn
+        if attempt > MOST_ATTEMPTS:
             raise SettingError(
-                f"round {turn.number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
+                f"round {number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
                 " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
             )
         wake_at = self._controller.wake_at
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
-            self._at(max(wake_at, self.now), lambda: self._tick(wake_at))
+            self._agenda.add(max(wake_at, self.now), agenda.Wakes(wake_at))
 
-    def _ask_caller(self, outcomes: list[Outcome]) -> None:
-        """Whether there shall be a next round. None opens before the caller has seen the one before it."""
-        if self._on_round is None or self._finished:
+    def _hold_next(self) -> None:
+        """While a round is open none shall follow at once, see `_open_next`; one that is asked again may."""
+        if self._finished or self._overlapping or self._closed:
             return
-        closed = (one.record for one in outcomes if isinstance(one, RoundClosed))
-        if any(self._on_round(record) for record in closed if not record.final_evaluation):
-            self._tell(RoundsEnded(STOPPED))
         state = self._controller.engine_state
         trains = state.stage == "training"
-        if not self._overlapping and not self._finished and trains != state.paused:
+        if trains != state.paused:
             self._tell(Paused(trains))
 
     def _note_happening(self, event: Happening) -> None:
-        self._observers.tell(event)
+        self._happened.append(event)
         if isinstance(event, RoundClosed):
-            self._idle_stretches = 0
+            self._closed = True
+            self._presence.idle_stretches = 0
             self._forget_replies()
-            if self._growing is not None and not event.record.final_evaluation:
-                self._growing.days.rounds = event.record.number
+            if self._intake is not None:
+                self._intake.note_round(event.record)
         elif isinstance(event, RunFinished):
             self._finished = True
 
     def _forget_replies(self) -> None:
         """Of tasks that nobody waits for any more."""
-        for name, player in self._fleet.items():
-            open_turn = self._controller.awaited_turn(name)
+        for name in tuple(self._answered):
+            player, open_turn = self._player(name), self._controller.awaited_turn(name)
             player.replies = {turn: made for turn, made in player.replies.items() if turn == open_turn}
+            if not player.replies:
+                self._answered.remove(name)
 
     def _tick(self, due: float) -> None:
         if due == self._controller.wake_at:
@@ -302,16 +327,15 @@ class Simulation:
             self._tell(Tick())
 
     def _send(self, task: OutgoingTask) -> None:
-        player, key = self._fleet[task.device], task.transfer_key
+        player, key = self._player(task.device), task.transfer_key
         turn = key.turn
         payload = task.make()
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         transfer = downloaded(player.device.link, self.now, num_bytes)
         arrives_at = transfer.arrives_at
-        self._at(arrives_at, lambda: self._controller.note_delivered(task.device, key, num_bytes))
+        self._agenda.add(arrives_at, agenda.TaskArrives(player.name, key, num_bytes))
         if turn in player.replies:
-            made = player.replies[turn]
-            self._at(arrives_at, lambda: self._upload(player, made))
+            self._agenda.add(arrives_at, agenda.Uploads(player.name, player.replies[turn]))
             return
         if turn == player.working:
             return  # it came back in the midst of this very task
@@ -320,67 +344,53 @@ class Simulation:
         proposed = asked_of(payload, self._enrolment.spec).budget if asked else None
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
-        device = player.device
-        job = self._submit(
-            player, worker.Job(device.name, device.index, work.budget, key, payload, self._wall_s)
-        )
-        self._at(arrives_at + train_s, lambda: self._worked(player, work, job.result(), train_s, turns))
+        device, before = player.device, self._kept.before
+        job = worker.Job(device.name, device.index, work.budget, key, payload, self._wall_s, before)
+        done = agenda.WorkDone(player.name, work, train_s, turns)
+        worked = self._at_hand.hand_out(player, job)
+        self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)
 
-    def _submit(self, player: Player, job: worker.Job) -> Future[worker.Worked]:
-        if player.job is not None:
-            player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
-        while len(self._in_flight) >= self._max_in_flight:
-            self._in_flight.pop(0).exception()
-        worked = self._executor.submit(worker.reply, job)
-        player.job = worked
-        self._in_flight = [*(one for one in self._in_flight if not one.done()), worked]
-        return worked
-
-    def _worked(
-        self, player: Player, work: RoundWork, worked: worker.Worked, train_s: float, turns: int
-    ) -> None:
-        """A device is done with a task; `turns`: of samples that had come when it began."""
-        if worked.figures is not None and player.turns == turns:
+    def _worked(self, player: Player, done: agenda.WorkDone, worked: worker.Worked) -> None:
+        """A device is done with a task."""
+        work = done.work
+        if worked.figures is not None and player.turns == done.turns:
             player.figures = worked.figures
         player.base = worked.base or player.base
         if worked.reply is None:
             player.working = None
             player.membership.interrupt()
-            if not worked.declined:
-                self._tell(player.ready())  # it holds something else than was thought
-                return
-            self._tell(Declined(player.name, work.key.round, work.key.attempt, worked.declined))
+            unready = Declined(player.name, *work.key.turn, worked.declined)
+            self._tell(unready if worked.declined else player.ready())  # it holds another model than thought
             return
         if player.there and player.note_samples(self.now, claimed=worked.held):
             self._tell(player.ready())  # before the reply, which claims them
-        self._trained(player, work, worked.reply, train_s)
-
-    def _trained(self, player: Player, work: RoundWork, reply: bytes, train_s: float) -> None:
         turn = work.key.turn
         player.working = None if player.working == turn else player.working
-        trained = player.membership.going_on(work.trained(train_s, len(reply)))
-        player.replies[turn] = MadeReply(reply, trained)
-        self._upload(player, player.replies[turn])
+        trained = player.membership.going_on(work.trained(done.train_s, len(worked.reply)))
+        player.replies[turn] = made = MadeReply(worked.reply, trained)
+        self._answered.add(player.name)
+        self._upload(player, made)
 
     def _upload(self, player: Player, made: MadeReply) -> None:
         transfer = uploaded(player.device.link, self.now, len(made.reply))
         work = player.sent(made.work, transfer.seconds)
         player.sends_until = transfer.arrives_at
-        self._at(transfer.arrives_at, lambda: self._arrive(player, made.reply, work))
+        self._agenda.add(transfer.arrives_at, agenda.ReplyArrives(player.name, made.reply, work))
 
-    def _arrive(self, player: Player, reply: bytes, work: RoundWork) -> None:
+    def _arrive(self, player: Player, arrived: agenda.ReplyArrives) -> None:
+        work = arrived.work
         if self._finished or not player.there:
             return  # it offers again when it is back, because it is sent its task again
         player.spend(work.taken, self.now)
-        if self._growing is not None and not work.key.final_evaluation:
-            self._growing.days.joules += work.taken.joules or 0.0
+        if self._intake is not None:
+            self._intake.note_work(work)
         player.membership.learn(work, player.conditions)
         player.note_samples(self.now)
-        turn = Turn.of(work.key)
+        turn, reply = Turn.of(work.key), arrived.reply
+        self._agenda.add_next(self.now, agenda.RoundLearned(player.name))
         self._follow(
             self._controller.receive(player.name, turn, reply, work.taken, self.now, predicted=work.expected)
         )
-        self._after_round(player)
 
     def _after_round(self, player: Player) -> None:
         if player.is_flat:

@@ -25,8 +25,9 @@ from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
-from fleetune.tools.simulator.growing_devices import Came, GrowingDevices, growing_devices
+from fleetune.tools.simulator.growing.growing_devices import Came, GrowingDevices, growing_devices
 from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.stopping.device_files import keep_before
 
 _MOST_FEATURE_BYTES = 2**28  # in each worker
 
@@ -42,6 +43,8 @@ class Job:
         key: of the assignment.
         payload: the assignment, encoded.
         wall_s: the time of day when it was sent, seconds since 1970.
+        closed: how many rounds had ended: the device's files as they are now are kept for those who go on
+            from there; None: nobody does.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Job:
     key: TransferKey
     payload: bytes
     wall_s: float
+    closed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Stage:
 
     def reply(self, job: Job) -> Worked:
         """Play a device through one assignment."""
+        if job.closed is not None:
+            keep_before(self.folder, job.name, job.closed)
         if self.growing is not None:
             return self._reply_growing(job, self.growing)
         data = for_vocabulary(self.shares.of(job.index, self.enrolment.spec), self.backend.vocabulary)

@@ -24,7 +24,7 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.cli import app
-from fleetune.tools.compare.cells import finished, play_all
+from fleetune.tools.compare.cells import finished, forget, play_all
 from fleetune.tools.compare.compare import compare
 from fleetune.tools.compare.comparison import Comparison, Contender, spread, target_of
 from fleetune.tools.compare.contenders import cells_of, contenders_of, labels_of
@@ -32,6 +32,7 @@ from fleetune.tools.compare.figures import ROUNDS_TO_TARGET, figures_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played
 from fleetune.tools.compare.tables import NOT_ALL, NOT_REACHED, best, markdown, tables
+from fleetune.tools.simulator import worker
 
 SECTIONS = {
     "run": {"name": "duel", "seed": 3, "rounds": 3},
@@ -517,3 +518,34 @@ def test_whatever_names_hold_stays_text_on_the_page():
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 5
     assert not re.search(r'(src|href)="(?!data:)', page)
+
+
+def test_a_run_that_was_stopped_goes_on_in_its_midst_unless_it_shall_be_fresh(tmp_path, monkeypatch):
+    cells = cells_of(settings_of(run={"rounds": 4}), contenders_of(settings_of(), ["fedavg"]), 1, tmp_path)
+    work, rounds, whole = [], [], worker.reply
+
+    def reply(job):
+        work.append(job.key.round)
+        if len(work) == 12:
+            raise KeyboardInterrupt
+        return whole(job)
+
+    def play_on():
+        work.clear()
+        rounds.clear()
+        play_all(cells, workers=0, on_round=lambda news: rounds.append(news.number), on_done=lambda *_: None)
+
+    monkeypatch.setattr(worker, "reply", reply)
+    with pytest.raises(KeyboardInterrupt):
+        play_on()
+    there, stopped_in = list(rounds), work[-1]
+    assert 0 < len(there) < 4
+    monkeypatch.setattr(worker, "reply", lambda job: work.append(job.key.round) or whole(job))
+    forget(cells[0], fresh=False)
+    play_on()
+    assert work[0] == stopped_in
+    assert there + rounds == [1, 2, 3, 4, 5]
+    assert finished(cells[0])
+    forget(cells[0], fresh=True)
+    play_on()
+    assert rounds == [1, 2, 3, 4, 5]

@@ -13,8 +13,8 @@ from fleetune.coordinator.reports.summary import DaySummary, Summary
 from fleetune.coordinator.run.enrolment import begin
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.simulator import runner
-from fleetune.tools.simulator.arrivals import Deliveries
-from fleetune.tools.simulator.growing_devices import growing_devices
+from fleetune.tools.simulator.growing.arrivals import Deliveries
+from fleetune.tools.simulator.growing.growing_devices import growing_devices
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.simulated_fleet import Shares
 

@@ -38,7 +38,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
-from fleetune.tools.simulator.arrivals import Deliveries
+from fleetune.tools.simulator.growing.arrivals import Deliveries
 from fleetune.tools.simulator.simulated_fleet import Shares
 
 

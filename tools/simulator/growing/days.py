@@ -12,8 +12,8 @@ from fleetune.coordinator.reports.summary import DaySummary
 from fleetune.coordinator.rounds.records import Traffic
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks.task import Task
-from fleetune.tools.simulator.arrivals import Deliveries
-from fleetune.tools.simulator.growing_devices import Came
+from fleetune.tools.simulator.growing.arrivals import Deliveries
+from fleetune.tools.simulator.growing.growing_devices import Came
 
 Answers = list[tuple[NDArray[Any], NDArray[Any]]]
 

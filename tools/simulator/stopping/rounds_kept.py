@@ -1,0 +1,97 @@
+"""Each round that has ended is written down with how the simulated world stands then, in one transaction."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleetune.coordinator.run.stored_run import Run
+from fleetune.coordinator.store.run_folder import DEVICES
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.simulator.simulated_device import Player
+from fleetune.tools.simulator.stopping.device_files import forget_before, restore
+from fleetune.tools.simulator.stopping.snapshot import (
+    Snapshot,
+    read_players,
+    read_snapshot,
+    write_snapshot,
+)
+
+
+def goes_on(settings: RunSettings) -> bool:
+    """Whether a simulation with these settings goes on where it was stopped; else it begins anew.
+
+    Semi-asynchronously, devices are at work whenever a round ends; where data grow, so do their stores.
+    """
+    return settings.round.mode == "synchronous" and settings.data.arrivals is None
+
+
+class RoundsKept:
+    """What a simulation leaves of its rounds, and what it finds of those before.
+
+    Args:
+        run: its store is written to.
+        goes_on: the world is written down, too; False: nobody can go on with it.
+
+    Attributes:
+        closed: rounds that have ended, the final evaluation and those taken back among them.
+    """
+
+    def __init__(self, run: Run, *, goes_on: bool) -> None:
+        self._run = run
+        self._goes_on = goes_on
+        self._written = False
+        self.closed = 0
+
+    @property
+    def devices(self) -> Path:
+        """The folder of devices' states."""
+        return self._run.folder / DEVICES
+
+    @property
+    def before(self) -> int | None:
+        """What files of devices are kept for, see `worker.Job`; None: they are not."""
+        return self.closed if self._goes_on else None
+
+    @contextmanager
+    def one_round(self) -> Iterator[None]:
+        """All that is written inside is written when it is left, or nothing is.
+
+        Raises:
+            StoreError: the disk is full.
+        """
+        before, self._written = self.closed, False
+        with self._run.store.step():
+            yield
+        if self._written:
+            forget_before(self.devices, before)
+
+    def write(self, world: Callable[[int], Snapshot], changed: Iterable[Player]) -> None:
+        """Write down how the world stands, inside `one_round()`.
+
+        Args:
+            world: makes what is written, of the number of rounds that have ended.
+            changed: devices, since this was called last.
+        """
+        if not self._goes_on:
+            return
+        self._run.controller.write_down()
+        write_snapshot(self._run.store, world(self.closed + 1), changed)
+        self.closed, self._written = self.closed + 1, True
+
+    def recall(self, players: Iterable[Player]) -> Snapshot | None:
+        """How the world stood when the last round had ended, devices, their files and the coordinator being
+        put back to that; None: nothing was written.
+
+        Raises:
+            StoreError: it is damaged, or the disk is full.
+        """
+        store = self._run.store
+        snapshot = read_snapshot(store) if self._run.resumed else None
+        if snapshot is None:
+            return None
+        for player, state in read_players(store, players):
+            player.restore(state)
+        restore(self.devices, snapshot.closed)
+        self._run.controller.recall()
+        self.closed = snapshot.closed
+        return snapshot

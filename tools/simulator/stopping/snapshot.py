@@ -1,0 +1,93 @@
+"""How a simulated world stands when a round has ended, in the run's store beside what the coordinator keeps.
+
+It is written in the transaction of the round itself, so that both are there or neither. Of devices it holds
+those that have changed; the others are as they are at the start of the run.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import StoreError
+from fleetune.tools.simulator.agenda import Entry
+from fleetune.tools.simulator.simulated_device import Player, PlayerState
+from fleetune.tools.simulator.worker import Worked
+
+LAYOUT = 1  # another one is not gone on with
+STOPPED = "stopped by its caller"  # why such a run has ended
+_SNAPSHOT, _PLAYER = "simulated", "simulated "  # names in the store; the latter with a device's
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A simulated world, but for its devices.
+
+    Attributes:
+        layout: in which it is written.
+        closed: how many rounds have ended, the final evaluation among them.
+        now: on the virtual clock.
+        agenda: what is still to come.
+        worked: what came of tasks that late devices are still at on the virtual clock, by their number on
+            the agenda.
+        next_tick: when the engine is woken next; None: it has not asked.
+        idle_stretches: how often devices came and went without a round.
+        tasks_made: papers' bytes of the tasks that are on their way, by device, round and attempt.
+    """
+
+    layout: int
+    closed: int
+    now: float
+    agenda: list[Entry]
+    worked: list[tuple[int, Worked]]
+    next_tick: float | None
+    idle_stretches: int
+    tasks_made: list[tuple[str, int, int, float]]
+
+
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+_player_decoder = msgspec.msgpack.Decoder(PlayerState)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    layout: int
+
+
+def write_snapshot(store: RunStore, snapshot: Snapshot, players: Iterable[Player]) -> None:
+    """Write it down, and these devices; inside `store.step()`."""
+    encode = msgspec.msgpack.encode
+    store.put(_SNAPSHOT, encode(snapshot))
+    for player in players:
+        store.put(_PLAYER + player.name, encode(player.state))
+
+
+def read_snapshot(store: RunStore) -> Snapshot | None:
+    """What was written last; None: nothing, or in a layout of another release.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    data = store.get(_SNAPSHOT)
+    try:
+        if data is None or msgspec.msgpack.decode(data, type=_Layout).layout != LAYOUT:
+            return None
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as problem:
+        raise StoreError(f"{store.path} is damaged: {problem}") from None
+
+
+def read_players(store: RunStore, players: Iterable[Player]) -> Iterator[tuple[Player, PlayerState]]:
+    """Those of the devices that had changed, with what they were.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    for player in players:
+        data = store.get(_PLAYER + player.name)
+        if data is not None:
+            try:
+                yield player, _player_decoder.decode(data)
+            except msgspec.MsgspecError as problem:
+                raise StoreError(f"{store.path} is damaged: {problem}") from None

@@ -1,0 +1,94 @@
+"""What the folder of a simulated run holds already, held against what is asked for."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from fleetune.coordinator.run.changed_settings import difference_words, differences, going_on
+from fleetune.coordinator.run.stored_run import FINISHED, stored_run
+from fleetune.coordinator.store.device_rows import read_engine
+from fleetune.coordinator.store.folder_lock import is_claimed
+from fleetune.coordinator.store.run_folder import STATE
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.schedule import UTC
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator.stopping.rounds_kept import goes_on
+from fleetune.tools.simulator.stopping.snapshot import STOPPED, read_snapshot
+
+
+class OtherRunError(SettingError):
+    """The folder holds a run with other settings."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run of these settings that is there.
+
+    Attributes:
+        settings: with what it filled in when it began.
+        enrolment: that it began with.
+        rounds: that are kept.
+        finished: to its end, and what it leaves is written.
+        why_anew: why it cannot be gone on with, for people; "": it can.
+    """
+
+    settings: RunSettings
+    enrolment: Enrolment
+    rounds: int
+    finished: bool
+    why_anew: str
+
+
+def standing(asked: RunSettings, folder: Path) -> Standing | None:
+    """How far a simulation of these settings has come in `folder`; None: none has begun there.
+
+    Raises:
+        OtherRunError: another one has.
+        StoreError: it is damaged, from another version, or somebody simulates it now.
+    """
+    if not _has_begun(folder):
+        return None
+    with stored_run(folder) as kept:
+        wanted = _as_begun(asked, kept.settings)
+        found = differences(kept.settings, going_on(kept.settings, wanted), kept.enrolment.spec)
+        if found:
+            raise OtherRunError(
+                f"{folder} holds a run with other settings: {difference_words(found)}; take another run.name"
+            )
+        engine, why_anew = read_engine(kept.store), ""
+        if engine is not None and STOPPED in (engine.ends, engine.reason):
+            why_anew = "its caller had ended it early"
+        elif not goes_on(kept.settings):
+            why_anew = "devices are at work across its rounds, or their data grow"
+        elif read_snapshot(kept.store) is None:
+            why_anew = "it is of another release" if engine is not None else "no round had ended"
+        finished = kept.store.get(FINISHED) is not None
+        rounds = 0 if engine is None else engine.rounds_done
+        return Standing(kept.settings, kept.enrolment, rounds, finished, why_anew)
+
+
+def _has_begun(folder: Path) -> bool:
+    if not (folder / STATE).exists():
+        return False
+    if is_claimed(folder):
+        raise StoreError(f"{folder}: this run is simulated now; wait for it, or take another run.name")
+    with closing(RunStore.read(folder / STATE)) as store:
+        return store.get("settings") is not None
+
+
+def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
+    """With what a simulation fills in when it begins, as it was filled in there."""
+    model, round_ = asked.model, asked.round
+    model = replace(
+        model,
+        input_shape=model.input_shape or before.model.input_shape,
+        num_classes=before.model.num_classes if model.num_classes is None else model.num_classes,
+    )
+    if asked.fleet.availability == 1:
+        round_ = replace(round_, start_with=before.round.start_with)
+    schedule = replace(asked.schedule, zone=asked.schedule.zone or UTC)
+    return replace(asked, model=model, round=round_, schedule=schedule)
