@@ -14,10 +14,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.token_ids import blank_batch, forward_blank
+from fleetune.protocols.model.torch_dispatch import CountingFlops
 from fleetune.protocols.user_code import as_line, user_module
 
 Shape = tuple[int, ...]
@@ -281,7 +281,7 @@ def training_flops(module: nn.Module, input_shape: Shape) -> float:
     products and convolutions, as torch counts them. Leaves no gradients.
     """
     batch = blank_batch(module, input_shape)
-    with FlopCounterMode(display=False) as counter:
+    with CountingFlops() as counting:
         module(batch).sum().backward()
     module.zero_grad()
-    return float(counter.get_total_flops()) / len(batch)
+    return float(counting.total) / len(batch)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleetune.protocols.bounds import MOST_IDS
+from fleetune.protocols.model.torch_dispatch import Watching
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _lookups(module: nn.Module, batch: Tensor) -> list[tuple[int, Tensor]]:
         return watch.seen if _runs(module, batch) else []
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(Watching):
     """Notes every look-up, as rows there are and which were looked up."""
 
     def __init__(self) -> None:
