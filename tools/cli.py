@@ -11,6 +11,7 @@ from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
 from fleetune.tools.bench.wire.command import wire
+from fleetune.tools.simulator.worker_processes import warm_up
 from fleetune.tools.stop_signals import in_one_line
 
 app = typer.Typer(
@@ -41,6 +42,12 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def _begin(workers: int) -> None:
+    """Workers import what they need while this process does."""
+    if workers:
+        warm_up()
+
+
 @app.command()
 def run(
     run_file: RunFile,
@@ -51,6 +58,7 @@ def run(
 ) -> None:
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
     with in_one_line("edge-sim"):
+        _begin(workers)
         from fleetune.tools.simulator.show import show_run
 
         settings = read_run(run_file, changes)
@@ -83,6 +91,7 @@ def compare(
     command again goes on where it was stopped, and runs again only what has other settings now.
     """
     with in_one_line("edge-sim"):
+        _begin(workers)
         from fleetune.tools.compare.compare import compare as side_by_side
         from fleetune.tools.compare.contenders import labels_of
         from fleetune.tools.simulator.show import console
@@ -124,6 +133,7 @@ def sweep(
     command again goes on where it was stopped; with more values or seeds it plays only what is new.
     """
     with in_one_line("edge-sim"):
+        _begin(workers)
         from fleetune.tools.compare.side_by_side import Work
         from fleetune.tools.compare.sweep import axes_of
         from fleetune.tools.compare.sweep import sweep as all_combinations

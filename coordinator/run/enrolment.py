@@ -1,6 +1,7 @@
 """What every device of a run starts from, made once by the coordinator."""
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -44,18 +45,21 @@ def prepare(settings: RunSettings, runs: Path = Path("runs")) -> Enrolment:
     return begin(settings, runs).enrolment
 
 
-def begin(settings: RunSettings, runs: Path = Path("runs")) -> Beginning:
+def begin(
+    settings: RunSettings, runs: Path = Path("runs"), find: Callable[[RunSettings], Model] = find_model
+) -> Beginning:
     """Describe the model, find its initial weights, count its work and memory; the run gets a unique id.
 
     Args:
         settings: of the run; `model.input_shape` and `model.num_classes` must be there.
         runs: the folder of other runs, for `model.weights`.
+        find: the model.
 
     Raises:
         SettingError: the model's shape is not known, or there is no run to start from.
         ModelError: the model cannot be built or described, or the weights to start from are not for it.
     """
-    return beginning_of(settings, find_model(settings), runs)
+    return beginning_of(settings, find(settings), runs)
 
 
 def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:

@@ -93,6 +93,11 @@ def _found(settings: RunSettings) -> Model:
     )
 
 
+def is_at_hand(settings: RunSettings) -> bool:
+    """Whether the model is found without torch. Raises as `find_model`."""
+    return _bundle_at_hand(settings) is not None
+
+
 def make_run_bundle(settings: RunSettings) -> Bundle:
     """The bundle of a run's model, by torch.
 

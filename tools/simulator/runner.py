@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import Beginning, begin
+from fleetune.coordinator.run.models import Model, find_model, is_at_hand
 from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_journal import RoundJournal
@@ -55,7 +57,7 @@ from fleetune.tools.simulator.simulated_fleet import (
 from fleetune.tools.simulator.simulation import OnRound, Simulation
 from fleetune.tools.simulator.starting_models import carry_over
 from fleetune.tools.simulator.stopping.standing import Standing, standing
-from fleetune.tools.simulator.worker_processes import WorkerProcesses
+from fleetune.tools.simulator.worker_processes import WorkerProcesses, warm_up
 from fleetune.tools.simulator.world import world_of
 
 
@@ -111,12 +113,15 @@ def simulate(
         FleetuneError: settings, data or model are wrong, or the folder holds a finished run, or another one;
             StoreError when the disk is full, or somebody simulates it now.
     """
+    if workers:
+        warm_up()
     runs = runs or folder.parent
     there = None if fresh else standing(settings, folder)
     if there is not None and there.finished:
         raise SettingError(f"{folder} holds this run, finished; --fresh plays it again")
     if there is None or there.why_anew:
-        opened = _begin(settings, folder, runs, given, fresh=fresh or there is not None)
+        find = partial(_found_aside, workers=workers)
+        opened = _begin(settings, folder, runs, given, find, fresh=fresh or there is not None)
     else:
         opened = _go_on(there, folder, given)
     run = opened.run
@@ -148,13 +153,30 @@ class _Opened:
     begins: str = ""
 
 
-def _begin(settings: RunSettings, folder: Path, runs: Path, given: Given, *, fresh: bool) -> _Opened:
+def _found_aside(settings: RunSettings, *, workers: int) -> Model:
+    """The run's model, looked at by a worker where that takes torch: this process has no other need of it."""
+    if not workers or is_at_hand(settings):
+        return find_model(settings)
+    with WorkerProcesses(1) as aside:
+        found: Model = aside.submit(find_model, settings).result()
+    return found
+
+
+def _begin(
+    settings: RunSettings,
+    folder: Path,
+    runs: Path,
+    given: Given,
+    find: Callable[[RunSettings], Model],
+    *,
+    fresh: bool,
+) -> _Opened:
     """A new run; whatever can fail is tried before an earlier one is removed."""
     check_counts(settings)
     check_ends(settings)
     shares = Shares(settings, given)
     settings = with_model_shape(settings, shares)
-    beginning = begin(settings, runs)
+    beginning = begin(settings, runs, find)
     enrolment = beginning.enrolment
     check_method(settings, method_of(enrolment))
     growing = _growing(settings, shares)

@@ -4,28 +4,58 @@ Why not `concurrent.futures.ProcessPoolExecutor`: all its workers answer through
 worker that is killed while it answers leaves the others, and who waits for them, hanging; one that is not
 killed finishes its job first; and Ctrl-C, which a terminal sends to all of them, is a traceback of each. Here
 each has a pipe of its own, whose other end a thread holds.
+
+On Linux they are forks of one process that has imported what they need and has no threads: they are there at
+once, and share that memory. Elsewhere libraries of the system do not bear a fork, and each begins by itself.
 """
 
 import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
-from multiprocessing import resource_tracker
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
 from fleetune.protocols.errors import FleetuneError
 
 WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
+_FORKS = sys.platform == "linux"
+_IMPORTED = (  # before workers are forked
+    "fleetune.tools.simulator.worker",
+    "fleetune.edge_agent.training.torch_backend",
+    "fleetune.coordinator.export.figures",
+    "fleetune.coordinator.spec.trained_part",
+)
 _STOPPING = {signal.SIGINT, signal.SIGTERM}
 _NEWS, _DONE, _FAILED = "news", "done", "failed"
+
+
+def warm_up() -> None:
+    """Begin to import what workers need, beside whatever this process does meanwhile."""
+    if not _FORKS:
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(_IMPORTED))
+    with _deaf():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is begun inside does not hear Ctrl-C, which may come while it imports."""
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _no_start() -> None:
@@ -50,7 +80,7 @@ class WorkerProcesses(Executor):
         self._arguments = arguments
         self._threads = ThreadPoolExecutor(most)
         self._of_thread = threading.local()
-        self._begun: list[tuple[SpawnProcess, Connection]] = []
+        self._begun: list[tuple[BaseProcess, Connection]] = []
         self._killed = False
         self._lock = threading.Lock()
         self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what jobs told, see `tell`
@@ -104,13 +134,13 @@ class WorkerProcesses(Executor):
         return self._asked(line, fn, args, kwargs)
 
     def _begin(self) -> Connection:
-        """A worker for this thread. It is begun deaf to Ctrl-C, which may come while it imports."""
+        """A worker for this thread."""
+        warm_up()
         resource_tracker.ensure_running()  # it would make this thread hear signals again
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,))
-        with self._lock, theirs:
+        process: BaseProcess = context.Process(target=_serve, args=(theirs,))  # type: ignore[attr-defined]
+        with self._lock, theirs, _deaf():
             if self._killed:
                 raise FleetuneError(WORKER_DIED)
             process.start()
