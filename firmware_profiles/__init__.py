@@ -8,6 +8,7 @@ docs/boards.md. What a board really does is measured in `edge_agent.probes`.
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -84,8 +85,9 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
+@cache
 def load(name: str) -> Board:
-    """Read the profile of a board that comes with Fleetune.
+    """Read the profile of a board that comes with Fleetune, once.
 
     Raises:
         KeyError: there is none of that name; its argument is a line that names those that are.
