@@ -14,7 +14,6 @@ from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, s
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.skeletons.staleness import staleness_factor
-from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Reply
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ class Aggregating:
         method: of the run.
         scrutiny: of its updates.
         staleness_power: see [round].
-        data_of: a device's reply in the open round, as it came.
+        reply_of: a device's reply in the open round, to be changed.
         planned: the method's state after the plan of the open round.
         normalising: of updates, where devices may do a share of the local training; None: all do all of it.
         merged: the state after the round that was judged last; None: it did not come to finite numbers.
@@ -37,7 +36,7 @@ class Aggregating:
     method: Method[Any, Any, Any, Any]
     scrutiny: Scrutiny
     staleness_power: float
-    data_of: Callable[[DeviceId], bytes]
+    reply_of: Callable[[DeviceId], Reply[Any]]
     planned: Any
     normalising: Normalising | None = None
     merged: Any = field(default=None, init=False)
@@ -46,10 +45,9 @@ class Aggregating:
         """Of these devices, for round `number`; stale ones discounted, those of less local training moved
         as if all had done the same.
         """
-        kind = Reply[self.method.update_type]  # type: ignore[name-defined]
         mean_share = 1.0 if self.normalising is None else self.normalising.mean_share(devices)
         for device in devices:
-            reply: Reply[Any] = codec.decode(self.data_of(device), kind, self.method.spec)
+            reply = self.reply_of(device)
             update, staleness = reply.update, number - reply.round
             if staleness:
                 factor = staleness_factor(staleness, self.staleness_power)

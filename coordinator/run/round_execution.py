@@ -46,6 +46,7 @@ from fleetune.coordinator.run.thinning import Thinning
 from fleetune.coordinator.run.traffic_accounts import Accounts
 from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger
 from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
+from fleetune.coordinator.store.open_replies import OpenReplies
 from fleetune.coordinator.store.release_store import ReleaseStore
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.assignment import OutgoingTask, Tasks
@@ -54,7 +55,6 @@ from fleetune.coordinator.tasks.held_models import HeldModels
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
-from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW, in_words
 from fleetune.protocols.update.paper_bytes import paper_bytes
@@ -80,6 +80,7 @@ class RoundExecution:
             restart gives the same tasks.
         accounts: what crossed the wire.
         tasks: of the open round.
+        replies: to them.
         opened_at: when the open round opened, on the run's clock.
     """
 
@@ -121,9 +122,9 @@ class RoundExecution:
             self.tasks.release = self._releases.release
         self._thinning = Thinning(store, store.path.parent) if settings.run.is_open else None
         self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
-        self._aggregating = Aggregating(
-            method, self._scrutiny, settings.round.staleness_power, store.reply, self.method_state
-        )
+        self.replies = replies = OpenReplies(store, method)
+        power = settings.round.staleness_power
+        self._aggregating = Aggregating(method, self._scrutiny, power, replies.read, self.method_state)
         if settings.objective.normalise and method.starts_from_task:
             self._aggregating.normalising = Normalising(lambda: self._state, self.tasks, method.spec)
 
@@ -195,11 +196,11 @@ class RoundExecution:
         if reply.update is None:
             return
         if delivered is None:
-            self._store.add_reply(reply.device, arriving.data)
+            self.replies.add(reply, arriving.data)
             return
         if delivered.unsent is not None and self._method.starts_from_task:
             add_unsent(reply.update, delivered.unsent, spec)
-        self._store.add_reply(reply.device, codec.encode(reply, spec))
+        self.replies.add(reply)
         self._count_task_of(reply)  # as it was sent: over what the device holds from now on it is less
         self.tasks.taken(reply.device, delivered)
 
@@ -385,7 +386,7 @@ class RoundExecution:
         self._arrived = {}
         self._told = set()
         self.accounts.sent_bytes.clear()
-        self._store.drop_replies()
+        self.replies.drop()
 
     def _write_told(self, number: int, attempt: int) -> None:
         """Replies of this round that are new, or of which more is known."""

@@ -44,12 +44,7 @@ class RunController:
         method: made for the enrolment's model.
         store: of the run; a run that it holds already goes on where it stopped.
 
-    Attributes:
-        keeps_steps: what each step changed is written down; else all when a round closes, for a run that is
-            gone on with from there (a simulation).
     """
-
-    keeps_steps = True
 
     def __init__(
         self,
@@ -66,16 +61,30 @@ class RunController:
         self._upward = -1.0 if enrolment.learns.score.better == "lower" else 1.0
         self._schedule = schedule_of(settings.schedule)
         self._fidelities = tuple(one.cost.fidelity for one in enrolment.uplinks)
+        self._keeps_steps = True
         self._begin()
 
     def _begin(self, state: EngineState | None = None) -> None:
         """As before anything happened, but for the engine's `state`."""
         self._execution = RoundExecution(self._settings, self._enrolment, self._method, self._store)
+        self._execution.replies.at_hand = not self._keeps_steps
         settings = self._settings
         self._engine = self._engine_type(
             settings.run, settings.round, state, self._schedule, settings.objective, self._fidelities
         )
         self._execution.follow(self._engine)
+
+    @property
+    def keeps_steps(self) -> bool:
+        """What each step changed is written down; else all when a round closes, for a run that is gone on
+        with from there (a simulation).
+        """
+        return self._keeps_steps
+
+    @keeps_steps.setter
+    def keeps_steps(self, keeps: bool) -> None:
+        self._keeps_steps = keeps
+        self._execution.replies.at_hand = not keeps
 
     def recall(self) -> bool:
         """Take over what the store holds, without going on; False for a new run. Raises StoreError."""

@@ -1,0 +1,58 @@
+"""The replies of the open round, until its updates are aggregated."""
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetune.coordinator.store.run_store import RunStore
+from fleetune.protocols.skeletons.method import DeviceId, Method
+from fleetune.protocols.update import codec
+from fleetune.protocols.wire.payloads import Reply
+
+_MOST_BYTES = 2**28  # of updates at hand, two arrays of the model's size each
+
+
+@dataclass
+class OpenReplies:
+    """In the run's store; or at hand, as they were read, where a round that is not whole is not gone on with.
+
+    Attributes:
+        store: of the run.
+        method: of the run.
+        at_hand: keep them so, while there is room.
+    """
+
+    store: RunStore
+    method: Method[Any, Any, Any, Any]
+    at_hand: bool = False
+    _read: dict[DeviceId, Reply[Any]] = field(default_factory=dict, init=False)
+
+    def add(self, reply: Reply[Any], data: bytes | None = None) -> None:
+        """Keep one; inside `store.step()`.
+
+        Args:
+            reply: as it was read, and moved since.
+            data: as it came, where that can be read without anything else and nothing was moved.
+        """
+        self._read.pop(reply.device, None)
+        if self.at_hand and (1 + len(self._read)) * 8 * self.method.spec.size <= _MOST_BYTES:
+            self._read[reply.device] = reply
+            return
+        self.store.add_reply(reply.device, codec.encode(reply, self.method.spec) if data is None else data)
+
+    def read(self, device: DeviceId) -> Reply[Any]:
+        """A device's, the caller's own to change.
+
+        Raises:
+            StoreError: there is none.
+        """
+        if device in self._read:
+            return deepcopy(self._read[device])
+        kind = Reply[self.method.update_type]  # type: ignore[name-defined]
+        found: Reply[Any] = codec.decode(self.store.reply(device), kind, self.method.spec)
+        return found
+
+    def drop(self) -> None:
+        """The round is over; inside `store.step()`."""
+        self._read.clear()
+        self.store.drop_replies()
