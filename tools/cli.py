@@ -11,7 +11,7 @@ from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
 from fleetune.tools.bench.wire.command import wire
-from fleetune.tools.simulator.worker_processes import warm_up
+from fleetune.tools.simulator.workers.worker_processes import warm_up
 from fleetune.tools.stop_signals import in_one_line
 
 app = typer.Typer(

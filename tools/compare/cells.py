@@ -27,7 +27,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.stopping.standing import standing
-from fleetune.tools.simulator.worker_processes import WorkerProcesses, tell
+from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 SETTINGS = "run.json"
 

@@ -41,7 +41,6 @@ from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import digest_of
-from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.growing.arrivals import Deliveries
 from fleetune.tools.simulator.growing.days import Days, Growing
@@ -57,7 +56,8 @@ from fleetune.tools.simulator.simulated_fleet import (
 from fleetune.tools.simulator.simulation import OnRound, Simulation
 from fleetune.tools.simulator.starting_models import carry_over
 from fleetune.tools.simulator.stopping.standing import Standing, standing
-from fleetune.tools.simulator.worker_processes import WorkerProcesses, warm_up
+from fleetune.tools.simulator.workers import worker
+from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, warm_up
 from fleetune.tools.simulator.world import world_of
 
 

@@ -11,14 +11,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from fleetune.coordinator.rounds.engine_state import Turn
-from fleetune.coordinator.rounds.events import (
-    ClockSet,
-    Declined,
-    DeviceGone,
-    Paused,
-    RoundsEnded,
-    Tick,
-)
+from fleetune.coordinator.rounds.events import ClockSet, Declined, DeviceGone, Paused, RoundsEnded, Tick
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
@@ -28,10 +21,11 @@ from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.edge_agent.run.session import asked_of
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
-from fleetune.tools.simulator import agenda, worker
+from fleetune.tools.simulator import agenda
 from fleetune.tools.simulator.agenda import Agenda
 from fleetune.tools.simulator.growing.days import Growing
-from fleetune.tools.simulator.growing.intake import Intake
+from fleetune.tools.simulator.intake import Intake
+from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.presence import Presence
 from fleetune.tools.simulator.simulated_device import MadeReply, Player
 from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept, goes_on
@@ -51,7 +45,7 @@ class Simulation:
         run: opened, or to be gone on with.
         num_enrolment_bytes: what each device downloads before its first round.
         players: the devices, each with its first ratio chosen.
-        executor: runs `tools.simulator.worker.reply`.
+        executor: runs `tools.simulator.workers.worker.reply`.
         max_in_flight: payloads handed to the executor at a time.
         world: when it begins and ends.
         growing: what comes to the devices, and how they do, where their data grow.
@@ -345,12 +339,12 @@ class Simulation:
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
         device, before = player.device, self._kept.before
-        job = worker.Job(device.name, device.index, work.budget, key, payload, self._wall_s, before)
+        job = Job(device.name, device.index, work.budget, key, payload, self._wall_s, before)
         done = agenda.WorkDone(player.name, work, train_s, turns)
         worked = self._at_hand.hand_out(player, job)
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)
 
-    def _worked(self, player: Player, done: agenda.WorkDone, worked: worker.Worked) -> None:
+    def _worked(self, player: Player, done: agenda.WorkDone, worked: Worked) -> None:
         """A device is done with a task."""
         work = done.work
         if worked.figures is not None and player.turns == done.turns:

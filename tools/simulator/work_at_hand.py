@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 
-from fleetune.tools.simulator import worker
+from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.simulated_device import Player
-from fleetune.tools.simulator.worker import Job, Worked
+from fleetune.tools.simulator.workers import worker
 
 
 class WorkAtHand:
     """Work that was handed to workers, by the number of its end on the agenda.
 
     Args:
-        executor: runs `tools.simulator.worker.reply`.
+        executor: runs `tools.simulator.workers.worker.reply`.
         most: payloads handed to it at a time.
     """
 

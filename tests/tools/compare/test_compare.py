@@ -32,7 +32,7 @@ from fleetune.tools.compare.figures import ROUNDS_TO_TARGET, figures_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played
 from fleetune.tools.compare.tables import NOT_ALL, NOT_REACHED, best, markdown, tables
-from fleetune.tools.simulator import worker
+from fleetune.tools.simulator.workers import worker
 
 SECTIONS = {
     "run": {"name": "duel", "seed": 3, "rounds": 3},

@@ -15,7 +15,7 @@ from tests.helpers.places import ROOT
 import fleetune
 import fleetune.coordinator.reports.report
 import fleetune.tools.compare.compare
-import fleetune.tools.simulator.worker
+import fleetune.tools.simulator.workers.worker
 from fleetune import coordinator, tools
 from fleetune.coordinator.reports.summary import DaySummary
 from fleetune.coordinator.store.folder_lock import claim
@@ -396,7 +396,7 @@ def test_a_run_without_a_round_has_the_columns_of_one(result, tmp_path, monkeypa
     def unplayable(*_):
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(fleetune.tools.simulator.worker, "reply", unplayable)
+    monkeypatch.setattr(fleetune.tools.simulator.workers.worker, "reply", unplayable)
     with pytest.raises(StoreError):
         simulate(tmp_path)
     empty = fleetune.read_result(tmp_path / "small")

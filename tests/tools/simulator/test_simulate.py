@@ -11,8 +11,8 @@ from tests.helpers.places import ROOT
 from fleetune.coordinator.reports.summary import PayloadBytes
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_toml import parse_run
-from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.runner import simulate
+from fleetune.tools.simulator.workers import worker
 
 BASE = {
     "run": {"name": "sim", "rounds": 4},

@@ -21,8 +21,9 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Assignment
-from fleetune.tools.simulator import starting_models, worker
+from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.runner import simulate
+from fleetune.tools.simulator.workers import worker
 
 POISONED = 3
 

@@ -15,9 +15,9 @@ from fleetune.coordinator.store.run_folder import STATE
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.methods import REGISTRY
-from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.stopping import rounds_kept
+from fleetune.tools.simulator.workers import worker
 
 FLEET = BASE["fleet"] | {"jitter": 0.3, "spread": 0.4}
 WIDE = BASE["fleet"] | {"jitter": 1.0, "spread": 1.0, "uplink_mbps": 20.0, "downlink_mbps": 20.0}

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fleetune.protocols.errors import FleetuneError
-from fleetune.tools.simulator.worker_processes import WorkerProcesses, tell
+from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 DEADLINE_S = 120
 
@@ -82,7 +82,7 @@ def begun(tmp_path, importing=""):
             import os, pathlib, signal, time
             if __name__ == "__mp_main__":
                 {importing or "pass"}
-            from fleetune.tools.simulator.worker_processes import WorkerProcesses
+            from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses
 
             def busy(number):
                 pathlib.Path(f"{{number}}-{{os.getpid()}}.busy").touch()

@@ -8,13 +8,13 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.simulated_device import Player
-from fleetune.tools.simulator.stopping.device_files import forget_before, restore
 from fleetune.tools.simulator.stopping.snapshot import (
     Snapshot,
     read_players,
     read_snapshot,
     write_snapshot,
 )
+from fleetune.tools.simulator.workers.device_files import forget_before, restore
 
 
 def goes_on(settings: RunSettings) -> bool:

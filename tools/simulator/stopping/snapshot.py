@@ -12,8 +12,8 @@ import msgspec
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
 from fleetune.tools.simulator.agenda import Entry
+from fleetune.tools.simulator.job import Worked
 from fleetune.tools.simulator.simulated_device import Player, PlayerState
-from fleetune.tools.simulator.worker import Worked
 
 LAYOUT = 1  # another one is not gone on with
 STOPPED = "stopped by its caller"  # why such a run has ended

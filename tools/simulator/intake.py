@@ -7,9 +7,9 @@ from fleetune.coordinator.rounds.records import RoundRecord, Traffic
 from fleetune.coordinator.rounds.schedule import TOLD
 from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.settings.schedule import DAY_S
-from fleetune.tools.simulator import worker
 from fleetune.tools.simulator.growing.days import Growing
 from fleetune.tools.simulator.simulated_device import Player
+from fleetune.tools.simulator.workers import worker
 
 
 class Intake:
@@ -17,7 +17,7 @@ class Intake:
 
     Args:
         growing: what comes, and how the devices do.
-        executor: runs `tools.simulator.worker`.
+        executor: runs `tools.simulator.workers.worker`.
         players: the devices.
 
     Attributes:

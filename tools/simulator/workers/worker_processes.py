@@ -30,7 +30,7 @@ from fleetune.protocols.errors import FleetuneError
 WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
 _FORKS = sys.platform == "linux"
 _IMPORTED = (  # before workers are forked
-    "fleetune.tools.simulator.worker",
+    "fleetune.tools.simulator.workers.worker",
     "fleetune.edge_agent.training.torch_backend",
     "fleetune.coordinator.export.figures",
     "fleetune.coordinator.spec.trained_part",

@@ -18,61 +18,17 @@ from fleetune.edge_agent.training.trainers import make_backend
 from fleetune.protocols.errors import BaseUnknown, TrainingStopped
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
-from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.growing.growing_devices import Came, GrowingDevices, growing_devices
+from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.simulated_fleet import Shares
-from fleetune.tools.simulator.stopping.device_files import keep_before
+from fleetune.tools.simulator.workers.device_files import keep_before
 
 _MOST_FEATURE_BYTES = 2**28  # in each worker
-
-
-@dataclass(frozen=True)
-class Job:
-    """One device's work on one assignment.
-
-    Attributes:
-        name: of the device.
-        index: its number.
-        budget: that it runs within.
-        key: of the assignment.
-        payload: the assignment, encoded.
-        wall_s: the time of day when it was sent, seconds since 1970.
-        closed: how many rounds had ended: the device's files as they are now are kept for those who go on
-            from there; None: nobody does.
-    """
-
-    name: str
-    index: int
-    budget: Budget
-    key: TransferKey
-    payload: bytes
-    wall_s: float
-    closed: int | None = None
-
-
-@dataclass(frozen=True)
-class Worked:
-    """What came of it.
-
-    Attributes:
-        reply: encoded; None: the device declined, or cannot read its task, and then nothing is `declined`.
-        figures: what it tells of its data, where they grow.
-        held: training samples of the round, there.
-        declined: why, in one line.
-        base: digest of what the device holds of the model, where tasks are differences to that.
-    """
-
-    reply: bytes | None
-    figures: Figures | None = None
-    held: int = 0
-    declined: str = ""
-    base: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,50 @@
+"""What a worker process is given to do for a device, and what comes of it."""
+
+from dataclasses import dataclass
+
+from fleetune.edge_agent.stream.sample_stream import Figures
+from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.wire.messages import TransferKey
+
+
+@dataclass(frozen=True)
+class Job:
+    """One device's work on one assignment.
+
+    Attributes:
+        name: of the device.
+        index: its number.
+        budget: that it runs within.
+        key: of the assignment.
+        payload: the assignment, encoded.
+        wall_s: the time of day when it was sent, seconds since 1970.
+        closed: how many rounds had ended: the device's files as they are now are kept for those who go on
+            from there; None: nobody does.
+    """
+
+    name: str
+    index: int
+    budget: Budget
+    key: TransferKey
+    payload: bytes
+    wall_s: float
+    closed: int | None = None
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What came of it.
+
+    Attributes:
+        reply: encoded; None: the device declined, or cannot read its task, and then nothing is `declined`.
+        figures: what it tells of its data, where they grow.
+        held: training samples of the round, there.
+        declined: why, in one line.
+        base: digest of what the device holds of the model, where tasks are differences to that.
+    """
+
+    reply: bytes | None
+    figures: Figures | None = None
+    held: int = 0
+    declined: str = ""
+    base: str | None = None

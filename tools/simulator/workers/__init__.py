@@ -1,0 +1,1 @@
+"""The processes in which simulated devices work, and their files there."""
