@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+import fleetune.tools.simulator.presence
 import fleetune.tools.simulator.simulation
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.training.device_data import load
@@ -152,7 +153,7 @@ def test_more_samples_a_device_than_there_are_is_one_line_with_both_numbers(kind
 )
 def test_a_simulation_that_can_never_end_says_so(tmp_path, monkeypatch, section, content, message):
     monkeypatch.setattr(fleetune.tools.simulator.simulation, "MOST_ATTEMPTS", 5)
-    monkeypatch.setattr(fleetune.tools.simulator.simulation, "MOST_STRETCHES", 50)
+    monkeypatch.setattr(fleetune.tools.simulator.presence, "MOST_STRETCHES", 50)
     settings = parse_run({**BASE, section: content})
     with pytest.raises(FleetuneError, match=message):
         simulate(settings, tmp_path / "run", workers=0, fresh=True)

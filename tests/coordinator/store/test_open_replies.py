@@ -20,9 +20,8 @@ from fleetune.protocols.wire.payloads import Measures, Reply
 
 def reply(device, factor=1.0):
     values = np.arange(SPEC.size, dtype=np.float32) * np.float32(factor)
-    return Reply(
-        device, 1, 1, False, Measures(num_samples=5, num_test=1), Update(Patch(Everything(), values), 5)
-    )
+    update = Update(Patch.of(values, Everything(), SPEC), 5)
+    return Reply(device, 1, 1, False, Measures(num_samples=5, num_test=1), update)
 
 
 @pytest.fixture(params=[False, True], ids=["in the store", "at hand"])

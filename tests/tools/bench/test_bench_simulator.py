@@ -1,0 +1,85 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fleetune.protocols.errors import DataError
+from fleetune.tools.bench.simulator.environments import Player, players, python_of
+from fleetune.tools.bench.simulator.play import Played, PlayFailed, keep, play, recalled
+from fleetune.tools.bench.simulator.report import rows, write_results
+from fleetune.tools.bench.simulator.workloads import Workload, lay_out
+from fleetune.tools.cli import app
+
+SMALL = Workload("small", "mlp", devices=6, samples=60, participants=3, rounds=40, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    lay_out(SMALL, "digits", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["fleetune-1", "bare"])
+def test_a_simulator_plays_a_workload_and_is_looked_at(name: str, workload: Path, tmp_path: Path) -> None:
+    player = players(2)[name]
+    played = play(player, python_of(player, tmp_path), workload, 0)
+    assert (played.player, played.workload) == (name, "small")
+    assert len(played.ended_s) == SMALL.rounds
+    assert sorted(played.ended_s) == played.ended_s
+    assert 0 < played.round_s < played.first_s  # nothing starts as fast as it goes on
+    assert played.memory_bytes > 50e6
+    assert played.accuracy > 0.3, "it has learned something"  # one class of ten is 0.1
+
+
+def test_one_that_fails_says_why(workload: Path, tmp_path: Path) -> None:
+    player = Player("nobody", "play_nobody.py")
+    with pytest.raises(PlayFailed, match=r"play_nobody\.py"):
+        play(player, python_of(player, tmp_path), workload, 0)
+
+
+def test_too_few_samples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="takes more than 7000"):
+        lay_out(replace(SMALL, devices=100), "digits", tmp_path)
+
+
+def _played(player: str, seconds: float, repeat: int = 0) -> Played:
+    ended = [5.0 + seconds * number for number in range(1, 5)]
+    return Played(player, "small", repeat, ended, [2 * one for one in ended], 10**9, 0.8)
+
+
+def test_plays_become_medians_and_ratios_to_ours(tmp_path: Path) -> None:
+    plays = [
+        _played("pfl", 2.0),
+        _played("fleetune", 1.0),
+        _played("fleetune", 3.0, 1),
+        _played("fleetune", 1.0, 2),
+    ]
+    table = rows(plays)
+    assert [(row["simulator"], row["plays"], row["round_s"], row["times"]) for row in table] == [
+        ("fleetune", 3, 1.0, 1.0),
+        ("pfl", 1, 2.0, 2.0),
+    ]
+    text = write_results({"small": plays}, {"flwr": "no matching distribution"}, "a machine", tmp_path)
+    assert "| pfl | 1 | 2.00 | 2.00 | 4.00 | 7.0 | 1,000 | 80.0 |" in text
+    assert "flwr is missing: no matching distribution" in text
+    assert json.loads((tmp_path / "results.json").read_bytes())["machine"] == "a machine"
+    assert (tmp_path / "results.png").stat().st_size > 1000
+
+
+def test_a_play_is_kept(tmp_path: Path) -> None:
+    assert recalled(tmp_path / "one.json") is None
+    keep(_played("bare", 1.0), tmp_path / "one.json")
+    assert recalled(tmp_path / "one.json") == _played("bare", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"), [(["--workloads", "cnm"], "known: cnn"), (["--only", "tff"], "known: fleetune, fleet")]
+)
+def test_what_there_is_not_is_refused_in_one_line(wrong: list[str], line: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["bench", "simulator", "--out", str(tmp_path / "out"), *wrong])
+    assert done.exit_code == 2
+    assert line in done.output
+    assert not (tmp_path / "out").exists()

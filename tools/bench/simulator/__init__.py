@@ -1,0 +1,1 @@
+"""The simulator beside others of its kind: the same networks, samples and work, in turns on one machine."""

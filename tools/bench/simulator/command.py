@@ -1,0 +1,121 @@
+"""`edge-sim bench simulator`: this simulator beside others, in turns on this machine.
+
+    edge-sim bench simulator --out simulator --data idx:fashion-mnist
+    edge-sim bench simulator --out simulator --workloads lenet5 --only 'fleetune*,pfl*' --repeats 3
+
+Rivals are installed into environments of their own in OUT/environments, once. Every play that came to its
+end is a file in OUT/plays; the same command goes on where it was stopped.
+"""
+
+import os
+import platform
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import one_line_errors
+from fleetune.tools.bench.simulator.environments import NotInstalled, Player, players, python_of
+from fleetune.tools.bench.simulator.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fleetune.tools.bench.simulator.play import Played
+
+_PLAYS = "plays"
+
+
+def simulator(
+    out: Annotated[Path, typer.Option(help="folder of environments, plays, tables and a picture")] = Path(
+        "simulator"
+    ),
+    data: Annotated[str, typer.Option(help="images in ten classes, 70,000 of them")] = "idx:fashion-mnist",
+    workloads: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(WORKLOADS)}")] = "cnn",
+    only: Annotated[str, typer.Option(help="simulators, comma-separated, `pfl*`")] = "*",
+    repeats: Annotated[int, typer.Option(min=1, help="plays of each")] = 5,
+) -> None:
+    """Seconds a round and until the first one, processor time and memory: ours, pfl-research's, Flower's."""
+    with one_line_errors("edge-sim"):
+        from rich.console import Console
+
+        _play_all(out, data, _named(workloads), _wanted(only), repeats, Console())
+
+
+def _named(workloads: str) -> list[str]:
+    names = workloads.split(",")
+    for name in names:
+        if name not in WORKLOADS:
+            raise SettingError(f"--workloads {name}: there is none; known: {', '.join(WORKLOADS)}")
+    return names
+
+
+def _wanted(only: str) -> dict[str, Player]:
+    known = players(os.cpu_count() or 1)
+    found = {name: one for name, one in known.items() if any(fnmatchcase(name, p) for p in only.split(","))}
+    if not found:
+        raise SettingError(f"--only {only}: there is none; known: {', '.join(known)}")
+    return found
+
+
+def _play_all(
+    out: Path, data: str, names: list[str], wanted: dict[str, Player], repeats: int, console: "Console"
+) -> None:
+    from fleetune.tools.bench.simulator.play import PlayFailed, keep, play, recalled
+    from fleetune.tools.bench.simulator.report import write_results
+    from fleetune.tools.bench.simulator.workloads import lay_out
+
+    missing: dict[str, str] = {}
+    pythons = {}
+    for player in wanted.values():
+        try:
+            with console.status(f"environment of {player.name}"):
+                pythons[player.name] = python_of(player, out / "environments")
+        except NotInstalled as problem:
+            missing[player.name] = str(problem)
+    (out / _PLAYS).mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if not (out / "workloads" / name / "workload.json").exists():
+            lay_out(WORKLOADS[name], data, out / "workloads" / name)
+    turns = list(_turns(names, wanted, repeats))
+    for turn, (name, player, repeat) in enumerate(turns, start=1):
+        path = out / _PLAYS / f"{name}-{player.name}-{repeat}.json"
+        if player.name in missing or recalled(path) is not None:
+            continue
+        with console.status(f"{turn} of {len(turns)}: {name} by {player.name}"):
+            try:
+                played = play(player, pythons[player.name], out / "workloads" / name, repeat)
+            except PlayFailed as problem:
+                missing[player.name] = str(problem)
+                continue
+        keep(played, path)
+        console.print(f"{name} by {player.name}: {played.round_s:.2f} s a round", highlight=False)
+    everything = {name: _plays_of(name, out / _PLAYS) for name in WORKLOADS}
+    there = {name: plays for name, plays in everything.items() if plays}
+    console.print(write_results(there, missing, _machine(), out), markup=False, highlight=False)
+
+
+def _turns(names: list[str], wanted: dict[str, Player], repeats: int) -> "Iterator[tuple[str, Player, int]]":
+    """Simulators take turns, so that what else the machine does meets all of them."""
+    for name in names:
+        for repeat in range(repeats):
+            for player in wanted.values():
+                yield name, player, repeat
+
+
+def _plays_of(name: str, folder: Path) -> "list[Played]":
+    from fleetune.tools.bench.simulator.play import recalled
+
+    found = [recalled(path) for path in sorted(folder.glob(f"{name}-*.json"))]
+    return [one for one in found if one is not None]
+
+
+def _machine() -> str:
+    """In words."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
