@@ -80,6 +80,19 @@ class Recorder:
         )
 
 
+@dataclass(frozen=True)
+class ReadAhead:
+    """A reply that was read before it arrives on the run's clock.
+
+    Attributes:
+        delivered: its task, as its device has it; None: not known.
+        reply: as it was read, for one use.
+    """
+
+    delivered: Delivered | None
+    reply: Reply[Any]
+
+
 def read_reply(
     data: bytes,
     device: DeviceId,

@@ -20,7 +20,7 @@ from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.coordinator.rounds.reply_objections import Objection, objection_to
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.rounds.semi_asynchronous import engine_type
-from fleetune.coordinator.run.replies import ArrivingReply, read_reply
+from fleetune.coordinator.run.replies import ArrivingReply, ReadAhead, read_reply
 from fleetune.coordinator.run.round_execution import Outcome, RoundExecution
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import ReplyRefused, RoundClosed, RunFinished
@@ -125,6 +125,7 @@ class RunController:
         now: float,
         *,
         predicted: RoundCost = RoundCost(),  # noqa: B008 - frozen
+        ahead: ReadAhead | None = None,
     ) -> list[Outcome]:
         """Take a device's reply in: judge it, check it, keep it, tell the engine.
 
@@ -135,15 +136,18 @@ class RunController:
             actual: what the round took of the device.
             now: on the run's clock.
             predicted: what the device expected the round to take.
+            ahead: what `reading` made of this data; None: it is read now.
 
         Returns:
             the tasks to send, and what became of it: `ReplyRefused` where nothing of it was kept because it
             is damaged, implausible or not what it was offered as; `ReplyDropped` where it does not count.
         """
-        objection, delivered = self.objection(device, turn), self._execution.delivered(device, turn)
+        objection = self.objection(device, turn)
+        ahead = ahead if objection is None else None  # what is known of its task may be less by now
+        delivered = self._execution.delivered(device, turn) if ahead is None else ahead.delivered
         base = self._execution.base(delivered)
         try:
-            reply = read_reply(data, device, turn, self._method, base)
+            reply = read_reply(data, device, turn, self._method, base) if ahead is None else ahead.reply
             if objection is None and reply.base not in (UNSET, None if base is None else base.digest):
                 raise PacketForeign(f"update of {device} was written with another base than its task")
             if objection is None and (reply.update is None) != self.evaluating:
@@ -158,6 +162,14 @@ class RunController:
         arriving = ArrivingReply(reply, data, delivered, actual, predicted, staleness)
         event = self._arrival(arriving, turn, objection)
         return self._handle(event, now, arriving if objection is None else None)
+
+    def reading(self, device: DeviceId, turn: Turn) -> Callable[[bytes], ReadAhead]:
+        """Reads a device's reply to the task that it has just been sent, in whatever thread, as `receive`
+        would; it raises PacketError.
+        """
+        delivered = self._execution.delivered(device, turn)
+        base, method = self._execution.base(delivered), self._method
+        return lambda data: ReadAhead(delivered, read_reply(data, device, turn, method, base))
 
     def _arrival(self, arriving: ArrivingReply, turn: Turn, objection: Objection | None) -> ReplyArrived:
         reply, told = arriving.reply, arriving.reply.measures

@@ -43,7 +43,7 @@ def write_state(store: RunStore, state: object, spec: ModelSpec, *, keep_last: b
             return None
         name = _name(array)
         if name not in there | named:
-            store.add_array(name, codec.encode(array, spec))
+            store.add_array(name, codec.encode(array, spec, own=True))
         named.add(name)
         return name
 

@@ -15,10 +15,11 @@ from fleetune.coordinator.tasks.held_models import HeldModels
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.base import Base, KnownBases
 from fleetune.protocols.update.encodings.encoding import Encoding
+from fleetune.protocols.update.once import Written
 from fleetune.protocols.update.patch import patches_in
-from fleetune.protocols.update.patch_values import PatchWriter, Written
+from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.wire.payloads import Assignment
 
 LOSSLESS = "lossless"
@@ -60,6 +61,7 @@ class Downlink:
     key: Key
     held: HeldModels
     _written: Written = field(default_factory=Written, init=False)
+    _bases: KnownBases = field(default_factory=KnownBases, init=False)
 
     def write(self, assignment: Assignment[Any]) -> bytes:
         """The payload. Raises StoreError."""
@@ -76,7 +78,8 @@ class Downlink:
         if base is None:
             return Delivered(planned.task, Base.of_task(planned.task, self.spec))
         if self._encoding(base, planned).lossless:
-            return Delivered(planned.task, base.after(planned.task, self.spec), advances=True)
+            after = self._bases.known(base.after(planned.task, self.spec))
+            return Delivered(planned.task, after, advances=True)
         kind = Assignment[self.kind]  # type: ignore[name-defined]
         read: Assignment[Any] = codec.decode(self.write(planned), kind, self.spec, base=base)
         after, whole = base.after(read.task, self.spec), base.after(planned.task, self.spec)

@@ -100,7 +100,7 @@ class HeldModels:
 
     def _add(self, base: Base) -> None:
         if base.digest not in self._holders and base.digest != self.first.digest:
-            self._store.add_held_model(base.digest, codec.encode(base.values, self._spec))
+            self._store.add_held_model(base.digest, codec.encode(base.values, self._spec, own=True))
         self._remember(base)
 
     def _model(self, digest: str) -> Base:

@@ -370,5 +370,5 @@ class Adoption:
 
     def _serve(self, standing: Standing, weights: FlatArray) -> None:
         standing = with_threshold(standing, weights, self._enrolment, self._judge)
-        self._memory.write(codec.encode(Served(standing, weights), self._enrolment.spec))
+        self._memory.write(codec.encode(Served(standing, weights), self._enrolment.spec, own=True))
         self.served = standing

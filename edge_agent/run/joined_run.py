@@ -10,10 +10,11 @@ from msgspec import UNSET
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.personal.served_model import Memory
+from fleetune.edge_agent.run.asked import Asked, asked_of
 from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.growing_data import GrowingData
 from fleetune.edge_agent.run.membership import Membership, RoundWork
-from fleetune.edge_agent.run.session import Asked, Session, asked_of
+from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.run.short_figures import said_late, short_cost, short_report
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.round_cost import RoundCost

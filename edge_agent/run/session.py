@@ -6,7 +6,7 @@ one write: the same assignment, asked again after any crash, gets the same reply
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET, UnsetType
@@ -15,10 +15,12 @@ from fleetune.edge_agent.personal.alone import Alone, Turn, trained_alone
 from fleetune.edge_agent.personal.kept_run import Kept, first_alone, recall
 from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Serving
+from fleetune.edge_agent.run.asked import read_turn
+from fleetune.edge_agent.run.beside import Beside
 from fleetune.edge_agent.run.observed_trainer import EvaluatingTrainer, ObservedTrainer
 from fleetune.edge_agent.training.optimisers.kept_states import KeptStates, States
-from fleetune.protocols.bounds import LARGEST_LOSS, FleetName, LocalWork, Number, Positive, Ratio, Uplink
-from fleetune.protocols.errors import BaseUnknown, PacketError, PacketForeign, TrainingDiverged
+from fleetune.protocols.bounds import LARGEST_LOSS
+from fleetune.protocols.errors import BaseUnknown, PacketForeign, TrainingDiverged
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -46,6 +48,7 @@ class Session:
         adoption: of the models that the work leads to, decides which is served; None: nobody asks.
         own: the device's model to begin with instead of the common one, asked when the run begins.
         keep_replies: keep the bytes of the last reply; a simulation has no need of them.
+        beside: of sessions that are played one after the other in this process; None: it is a device's own.
     """
 
     def __init__(
@@ -59,13 +62,14 @@ class Session:
         adoption: Serving | None = None,
         own: Callable[[], FlatArray | None] = lambda: None,
         keep_replies: bool = True,
+        beside: Beside | None = None,
     ) -> None:
         self._enrolment = enrolment
         self._device = device
         self._method = method
         self._trainer = trainer
         self._memory = memory
-        self._keep_replies = keep_replies
+        self._keep_replies, self._beside = keep_replies, beside
         self._evaluated: tuple[int, int, bytes] | None = None
         self.local_work: float | None = None
         self._kept = recall(enrolment, method, memory, own)
@@ -165,8 +169,8 @@ class Session:
     def _base_after(self, assignment: Assignment[Any]) -> Base:
         """What both sides hold when this task is here."""
         if assignment.base is UNSET:
-            return Base.of_task(assignment.task, self.spec)
-        return self._base_of(assignment).after(assignment.task, self.spec)
+            return self._known(Base.of_task(assignment.task, self.spec))
+        return self._known(self._base_of(assignment).after(assignment.task, self.spec))
 
     def _writer(self, assignment: Assignment[Any], base: Base, budget: Budget) -> PatchWriter | None:
         """Of the values of an update, as run and task want them; None: as they are."""
@@ -296,7 +300,13 @@ class Session:
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self._method.task_type]  # type: ignore[name-defined]
         assignment: Assignment[Any] = codec.decode(
-            data, kind, self.spec, limit=codec.payload_limit(self.spec), base=self._base_of
+            data,
+            kind,
+            self.spec,
+            limit=codec.payload_limit(self.spec),
+            base=self._base_of,
+            verified=self._beside is not None,
+            read_before=None if self._beside is None else self._beside.tasks,
         )
         if assignment.device != self._device:
             raise PacketForeign(f"task for {assignment.device}; this is {self._device}")
@@ -309,7 +319,7 @@ class Session:
         if assignment.base is UNSET:
             return Base.nothing(self.spec)
         for weights in (self._held, self._enrolment.weights):
-            base = Base.whole(weights)
+            base = self._known(Base.whole(weights))
             if base.digest == assignment.base:
                 return base
         raise BaseUnknown(
@@ -324,60 +334,25 @@ class Session:
     @property
     def base(self) -> str | None:
         """The digest of what it holds of the model; None: the run's tasks are no differences to it."""
-        return None if self._enrolment.downlink.name == RAW else Base.whole(self._held).digest
+        raw = self._enrolment.downlink.name == RAW
+        return None if raw else self._known(Base.whole(self._held)).digest
+
+    def _known(self, base: Base) -> Base:
+        return base if self._beside is None else self._beside.bases.known(base)
 
     def _is_done(self, data: bytes) -> bool:
         """Whether it has replied to this task: what that was written with is no longer held then."""
-        turn = _read_turn(data, self.spec)
+        turn = read_turn(data, self.spec)
         done = turn.device, turn.round, turn.attempt
         return bool(self._kept.reply) and done == (self._device, self._kept.round, self._kept.attempt)
 
     def _keep(self, kept: Kept[Any]) -> None:
-        self._memory.write(codec.encode(kept, self.spec))
+        self._memory.write(codec.encode(kept, self.spec, own=True))
         self._kept = kept
-
-
-class Asked(NamedTuple):
-    """What an `Assignment` asks for beside its task.
-
-    Attributes:
-        budget: that it was planned at; None: the device's own choice.
-        span_s: seconds that its round is given; None: it does not say.
-    """
-
-    budget: Budget | None = None
-    span_s: float | None = None
-
-
-def asked_of(data: bytes, spec: ModelSpec) -> Asked:
-    """By an encoded `Assignment`; nothing, where that cannot be read."""
-    try:
-        turn = _read_turn(data, spec)
-    except PacketError:
-        return Asked()
-    span_s = None if turn.span_s is UNSET else turn.span_s
-    return Asked(proposed_budget(turn.ratio, turn.local_work, turn.uplink), span_s)
-
-
-def _read_turn(data: bytes, spec: ModelSpec) -> "_AssignmentTurn":
-    return codec.decode(data, _AssignmentTurn, spec, limit=codec.payload_limit(spec))
 
 
 def _turn(assignment: Assignment[Any]) -> Turn:
     return Turn(assignment.round, assignment.attempt, assignment.final_evaluation)
-
-
-@dataclass(frozen=True)
-class _AssignmentTurn:
-    """Of an `Assignment`, whose task is passed over."""
-
-    device: FleetName
-    round: Number
-    attempt: Number
-    ratio: Ratio | UnsetType = UNSET
-    local_work: LocalWork | UnsetType = UNSET
-    span_s: Positive | UnsetType = UNSET
-    uplink: Uplink | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

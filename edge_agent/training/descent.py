@@ -14,6 +14,7 @@ from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 
 BLOCK = 32_768  # entries: 128 kB a vector, so that all passes over a block find it in the cache
+_LONG = 2**20  # entries of a block where there are two passes, which gain less by the cache than calls cost
 FEW = 0.25  # share of a block's entries: up to it, taking them out and putting them back is no slower
 
 _CLIP_EPS = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
@@ -104,6 +105,8 @@ class Descent:
         self._before, self._kept = before, None if before is None else self._copied(before, size)
         lower = plan.lower
         self._lower_stop, self._lower_times = (0, 1.0) if lower is None else (lower.stop, 1 / lower.share)
+        passes_twice = not (self._optimiser.num_vectors or settings.weight_decay or plan.pull)
+        self._length = _LONG if passes_twice and plan.trainable is None and not self._clip_norm else BLOCK
         self._blocks = list(self._all_blocks(size, plan.trainable))
         self._upper_blocks = [block for block in self._blocks if not block.lower]
         self._num_steps = self._num_deep_steps = 0
@@ -174,8 +177,8 @@ class Descent:
     def _all_blocks(self, size: int, trainable: MaskArray | None) -> Iterator[_Block]:
         middle = min(self._lower_stop, size)
         for begin, end in ((0, middle), (middle, size)):
-            for start in range(begin, end, BLOCK):
-                place = slice(start, min(start + BLOCK, end))
+            for start in range(begin, end, self._length):
+                place = slice(start, min(start + self._length, end))
                 mask = None if trainable is None else trainable[place]
                 if mask is None or mask.any():
                     yield self._block(place, None if mask is None or mask.all() else mask)

@@ -5,12 +5,10 @@ that a patch selects: base and residual are cut to these here. A payload whose v
 its masks in few bytes too ([CODED_MASK, shape, data], `protocols.update.masks`).
 """
 
-import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -36,30 +34,10 @@ from fleetune.protocols.update.body import Body
 from fleetune.protocols.update.elements import Head, without_arrays
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
 from fleetune.protocols.update.masks.coded_mask import read_mask, write_mask
+from fleetune.protocols.update.once import ReadBefore, Written
 from fleetune.protocols.update.patch import Patch, patches_in
 
 Where = slice | MaskArray  # entries of the flat vector
-
-
-@dataclass
-class Written:
-    """What was written of late, for patches that several peers are sent alike and hold alike.
-
-    Attributes:
-        most: of the latest are remembered.
-    """
-
-    most: int = 4
-    _latest: OrderedDict[bytes, WireArray] = field(default_factory=OrderedDict, init=False)
-
-    def found(self, digest: bytes, write: Callable[[], WireArray]) -> WireArray:
-        """What was written under this digest, or is now."""
-        if digest not in self._latest:
-            self._latest[digest] = write()
-        self._latest.move_to_end(digest)
-        while len(self._latest) > self.most:
-            self._latest.popitem(last=False)
-        return self._latest[digest]
 
 
 @dataclass
@@ -101,12 +79,13 @@ class PatchWriter:
         """The values of the payload's next patch, framed."""
         mask, key = patch.selection.mask(self.spec), self.key.child(self._count)
         self._count += 1
-        where, digest = _where(mask), None if self.written is None else self._digest(patch, mask, key)
-        del mask  # a byte an entry, which a slice has no need of
-        if self.written is None or digest is None:
+        where, written = _where(mask), self.written
+        if written is None:
+            del mask  # a byte an entry, which a slice has no need of
             framed = self._write(patch, where, key)
         else:
-            framed = self.written.found(digest, lambda: self._write(patch, where, key))
+            around = f"{self.encoding.name} {vars(self.encoding)} {self.base_digest} {key}"
+            framed = written.found(around, mask, patch.values, lambda: self._write(patch, where, key))
         self.encoded |= framed[0] != FLOAT32
         return framed
 
@@ -135,15 +114,6 @@ class PatchWriter:
             return False
         held = self.base.held
         return not held[where].all() if isinstance(where, slice) else bool((where > held).any())
-
-    def _digest(self, patch: Patch, mask: MaskArray, key: Key) -> bytes:
-        """Of all that decides what is written."""
-        found = hashlib.blake2b(
-            f"{self.encoding.name} {vars(self.encoding)} {self.base_digest} {key}".encode(), digest_size=16
-        )
-        found.update(np.packbits(mask).data)
-        found.update(np.ascontiguousarray(patch.values).data)
-        return found.digest()
 
     def _leave(self, where: Where, residual: FlatArray | None) -> None:
         """Keep what was left out of these entries; None: nothing."""
@@ -186,6 +156,7 @@ class PatchReader:
     spec: ModelSpec | None
     arrays: Arrays
     body: Callable[[], Body]
+    read_before: ReadBefore | None = None
     _most_bytes: int | None = field(default=None, init=False)
     _lifted: list[Array | _Unread] = field(default_factory=list, init=False)
     _held: dict[int, tuple[Array, _Unread]] = field(default_factory=dict, init=False)
@@ -282,7 +253,13 @@ class PatchReader:
         where = _where(mask)
         del mask
         encoding, known = encodings.find(written.name), _KnownOfPatch(spec, base, where)
-        if written.data is not None:
+        if self.read_before is not None and written.data is None:
+            body.skip(written.start - body.at)
+            data = body.read(written.length)
+            about = f"{written.name} {None if base is None else base.digest}"
+            read = partial(encoding.decode, data, count, known)
+            values = self.read_before.found(about, data, patch.selection.mask(spec), read)
+        elif written.data is not None:
             values = encoding.decode(written.data, count, known)
         else:
             body.skip(written.start - body.at)

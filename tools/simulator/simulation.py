@@ -18,7 +18,7 @@ from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_events import Happening, RoundClosed, RunFinished
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.tasks.assignment import OutgoingTask
-from fleetune.edge_agent.run.session import asked_of
+from fleetune.edge_agent.run.asked import asked_of
 from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.tools.simulator import agenda
@@ -341,7 +341,7 @@ class Simulation:
         device, before = player.device, self._kept.before
         job = Job(device.name, device.index, work.budget, key, payload, self._wall_s, before)
         done = agenda.WorkDone(player.name, work, train_s, turns)
-        worked = self._at_hand.hand_out(player, job)
+        worked = self._at_hand.hand_out(player, job, self._controller.reading(device.name, turn))
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)
 
     def _worked(self, player: Player, done: agenda.WorkDone, worked: Worked) -> None:
@@ -381,9 +381,12 @@ class Simulation:
         player.membership.learn(work, player.conditions)
         player.note_samples(self.now)
         turn, reply = Turn.of(work.key), arrived.reply
+        ahead = self._at_hand.take_ahead(player.name, reply)
         self._agenda.add_next(self.now, agenda.RoundLearned(player.name))
         self._follow(
-            self._controller.receive(player.name, turn, reply, work.taken, self.now, predicted=work.expected)
+            self._controller.receive(
+                player.name, turn, reply, work.taken, self.now, predicted=work.expected, ahead=ahead
+            )
         )
 
     def _after_round(self, player: Player) -> None:

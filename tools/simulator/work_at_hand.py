@@ -1,11 +1,19 @@
 """What simulated devices are at, in workers: the fleet's clock waits for it only when it is due."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
+from functools import partial
 
+from fleetune.coordinator.run.replies import ReadAhead
+from fleetune.protocols.errors import PacketError
 from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.workers import worker
+
+_MOST_AHEAD = 32  # replies that are read and not due, a model's size each or two
+
+Read = Callable[[bytes], ReadAhead]
 
 
 class WorkAtHand:
@@ -21,15 +29,19 @@ class WorkAtHand:
         self._most = most
         self._in_flight: list[Future[Worked]] = []
         self._jobs: dict[int, Future[Worked]] = {}
+        self._ahead: dict[str, tuple[bytes, ReadAhead]] = {}
 
-    def hand_out(self, player: Player, job: Job) -> Future[Worked]:
-        """Have a device's work done, after what it was at before."""
+    def hand_out(self, player: Player, job: Job, read: Read) -> Future[Worked]:
+        """Have a device's work done, after what it was at before; what comes of it is read at once, so that
+        it need not be when a round waits for nothing else.
+        """
         if player.job is not None:
             player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
         while len(self._in_flight) >= self._most:
             self._in_flight.pop(0).exception()
         worked = self._executor.submit(worker.reply, job)
         player.job = worked
+        worked.add_done_callback(partial(self._read_ahead, player.name, read))
         self._in_flight = [*(one for one in self._in_flight if not one.done()), worked]
         return worked
 
@@ -40,6 +52,20 @@ class WorkAtHand:
     def take(self, number: int) -> Worked:
         """What came of it, once it is done."""
         return self._jobs.pop(number).result()
+
+    def _read_ahead(self, device: str, read: Read, job: Future[Worked]) -> None:
+        """In the thread that waited for a worker."""
+        if job.cancelled() or job.exception() is not None or len(self._ahead) >= _MOST_AHEAD:
+            return
+        reply = job.result().reply
+        if reply is not None:
+            with suppress(PacketError):  # whoever reads it again will say so
+                self._ahead[device] = reply, read(reply)
+
+    def take_ahead(self, device: str, reply: bytes) -> ReadAhead | None:
+        """What was read of this very reply; None: nothing is known any more."""
+        data, ahead = self._ahead.pop(device, (b"", None))
+        return ahead if data is reply else None
 
     @property
     def all_done(self) -> list[tuple[int, Worked]]:

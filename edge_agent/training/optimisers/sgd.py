@@ -41,7 +41,7 @@ class SGD:
         if self.weight_decay:
             gradient += np.multiply(weights, self.weight_decay, out=scratch)
         if not vectors:
-            return np.multiply(gradient, self.learning_rate, out=scratch)
+            return np.multiply(gradient, self.learning_rate, out=gradient)
         (velocity,) = vectors
         velocity *= self.momentum
         velocity += gradient

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import tiny_spec
 from tests.helpers.played_run import DEVICES, PlayedRun
 
-from fleetune.edge_agent.run.session import Asked, asked_of
+from fleetune.edge_agent.run.asked import Asked, asked_of
 from fleetune.protocols.methods import REGISTRY, from_section
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import RATIOS, DeviceReport

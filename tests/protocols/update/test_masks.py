@@ -14,7 +14,7 @@ from tests.conftest import tiny_spec
 from tests.protocols.update.test_codec import forged
 from tests.wire.mask_vectors import model, small_ones
 
-from fleetune.edge_agent.run.session import asked_of
+from fleetune.edge_agent.run.asked import asked_of
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.randomness import Key

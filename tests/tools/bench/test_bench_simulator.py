@@ -1,3 +1,5 @@
+"""The simulator beside others: plays are looked at from outside, and become tables."""
+
 import json
 from dataclasses import replace
 from pathlib import Path

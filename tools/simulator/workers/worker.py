@@ -8,6 +8,7 @@ from typing import Any
 
 from fleetune.coordinator.run.stored_run import stored_backbone
 from fleetune.edge_agent.personal.serving import serving_of
+from fleetune.edge_agent.run.beside import Beside
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.edge_agent.training.backend import Backend, Upper
@@ -44,6 +45,7 @@ class Stage:
     upper: Upper | None = None
     features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
     growing: GrowingDevices | None = None
+    beside: Beside = field(default_factory=Beside)
 
     def reply(self, job: Job) -> Worked:
         """Play a device through one assignment."""
@@ -82,6 +84,7 @@ class Stage:
             adoption=adoption,
             own=partial(starting_models.own_model, self.folder, name),
             keep_replies=False,
+            beside=self.beside,
         )
 
     def _with_features(self, name: str, data: DeviceData) -> DeviceData:

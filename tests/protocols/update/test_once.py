@@ -1,0 +1,94 @@
+"""What is sent alike is written once and, in one process, read once; and nobody gets another's."""
+
+import numpy as np
+import pytest
+
+from fleetune.protocols.update.base import Base, KnownBases, same_bits
+from fleetune.protocols.update.once import ReadBefore, Written
+
+SIZE = 1000
+MASK = np.ones(SIZE, np.bool_)
+
+
+def values(first=0.0):
+    found = np.arange(SIZE, dtype=np.float32)
+    found[0] = first
+    return found
+
+
+class Counting:
+    def __init__(self, made):
+        self.made, self.times = made, 0
+
+    def __call__(self):
+        self.times += 1
+        return self.made
+
+
+def test_the_same_is_written_once_and_what_was_changed_in_place_again():
+    written, mine = Written(), values()
+    first, again, changed = Counting(("a", [1], b"1")), Counting(None), Counting(("a", [1], b"2"))
+    assert written.found("lossless", MASK, mine, first) == ("a", [1], b"1")
+    assert written.found("lossless", MASK, values(), again) == ("a", [1], b"1")
+    mine[-1] = 5
+    assert written.found("lossless", MASK, mine, changed) == ("a", [1], b"2")
+    assert (first.times, again.times, changed.times) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("what", ["how", "entries", "minus zero"])
+def test_it_is_written_again_when_anything_differs(what):
+    written, other = Written(), Counting(("a", [1], b"2"))
+    written.found("lossless", MASK, values(), lambda: ("a", [1], b"1"))
+    mask = MASK.copy()
+    mask[-1] = what != "entries"
+    around = "int8" if what == "how" else "lossless"
+    written.found(around, mask, values(-0.0 if what == "minus zero" else 0.0), other)
+    assert other.times == 1
+
+
+def test_what_is_read_once_is_everybodys_own():
+    before = ReadBefore()
+    first, again = Counting(values()), Counting(None)
+    before.found("lossless base", b"data", MASK, first)[:] = -1
+    assert before.found("lossless base", b"data", MASK, again).tobytes() == values().tobytes()
+    assert (first.times, again.times) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("about", "data", "part"),
+    [("int8 base", b"data", 1), ("lossless base", b"date", 1), ("lossless base", b"data", 0)],
+)
+def test_it_is_read_again_when_anything_differs(about, data, part):
+    before, other = ReadBefore(), Counting(values(7.0))
+    before.found("lossless base", b"data", MASK, values)
+    mask = MASK.copy()
+    mask[5] = bool(part)
+    assert before.found(about, data, mask, other)[0] == 7.0
+    assert other.times == 1
+
+
+def test_a_base_that_is_met_again_is_the_one_that_has_its_digest():
+    known = KnownBases(most=2)
+    first = known.known(Base.whole(values()))
+    assert known.known(Base.whole(values())) is first
+    for number in (1.0, 2.0):
+        assert known.known(Base.whole(values(number))).digest == Base.whole(values(number)).digest
+    assert known.known(Base.whole(values())) is not first, "two are remembered"
+
+
+def test_a_base_that_holds_less_is_another_one():
+    known = KnownBases()
+    whole = known.known(Base.whole(values()))
+    half = Base(values(), np.arange(SIZE) < 500)
+    assert known.known(half) is half
+    assert half.digest != whole.digest
+
+
+def test_the_same_bits_are_more_than_the_same_numbers():
+    assert same_bits(values(np.nan), values(np.nan))
+    assert not same_bits(values(0.0), values(-0.0))
+    assert not same_bits(values(), values().astype(np.float64))
+    assert not same_bits(values(), values()[:-1])
+    last = values()
+    last[-1] += 1
+    assert not same_bits(values(), last)
