@@ -56,6 +56,7 @@ def run(
     runs: RunsFolder = Path("runs"),
     workers: Workers = ALL_CORES,
     fresh: Fresh = False,
+    follow: Annotated[bool, typer.Option(help="a line a round, for a log, instead of a bar")] = False,
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
@@ -64,7 +65,7 @@ def run(
         from fleetune.tools.simulator.show import show_run
 
         settings = read_run(run_file, changes)
-        show_run(settings, runs / settings.run.name, workers=workers, fresh=fresh)
+        show_run(settings, runs / settings.run.name, workers=workers, fresh=fresh, follow=follow)
 
 
 @app.command()

@@ -1,8 +1,9 @@
 """What edge-sim shows: a bar with the time left while it runs, then tables, files and pictures."""
 
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,13 @@ PLAINLY: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # a lin
 console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
-def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) -> Summary:
+def show_run(
+    settings: RunSettings, folder: Path, *, workers: int, fresh: bool, follow: bool = False
+) -> Summary:
     """Simulate a run with a progress bar, leave its report in `folder`; its summary.
 
-    One that was stopped goes on; one that is finished there is shown.
+    One that was stopped goes on; one that is finished there is shown. To `follow`: a line a round, for a log
+    or a pipe, instead of the bar.
 
     Raises:
         KeyboardInterrupt: interrupted; where and what to do is said, unless it had not begun yet.
@@ -58,12 +62,15 @@ def show_run(settings: RunSettings, folder: Path, *, workers: int, fresh: bool) 
         return _show_finished(there, folder)
     method = settings.method["name"]
     internals = internals_of(settings.method)
-    bar = progress_bar(console)
+    bar = progress_bar(console, shown=not follow)
     task = bar.add_task(method, total=settings.run.last_round, score="")
     watching = RoundBar(bar, task, method, internals, task_of(settings.task).score)
+    lines = [RoundLines(console, settings.run.last_round, watching.score)] if follow else []
     try:
         with bar:
-            run, summary = simulate(settings, folder, workers=workers, fresh=fresh, observers=[watching])
+            run, summary = simulate(
+                settings, folder, workers=workers, fresh=fresh, observers=[watching, *lines]
+            )
             bar.inside = ""
     except KeyboardInterrupt:
         if watching.under_way is None:
@@ -156,7 +163,47 @@ class RoundBar:
                     self.under_way = "the final evaluation"
 
 
-def progress_bar(console: Console) -> RoundsProgress:
+@dataclass(eq=False)
+class RoundLines:
+    """Observes a run and prints a line a round, at once.
+
+    Attributes:
+        console: to print on.
+        last_round: of the run; None: it has no end.
+        score: of the run's task.
+    """
+
+    console: Console
+    last_round: int | None
+    score: Score
+    _began: float = field(default_factory=time.monotonic)
+    _closed: int = 0
+
+    def observe(self, event: RunEvent) -> None:
+        """Take an event in."""
+        if isinstance(event, RoundClosed):
+            self._closed += 1
+            line = self._of_evaluation if event.record.final_evaluation else self._of_round
+            self.console.print(line(event.record), **PLAINLY)
+            self.console.file.flush()
+
+    def _of_round(self, record: RoundRecord) -> str:
+        after = AFTER.seen_as(self.score)
+        told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
+        up = readable.size(sum(device.bytes_up for device in record.devices.values()))
+        took = readable.duration(record.closed_s - record.opened_s)
+        number, left = f"round {record.number}", ""
+        if self.last_round is not None:
+            a_round = (time.monotonic() - self._began) / self._closed
+            left = f", {readable.duration(a_round * (self.last_round - record.number))} left here"
+            number += f" of {self.last_round}"
+        return f"{number}: {told} of {len(record.devices)} devices, {up} up in {took}{left}"
+
+    def _of_evaluation(self, record: RoundRecord) -> str:
+        return f"final evaluation: {len(record.devices)} devices"
+
+
+def progress_bar(console: Console, *, shown: bool = True) -> RoundsProgress:
     """A bar over rounds, with the time left; its tasks have a field `score`."""
     columns = (
         TextColumn("{task.description}"),
@@ -168,7 +215,7 @@ def progress_bar(console: Console) -> RoundsProgress:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    return RoundsProgress(*columns, console=console, speed_estimate_period=600)
+    return RoundsProgress(*columns, console=console, speed_estimate_period=600, disable=not shown)
 
 
 def _list(files: list[Path]) -> None:

@@ -251,3 +251,24 @@ def test_killed_with_its_workers_the_same_command_goes_on(tmp_path):
     table = [line for line in unbroken.stdout.splitlines() if line.startswith("device-")]
     assert table
     assert [line for line in again.stdout.splitlines() if line.startswith("device-")] == table
+
+
+def test_who_follows_reads_a_line_a_round_as_they_close(tmp_path):
+    """In a pipe, where a bar would say nothing until the end; gone on with, only of what is played."""
+    (tmp_path / "sim.toml").write_text(TOML.replace("rounds = 40", "rounds = 3"))
+    play_it = [sys.executable, "-m", "fleetune.tools.cli", "run", "sim.toml", "--follow", "--workers", "0"]
+    done = subprocess.run(
+        play_it, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    first, second, third, evaluation, *_ = done.stdout.splitlines()
+    for number, line in enumerate((first, second, third), start=1):
+        assert line.startswith(f"round {number} of 3: accuracy ")
+        assert " % of 6 devices, " in line
+        assert " kB up in " in line
+        assert line.endswith(" left here")
+    assert evaluation == "final evaluation: 6 devices"
+    again = subprocess.run(
+        play_it, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert "round 1 of 3" not in again.stdout
+    assert "was finished before" in again.stdout
