@@ -72,7 +72,7 @@ class Simulation:
         self._enrolment = run.enrolment
         self._num_enrolment_bytes = num_enrolment_bytes
         self._fleet = {player.name: player for player in players}
-        self._at_hand = WorkAtHand(executor, max_in_flight)
+        self._at_hand = WorkAtHand(executor, max_in_flight, run.enrolment.spec.size)
         self._presence = Presence(run.settings.fleet.availability, run.enrolment.seed)
         self._world = world
         self._intake = None if growing is None else Intake(growing, executor, players)
@@ -302,6 +302,7 @@ class Simulation:
             self._closed = True
             self._presence.idle_stretches = 0
             self._forget_replies()
+            self._at_hand.forget_ahead()
             if self._intake is not None:
                 self._intake.note_round(event.record)
         elif isinstance(event, RunFinished):
@@ -341,7 +342,7 @@ class Simulation:
         device, before = player.device, self._kept.before
         job = Job(device.name, device.index, work.budget, key, payload, self._wall_s, before)
         done = agenda.WorkDone(player.name, work, train_s, turns)
-        worked = self._at_hand.hand_out(player, job, self._controller.reading(device.name, turn))
+        worked = self._at_hand.hand_out(player, job, lambda: self._controller.reading(device.name, turn))
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)
 
     def _worked(self, player: Player, done: agenda.WorkDone, worked: Worked) -> None:

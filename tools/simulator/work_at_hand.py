@@ -11,7 +11,8 @@ from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.workers import worker
 
-_MOST_AHEAD = 32  # replies that are read and not due, a model's size each or two
+_MOST_BYTES_AHEAD = 2**27  # of replies that are read and not due
+_BYTES_AN_ENTRY = 14  # of the model, in such a reply: its values, its base and what that holds
 
 Read = Callable[[bytes], ReadAhead]
 
@@ -22,18 +23,20 @@ class WorkAtHand:
     Args:
         executor: runs `tools.simulator.workers.worker.reply`.
         most: payloads handed to it at a time.
+        model_size: entries of the run's model.
     """
 
-    def __init__(self, executor: Executor, most: int) -> None:
+    def __init__(self, executor: Executor, most: int, model_size: int) -> None:
         self._executor = executor
         self._most = most
+        self._most_ahead = _MOST_BYTES_AHEAD // (_BYTES_AN_ENTRY * model_size)
         self._in_flight: list[Future[Worked]] = []
         self._jobs: dict[int, Future[Worked]] = {}
         self._ahead: dict[str, tuple[bytes, ReadAhead]] = {}
 
-    def hand_out(self, player: Player, job: Job, read: Read) -> Future[Worked]:
-        """Have a device's work done, after what it was at before; what comes of it is read at once, so that
-        it need not be when a round waits for nothing else.
+    def hand_out(self, player: Player, job: Job, reading: Callable[[], Read]) -> Future[Worked]:
+        """Have a device's work done, after what it was at before. What comes of it is read at once, where
+        there is room, so that it need not be when a round waits for nothing else.
         """
         if player.job is not None:
             player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
@@ -41,8 +44,9 @@ class WorkAtHand:
             self._in_flight.pop(0).exception()
         worked = self._executor.submit(worker.reply, job)
         player.job = worked
-        worked.add_done_callback(partial(self._read_ahead, player.name, read))
         self._in_flight = [*(one for one in self._in_flight if not one.done()), worked]
+        if len(self._ahead) + len(self._in_flight) <= self._most_ahead:
+            worked.add_done_callback(partial(self._read_ahead, player.name, [reading()]))
         return worked
 
     def note(self, number: int, worked: Future[Worked]) -> None:
@@ -53,9 +57,10 @@ class WorkAtHand:
         """What came of it, once it is done."""
         return self._jobs.pop(number).result()
 
-    def _read_ahead(self, device: str, read: Read, job: Future[Worked]) -> None:
-        """In the thread that waited for a worker."""
-        if job.cancelled() or job.exception() is not None or len(self._ahead) >= _MOST_AHEAD:
+    def _read_ahead(self, device: str, once: list[Read], job: Future[Worked]) -> None:
+        """In the thread that waited for a worker, which keeps hold of its arguments for long."""
+        read = once.pop()
+        if job.cancelled() or job.exception() is not None:
             return
         reply = job.result().reply
         if reply is not None:
@@ -66,6 +71,10 @@ class WorkAtHand:
         """What was read of this very reply; None: nothing is known any more."""
         data, ahead = self._ahead.pop(device, (b"", None))
         return ahead if data is reply else None
+
+    def forget_ahead(self) -> None:
+        """A round has closed: what nobody took will hardly be asked for."""
+        self._ahead.clear()
 
     @property
     def all_done(self) -> list[tuple[int, Worked]]:

@@ -22,7 +22,7 @@ def played(case, folder):
 def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     case = CASES.get(name, SEMI)
     remembering = played(case, tmp_path / "a")
-    monkeypatch.setattr(work_at_hand, "_MOST_AHEAD", 0)
+    monkeypatch.setattr(work_at_hand, "_MOST_BYTES_AHEAD", 0)
     monkeypatch.setattr(KnownBases, "known", lambda _, base: base)
     monkeypatch.setattr(ReadBefore, "found", lambda _, about, data, mask, read: read())
     monkeypatch.setattr(Written, "found", lambda _, around, mask, values, write: write())

@@ -95,7 +95,9 @@ def _play_all(
         console.print(f"{name} by {player.name}: {played.round_s:.2f} s a round", highlight=False)
     everything = {name: _plays_of(name, out / _PLAYS) for name in WORKLOADS}
     there = {name: plays for name, plays in everything.items() if plays}
-    console.print(write_results(there, missing, _machine(), out), markup=False, highlight=False)
+    console.print(
+        write_results(there, missing, _machine(), out), markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _turns(names: list[str], wanted: dict[str, Player], repeats: int) -> "Iterator[tuple[str, Player, int]]":
