@@ -78,7 +78,12 @@ def test_a_play_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "line"), [(["--workloads", "cnm"], "known: cnn"), (["--only", "tff"], "known: fleetune, fleet")]
+    ("wrong", "line"),
+    [
+        (["--workloads", "cnm"], "known: cnn"),
+        (["--only", "tff"], "known: fleetune, fleet"),
+        (["--data", "idx:nowhere"], "nowhere"),
+    ],
 )
 def test_what_there_is_not_is_refused_in_one_line(wrong: list[str], line: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench", "simulator", "--out", str(tmp_path / "out"), *wrong])

@@ -68,6 +68,9 @@ def _play_all(
     from fleetune.tools.bench.simulator.report import write_results
     from fleetune.tools.bench.simulator.workloads import lay_out
 
+    for name in names:
+        if not (out / "workloads" / name / "workload.json").exists():
+            lay_out(WORKLOADS[name], data, out / "workloads" / name)
     missing: dict[str, str] = {}
     pythons = {}
     for player in wanted.values():
@@ -77,9 +80,6 @@ def _play_all(
         except NotInstalled as problem:
             missing[player.name] = str(problem)
     (out / _PLAYS).mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if not (out / "workloads" / name / "workload.json").exists():
-            lay_out(WORKLOADS[name], data, out / "workloads" / name)
     turns = list(_turns(names, wanted, repeats))
     for turn, (name, player, repeat) in enumerate(turns, start=1):
         path = out / _PLAYS / f"{name}-{player.name}-{repeat}.json"
