@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
-from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.update.selection import Layers, Selection
 
 _CHUNK = 2**15  # entries: what is made of so many stays in a processor's cache
@@ -82,21 +81,13 @@ class CoveredMean:
         """Take one patch in; `weight` is at least 0 (usually the device's number of samples)."""
         mask, start = patch.selection.mask(self._spec), 0
         for place in range(0, mask.size, _CHUNK):
-            chunk = slice(place, place + _CHUNK)
-            stop = start + int(np.count_nonzero(mask[chunk]))
-            self._add(chunk, mask[chunk], weight * patch.values[start:stop].astype(np.float64), weight)
+            inside = mask[place : place + _CHUNK]
+            stop = start + int(np.count_nonzero(inside))
+            sums, weights = self.sums[place : place + _CHUNK], self.weights[place : place + _CHUNK]
+            where = slice(None) if stop - start == inside.size else np.flatnonzero(inside)
+            sums[where] += weight * patch.values[start:stop].astype(np.float64)
+            weights[where] += weight
             start = stop
-
-    def _add(self, chunk: slice, mask: MaskArray, parts: NDArray[np.float64], weight: float) -> None:
-        """To these entries where they are in the mask: its parts of their sums, and its weight."""
-        if parts.size == mask.size:
-            self.sums[chunk] += parts
-            self.weights[chunk] += weight
-        elif parts.size:
-            spread = np.zeros(mask.size)  # adding 0 moves no sum, and takes less time than to pick entries
-            spread[mask] = parts
-            self.sums[chunk] += spread
-            self.weights[chunk] += weight * mask
 
     def over(self, previous: FlatArray) -> FlatArray:
         """The means; entries that nobody sent are those of `previous`, shape (spec.size,)."""
