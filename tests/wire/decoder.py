@@ -44,6 +44,8 @@ def decode(name: str, data: bytes, count: int, base: Base, tensors: Sequence[int
     """The values that `name` wrote."""
     if name == "sketch":
         return sketch(data, count, base, tensors)
+    if name == "peaks":
+        return peaks(data, count, base)
     stream, values = Stream(data), []
     if stream.take(1) == b"\0":
         base = None
@@ -168,6 +170,26 @@ def sketch(data: bytes, count: int, base: Base, tensors: Sequence[int]) -> list[
         base = lowrank_decoder.decode(rest, count, base, tensors, (), None)
     elif rest:
         raise ValueError("something follows")
+    return [float32(one + change) for one, change in zip(base, told, strict=True)]
+
+
+def peaks(data: bytes, count: int, base: Base) -> list[float]:
+    first, log = data[0], data[0] - 2
+    if first == 0:
+        return list(struct.unpack(f"<{count}f", data[1:]))
+    if base is None or first > 12:
+        raise ValueError("a base is needed, and a form that is known")
+    if first == 1:
+        return list(base)
+    (seed,), (scale,) = struct.unpack("<H", data[1:3]), struct.unpack("<f", b"\0\0" + data[3:5])
+    bits = "".join(f"{byte:08b}" for byte in data[5:])
+    groups = len(bits) // (log + 1)
+    signs = [0] * 2 ** (groups * 2**log - 1).bit_length()
+    for group in range(groups):
+        word = bits[group * (log + 1) : (group + 1) * (log + 1)]
+        signs[group * 2**log + int("0" + word[:-1], 2)] = 1 if word[-1] == "1" else -1
+    sums = [float32(one * scale) for one in rotated(signs)]
+    told = (sums[at % len(sums)] * sign for at, sign in enumerate(random_signs(seed, count)))
     return [float32(one + change) for one, change in zip(base, told, strict=True)]
 
 

@@ -26,6 +26,7 @@ REGISTRY = {
     "int4": "fleetune.protocols.update.encodings.int4:Int4",
     "sparse": "fleetune.protocols.update.encodings.sparse:Sparse",
     "sketch": "fleetune.protocols.update.encodings.sketch:Sketch",
+    "peaks": "fleetune.protocols.update.encodings.peaks:Peaks",
     "lowrank": "fleetune.protocols.update.encodings.lowrank:LowRank",
 }
 

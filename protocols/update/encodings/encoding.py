@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.body import Source
@@ -90,12 +91,15 @@ class Encoding(Protocol):
     Class attributes:
         name: in run.toml, on the wire, and in the registry.
         lossless: `decode` gives the same bits.
+        on_average: one update is mostly noise, right in the mean of many, so nothing waits for the next one;
+            tasks, of which nobody takes a mean, are written otherwise.
         summable: the sum of what several devices wrote is written alike, at a scale and of entries that none
             of them chose by its own values, so that it can be added up under masks (secure aggregation).
     """
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
+    on_average: ClassVar[bool] = False
     summable: ClassVar[bool] = False
 
     @property
@@ -104,7 +108,11 @@ class Encoding(Protocol):
         ...
 
     def for_tasks(self) -> "Encoding":
-        """What writes tasks, of which nobody takes a mean. Raises SettingError: this one is not for them."""
+        """What writes tasks. Raises SettingError: this one is not for them."""
+        if self.on_average:
+            raise SettingError(
+                f"{self.name} is for `up` alone, where means are taken: take lowrank or sparse"
+            )
         return self
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:

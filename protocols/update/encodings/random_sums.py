@@ -51,8 +51,7 @@ class RandomSums:
         with np.errstate(over="ignore"):
             values = sums.astype(np.float32)
         del sums
-        for chunk, signs in _signs(self.seed, count, values.size):
-            yield chunk, np.resize(values, signs.size) * signs
+        return entries_of(values, count, self.seed)
 
 
 def random_sums(
@@ -66,15 +65,35 @@ def random_sums(
         num_sums: a power of two.
         key: of the seed.
     """
-    seed, sums = int(key.bits(1)[0]) % (1 << _SEED_BITS), np.zeros(num_sums)
-    for chunk, signs in _signs(seed, count, num_sums):
-        signed = np.zeros(-(-signs.size // num_sums) * num_sums)
-        signed[: signs.size] = values(chunk).astype(np.float64) * signs
-        sums += signed.reshape(-1, num_sums).sum(0)
+    seed = new_seed(key)
+    sums = added_up(values, count, num_sums, seed)
     square = float(np.square(sums).sum())
     rotate(sums)
     scale = np.float32(min(square / (float(np.abs(sums).sum()) or 1.0), float(LARGEST)))
     return RandomSums(seed, scale, sums > 0) if scale else None
+
+
+def new_seed(key: Key) -> int:
+    """Of the signs of an update."""
+    return int(key.bits(1)[0]) % (1 << _SEED_BITS)
+
+
+def added_up(
+    values: Callable[[slice], FlatArray], count: int, num_sums: int, seed: int
+) -> NDArray[np.float64]:
+    """Entries with their signs, entry e in sum e mod `num_sums`; arguments as of `random_sums`."""
+    sums = np.zeros(num_sums)
+    for chunk, signs in _signs(seed, count, num_sums):
+        signed = np.zeros(-(-signs.size // num_sums) * num_sums)
+        signed[: signs.size] = values(chunk).astype(np.float64) * signs
+        sums += signed.reshape(-1, num_sums).sum(0)
+    return sums
+
+
+def entries_of(sums: FlatArray, count: int, seed: int) -> Iterator[tuple[slice, FlatArray]]:
+    """Each entry's sum with the entry's sign, in parts: which entries, and these."""
+    for chunk, signs in _signs(seed, count, sums.size):
+        yield chunk, np.resize(sums, signs.size) * signs
 
 
 def fitting_log(count: int, bits: float) -> int:

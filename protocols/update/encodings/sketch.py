@@ -22,6 +22,7 @@ import numpy as np
 from fleetune.protocols.errors import PacketCorrupt, SettingError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.encodings.as_they_are import AS_THEY_ARE, check_length, read_whole, whole
 from fleetune.protocols.update.encodings.chunks import LARGEST, difference, part_of, wanted_of
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 from fleetune.protocols.update.encodings.lowrank import LowRank
@@ -33,7 +34,7 @@ from fleetune.protocols.update.encodings.random_sums import (
     random_sums,
 )
 
-_AS_THEY_ARE, _DIFFERENCES, _SUMS, _PRODUCTS = 0, 1, 2, 4  # flags of the first byte
+_DIFFERENCES, _SUMS, _PRODUCTS = 1, 2, 4  # flags of the first byte
 _FRAME_BYTES = 16  # its own, and of a payload's compression, which gains nothing on bits
 _HEAD = struct.Struct("<BHf")
 _UNTOLD = 0.11  # of the norm, by steps of one root mean square: what these leave
@@ -53,6 +54,7 @@ class Sketch(Encoding):
 
     name = "sketch"
     lossless = False
+    on_average = True
 
     def __post_init__(self) -> None:
         if not 0 < self.bits <= 1:
@@ -74,13 +76,10 @@ class Sketch(Encoding):
     def size(self, num_values: int) -> int:
         return int(self.cost.bytes_per_value * num_values) + _FRAME_BYTES if num_values else 0
 
-    def for_tasks(self) -> Encoding:
-        raise SettingError("sketch is for `up` alone, where means are taken: take lowrank or sparse")
-
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:
         base = known.base
         if base is None:
-            return _whole(values, residual)
+            return whole(values, residual)
         told = LowRank(self.step).encode(values, known, residual, key) if self.step else Encoded(b"")
         untold = told.residual
 
@@ -95,15 +94,14 @@ class Sketch(Encoding):
             return Encoded(_framed(told.data, b""))
         known_sizes = sum(_largest(one) for one in (base, values, untold) if one is not None)
         if known_sizes + sums.most >= float(LARGEST):
-            return _whole(values, residual)
+            return whole(values, residual)
         bits = np.packbits(sums.above).tobytes()
         return Encoded(_framed(told.data, _HEAD.pack(log, sums.seed, sums.scale) + bits))
 
     def decode(self, data: bytes, count: int, known: Known) -> FlatArray:
         flags = data[0] if data else -1
-        if flags == _AS_THEY_ARE:
-            _check_length(data, 1 + 4 * count)
-            return np.frombuffer(data, "<f4", offset=1).astype(np.float32)
+        if flags == AS_THEY_ARE:
+            return read_whole(data, count)
         if flags & ~(_SUMS | _PRODUCTS) != _DIFFERENCES:
             raise PacketCorrupt(f"a sketch of {len(data)} bytes begins with {data[:1]!r}")
         if known.base is None:
@@ -112,19 +110,13 @@ class Sketch(Encoding):
         if flags & _PRODUCTS:
             values = LowRank().decode(data[end:], count, known)
         else:
-            _check_length(data, end)
+            check_length(data, end)
             values = known.base if known.spare else known.base.copy()
         if sums is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 for chunk, told in sums.entries(count):
                     values[chunk] += told
         return values
-
-
-def _whole(values: FlatArray, residual: FlatArray | None) -> Encoded:
-    """Where there is nothing to differ from, or noise could lead beyond float32."""
-    plain = wanted_of(values, residual, slice(None)).astype("<f4").tobytes()
-    return Encoded(bytes([_AS_THEY_ARE]) + plain)
 
 
 def _framed(products: bytes, sums: bytes) -> bytes:
@@ -147,11 +139,6 @@ def _read_sums(data: bytes, count: int) -> tuple[RandomSums, int]:
         raise PacketCorrupt(f"a sketch whose scale is {scale}")
     start, end = 1 + _HEAD.size, 1 + _HEAD.size + (1 << log) // 8
     if len(data) < end:
-        _check_length(data, end)
+        check_length(data, end)
     above = np.unpackbits(np.frombuffer(data[start:end], np.uint8)).astype(np.bool_)
     return RandomSums(seed, np.float32(scale), above), end
-
-
-def _check_length(data: bytes, length: int) -> None:
-    if len(data) != length:
-        raise PacketCorrupt(f"a sketch of {len(data)} bytes; {length} are due")
