@@ -23,6 +23,7 @@ from fleetune.protocols.errors import PacketNotFinite, SettingError
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.tools.simulator import agenda
 from fleetune.tools.simulator.agenda import Agenda
+from fleetune.tools.simulator.attempts import Attempts
 from fleetune.tools.simulator.growing.days import Growing
 from fleetune.tools.simulator.intake import Intake
 from fleetune.tools.simulator.job import Job, Worked
@@ -35,7 +36,6 @@ from fleetune.tools.simulator.work_at_hand import WorkAtHand
 from fleetune.tools.simulator.world import World
 
 OnRound = Callable[[RoundRecord], bool]  # told of a training round that closed: whether it was the last
-MOST_ATTEMPTS = 300  # at one round
 
 
 class Simulation:
@@ -84,6 +84,7 @@ class Simulation:
         self._changed: set[str] = set()  # devices, since they were written down
         self._answered: set[str] = set()  # devices with replies that may be asked for again
         self._happened: list[Happening] = []  # and is not written down
+        self._attempts = Attempts()
         self._closed = False  # a round has, and is not written down
         self._next_tick: float | None = None
         self._finished = False
@@ -276,12 +277,7 @@ class Simulation:
         for declined in unsent:
             self._tell(declined)
         self._hold_next()
-        number, attempt = self._controller.turn
-        if attempt > MOST_ATTEMPTS:
-            raise SettingError(
-                f"round {number} was tried {MOST_ATTEMPTS} times and never had enough updates that"
-                " count; see round.quorum, round.deadline_s, round.max_strain, and whether training diverges"
-            )
+        self._attempts.check(self._controller.turn)
         wake_at = self._controller.wake_at
         if wake_at is not None and wake_at != self._next_tick:
             self._next_tick = wake_at
@@ -298,6 +294,7 @@ class Simulation:
 
     def _note_happening(self, event: Happening) -> None:
         self._happened.append(event)
+        self._attempts.note(event)
         if isinstance(event, RoundClosed):
             self._closed = True
             self._presence.idle_stretches = 0

@@ -49,7 +49,7 @@ class Peaks(Encoding):
         bits: for each entry, above 0 and at most 1.
     """
 
-    bits: float = 0.01
+    bits: float = 0.02
 
     name = "peaks"
     lossless = False

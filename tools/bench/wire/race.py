@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fleetune.protocols.errors import TrainingDiverged
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.model.spec import FlatArray
@@ -116,11 +117,19 @@ OWN_TRAINING: dict[str, Callable[[Fleet], Course]] = {"fedpm": FedPm}
 
 
 def race(fleet: Fleet, setting: str, contender: Contender) -> Run:
-    """Run a contender to the end of the setting's rounds."""
+    """Run a contender to the end of the setting's rounds, or until its training diverges: from then on it
+    sends nothing, and is right about nothing.
+    """
     began, course = time.process_time(), _course(fleet, contender)
     total, bytes_up, accuracy = 0.0, list[float](), list[float]()
     for number in range(1, fleet.setting.rounds + 1):
-        weights, num_bytes = course.play(number)
+        try:
+            weights, num_bytes = course.play(number)
+        except TrainingDiverged:
+            left = fleet.setting.rounds - len(accuracy)
+            bytes_up += [total] * left
+            accuracy += [0.0] * left
+            break
         total += num_bytes
         bytes_up.append(total)
         accuracy.append(fleet.accuracy(weights))
