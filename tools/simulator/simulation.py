@@ -106,6 +106,7 @@ class Simulation:
             for event in happened:
                 self._observers.tell(event)
             self._open_next([one.record for one in happened if isinstance(one, RoundClosed)])
+        self._kept.settle()
         if not self._finished:
             raise SettingError("too few devices take part to reach round.quorum; lower it, or add devices")
 

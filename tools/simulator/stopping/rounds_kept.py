@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DEVICES
@@ -40,6 +41,7 @@ class RoundsKept:
         self._run = run
         self._goes_on = goes_on
         self._written = False
+        self._forgetting: Thread | None = None
         self.closed = 0
 
     @property
@@ -63,7 +65,14 @@ class RoundsKept:
         with self._run.store.step():
             yield
         if self._written:
-            forget_before(self.devices, before)
+            self.settle()
+            self._forgetting = Thread(target=forget_before, args=(self.devices, before))
+            self._forgetting.start()
+
+    def settle(self) -> None:
+        """Wait until no file is kept any more of the round before: they go while the next one is played."""
+        if self._forgetting is not None:
+            self._forgetting.join()
 
     def write(self, world: Callable[[int], Snapshot], changed: Iterable[Player]) -> None:
         """Write down how the world stands, inside `one_round()`.

@@ -32,13 +32,20 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
         return
     new = kept.with_name(f"{name}.new")
     try:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
+        _make_empty(new)
         for part in _PARTS:
             _link(devices / f"{name}.{part}", new / part)
         new.rename(kept)
     except OSError as problem:
         raise StoreError(f"cannot write {new}: {problem.strerror}") from None
+
+
+def _make_empty(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        shutil.rmtree(folder)
+        folder.mkdir()
 
 
 def forget_before(devices: Path, closed: int) -> None:
