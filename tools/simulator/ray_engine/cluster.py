@@ -1,5 +1,6 @@
 """The Ray cluster that a command uses: one that is there, or one of its own that ends with it."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,10 @@ from fleetune.protocols.one_line import flat
 
 NO_RAY = "--engine ray needs Ray, which is not installed here: pip install 'fleetune[ray]'"
 _OWN = "local"  # Ray's word for a cluster that is begun
+_OF_OUR_CLUSTER = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # it tells nobody of its use
+    "RAY_worker_niceness": "0",  # its workers are worth as much as worker processes
+}
 _QUIET = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
 
 
@@ -68,11 +73,13 @@ def join(address: str) -> ModuleType:
 
 def imported() -> ModuleType:
     """Raises SettingError: Ray is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we begin tells nobody of its use
+    for name, value in _OF_OUR_CLUSTER.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
         raise SettingError(NO_RAY) from None
+    logging.getLogger("ray").setLevel(logging.ERROR)  # long before `ray.init` does it
     return ray
 
 
@@ -83,6 +90,7 @@ def _begin(ray: ModuleType, **how: Any) -> None:
     try:
         ray.init(**how, **options)
     except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, ValueError and others
-        raise SettingError(f"no Ray cluster at {how['address']}: {flat(problem)[:300]}") from None
+        what = "Ray cannot begin here" if how["address"] == _OWN else f"no Ray cluster at {how['address']}"
+        raise SettingError(f"{what}: {flat(problem)[:300]}") from None
     finally:
         signal.signal(signal.SIGTERM, heard)

@@ -29,7 +29,7 @@ from fleetune.tools.simulator.ray_engine.node_worker import Answer, NodeWorker
 from fleetune.tools.simulator.ray_engine.shipment import Shipment
 from fleetune.tools.simulator.workers.device_files import keep_before
 
-PATIENCE_S = 120.0  # without any worker
+PATIENCE_S = 300.0  # without any worker; on a busy node one takes minutes to import torch
 _MOST_DEATHS = 3  # of workers, at one task
 _GLANCE_S, _TO_LEAVE_S = 0.5, 30.0
 _spare: list["_Node"] = []  # of this process: workers that a run left, for its next one
@@ -197,8 +197,8 @@ class RayWorkers(Executor):
                 return True
             if not self._nodes and time.monotonic() - self._alone_since > PATIENCE_S:
                 raise FleetuneError(
-                    f"the Ray cluster had no room for any worker for {PATIENCE_S:.0f} s: `ray status` says"
-                    " why; the same command goes on"
+                    f"no worker on the Ray cluster was ready for {PATIENCE_S:.0f} s: `ray status` says if"
+                    " it has room; the same command goes on"
                 )
         return False
 
