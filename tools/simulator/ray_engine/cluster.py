@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import flat
 
 NO_RAY = "--engine ray needs Ray, which is not installed here: pip install 'fleetune[ray]'"
+_TO_REACH_S = 10.0
 _OWN = "local"  # Ray's word for a cluster that is begun
 _OF_OUR_CLUSTER = {
     "RAY_USAGE_STATS_ENABLED": "0",  # it tells nobody of its use
@@ -52,11 +54,23 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
         if address is None:
             _begin(ray, address=_OWN, num_cpus=num_cpus, _node_ip_address="127.0.0.1")
         else:
+            _check_reached(address)
             _begin(ray, address=address)
         found = int(ray.cluster_resources().get("CPU", 0))
         yield Cluster(ray.get_runtime_context().gcs_address, found)
     finally:
         ray.shutdown()
+
+
+def _check_reached(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if not (separator and port.isdecimal() and "/" not in host):
+        return  # "auto", for one
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_TO_REACH_S).close()
+    except OSError as problem:
+        raise SettingError(f"no Ray cluster at {address}: {problem.strerror or problem}") from None
 
 
 def join(address: str) -> ModuleType:

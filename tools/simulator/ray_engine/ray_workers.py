@@ -160,16 +160,22 @@ class RayWorkers(Executor):
 
     def _serve(self) -> None:
         """In a thread: one worker after another, each as long as it lives."""
+        deaths = 0  # in a row, as they began
         while not self._over:
             node = _spare.pop() if _spare else _Node(self._actor())
             try:
                 if not self._begun(node):
                     self._end(node)
                     return
+                deaths = 0
                 while (task := self._next(node)) is not None:
                     self._play(node, task)
             except self._ray.exceptions.RayError as death:
+                deaths += node not in self._nodes
                 self._lost(node, death)
+                if deaths >= _MOST_DEATHS and not self._nodes:
+                    why = f"{deaths} workers on the Ray cluster died as they began ({_first_words(death)})"
+                    self._break(FleetuneError(why))
             except BaseException as fault:  # noqa: BLE001 - raised by every task
                 self._end(node)
                 self._break(fault)
