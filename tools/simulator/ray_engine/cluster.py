@@ -52,7 +52,7 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
     address = address or os.environ.get("RAY_ADDRESS") or None
     try:
         if address is None:
-            _begin(ray, address=_OWN, num_cpus=num_cpus, _node_ip_address="127.0.0.1")
+            _begin(ray, address=_OWN, num_cpus=num_cpus)
         else:
             _check_reached(address)
             _begin(ray, address=address)

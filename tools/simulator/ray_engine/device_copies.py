@@ -5,9 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleetune.protocols.errors import StoreError
 from fleetune.tools.simulator.workers.device_files import ALL_PARTS
 
+Content = NDArray[np.uint8]  # of a file: Ray moves arrays without copying them
 Stamp = tuple[int, int, int]  # of a file: another one if it changed
 _NEW = ".coming"
 
@@ -21,18 +25,18 @@ class Changes:
         removed: paths there.
     """
 
-    written: Mapping[str, bytes] = field(default_factory=dict)
+    written: Mapping[str, Content | bytes] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
 
 
-def all_of(devices: Path, name: str) -> dict[str, bytes]:
+def all_of(devices: Path, name: str) -> dict[str, Content]:
     """A device's files, by their path below the folder of devices.
 
     Raises:
         StoreError: one cannot be read.
     """
     try:
-        return {str(path.relative_to(devices)): path.read_bytes() for path in _files(devices, name)}
+        return {str(path.relative_to(devices)): np.fromfile(path, np.uint8) for path in _files(devices, name)}
     except OSError as problem:
         raise StoreError(f"cannot read the files of {name} in {devices}: {problem.strerror}") from None
 
@@ -45,7 +49,8 @@ def stamps(devices: Path, name: str) -> dict[str, Stamp]:
 def changes(devices: Path, name: str, before: Mapping[str, Stamp]) -> Changes:
     """What came of a device's files since `stamps`."""
     now = stamps(devices, name)
-    written = {path: (devices / path).read_bytes() for path, one in now.items() if before.get(path) != one}
+    other = [path for path, one in now.items() if before.get(path) != one]
+    written = {path: np.fromfile(devices / path, np.uint8) for path in other}
     return Changes(written, tuple(path for path in before if path not in now))
 
 
@@ -68,7 +73,7 @@ def apply(devices: Path, found: Changes) -> None:
         raise StoreError(f"cannot write device files in {devices}: {problem.strerror}") from None
 
 
-def replace_all(devices: Path, name: str, files: Mapping[str, bytes]) -> None:
+def replace_all(devices: Path, name: str, files: Mapping[str, Content]) -> None:
     """A device has these files and no others. Raises StoreError: the disk is full."""
     forget(devices, name)
     apply(devices, Changes(files))

@@ -14,7 +14,7 @@ from fleetune.coordinator.store.folder_lock import LOCK, claim, is_claimed
 from fleetune.coordinator.store.run_folder import BACKBONE, DEVICES
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.simulator.ray_engine import device_copies
-from fleetune.tools.simulator.ray_engine.device_copies import Changes
+from fleetune.tools.simulator.ray_engine.device_copies import Changes, Content
 from fleetune.tools.simulator.ray_engine.shipment import Shipment, versions
 from fleetune.tools.simulator.workers import worker
 
@@ -68,7 +68,7 @@ class NodeWorker:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         device: str,
-        files: Mapping[str, bytes] | None,
+        files: Mapping[str, Content] | None,
         stale: Sequence[str],
     ) -> Answer:
         """A function of `workers.worker`, called for a device.
