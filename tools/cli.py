@@ -1,8 +1,11 @@
 """edge-sim: a fleet before any device is bought."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -28,11 +31,41 @@ app.add_typer(coordinator.app, name="bench")
 
 RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
-Workers = Annotated[int, typer.Option(help="training processes, one thread each; 0: none but this one")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="training processes, one thread each; 0: none but this one; else one a core, here or there"
+    ),
+]
 Fresh = Annotated[bool, typer.Option(help="replace what an earlier run of this name left")]
 Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
 
 ALL_CORES = os.cpu_count() or 1
+
+
+class Engine(StrEnum):
+    """Where devices work."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+EngineChoice = Annotated[
+    Engine, typer.Option(help="where devices work: here, or on the nodes of a Ray cluster")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="of the Ray cluster; else $RAY_ADDRESS; without either one begins and ends with this command"
+    ),
+]
+
+
+class Crew(NamedTuple):
+    """How many train devices, and the address of the cluster that they are on; None: they are here."""
+
+    workers: int
+    cluster: str | None
 
 
 @app.callback()
@@ -44,17 +77,41 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def _begin(workers: int) -> None:
+def _begin(workers: int | None) -> None:
     """Workers import what they need while this process does."""
-    if workers:
+    if workers != 0:
         warm_up()
+
+
+@contextmanager
+def _crew(engine: Engine, address: str | None, workers: int | None) -> Iterator[Crew]:
+    """Who trains devices; a cluster that was begun for it ends with this block.
+
+    Raises:
+        SettingError: the options do not go together, Ray is not installed, or there is no such cluster.
+    """
+    from fleetune.protocols.errors import SettingError
+
+    if engine is Engine.LOCAL:
+        if address is not None:
+            raise SettingError("--address is that of a Ray cluster: add --engine ray")
+        yield Crew(ALL_CORES if workers is None else workers, None)
+        return
+    if workers is not None and workers < 1:
+        raise SettingError(f"--workers {workers}: with --engine ray at least 1")
+    from fleetune.tools.simulator.ray_engine.cluster import cluster
+
+    with cluster(address, workers or ALL_CORES) as found:
+        yield Crew(workers or max(1, found.num_cpus), found.address)
 
 
 @app.command()
 def run(
     run_file: RunFile,
     runs: RunsFolder = Path("runs"),
-    workers: Workers = ALL_CORES,
+    workers: Workers = None,
+    engine: EngineChoice = Engine.LOCAL,
+    address: Address = None,
     fresh: Fresh = False,
     follow: Annotated[bool, typer.Option(help="a line a round, for a log, instead of a bar")] = False,
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
@@ -65,7 +122,10 @@ def run(
         from fleetune.tools.simulator.show import show_run
 
         settings = read_run(run_file, changes)
-        show_run(settings, runs / settings.run.name, workers=workers, fresh=fresh, follow=follow)
+        with _crew(engine, address, workers) as (most, cluster):
+            show_run(
+                settings, runs / settings.run.name, workers=most, fresh=fresh, follow=follow, cluster=cluster
+            )
 
 
 @app.command()
@@ -80,7 +140,9 @@ def compare(
         float | None, typer.Option(help="accuracy whose cost is asked for, e.g. 0.9; else 95 % of the best")
     ] = None,
     runs: RunsFolder = Path("runs"),
-    workers: Workers = ALL_CORES,
+    workers: Workers = None,
+    engine: EngineChoice = Engine.LOCAL,
+    address: Address = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
@@ -101,16 +163,18 @@ def compare(
 
         settings = read_run(run_file, changes)
         folder = runs / f"{settings.run.name}.compare"
-        side_by_side(
-            settings,
-            labels_of(settings, methods),
-            folder,
-            seeds=seeds,
-            target=target,
-            workers=workers,
-            fresh=fresh,
-            console=console,
-        )
+        with _crew(engine, address, workers) as (most, cluster):
+            side_by_side(
+                settings,
+                labels_of(settings, methods),
+                folder,
+                seeds=seeds,
+                target=target,
+                workers=most,
+                fresh=fresh,
+                console=console,
+                cluster=cluster,
+            )
 
 
 @app.command()
@@ -124,7 +188,9 @@ def sweep(
         float | None, typer.Option(help="accuracy whose cost is asked for, e.g. 0.9; else 95 % of the best")
     ] = None,
     runs: RunsFolder = Path("runs"),
-    workers: Workers = ALL_CORES,
+    workers: Workers = None,
+    engine: EngineChoice = Engine.LOCAL,
+    address: Address = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
@@ -143,8 +209,10 @@ def sweep(
         from fleetune.tools.simulator.show import console
 
         settings = read_run(run_file, changes)
-        work = Work(runs / f"{settings.run.name}.sweep", workers, fresh=fresh, console=console)
-        all_combinations(settings, axes_of(over), work, seeds=seeds, target=target)
+        axes, folder = axes_of(over), runs / f"{settings.run.name}.sweep"
+        with _crew(engine, address, workers) as (most, cluster):
+            work = Work(folder, most, fresh=fresh, console=console, cluster=cluster)
+            all_combinations(settings, axes, work, seeds=seeds, target=target)
 
 
 @app.command()
@@ -156,7 +224,9 @@ def paper(
     seeds: Annotated[int, typer.Option(help="runs, with the cell's run.seed and the seeds after it")] = 3,
     data: Annotated[str | None, typer.Option(help="folder of the data set's original files")] = None,
     runs: RunsFolder = Path("runs"),
-    workers: Workers = ALL_CORES,
+    workers: Workers = None,
+    engine: EngineChoice = Engine.LOCAL,
+    address: Address = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
@@ -179,19 +249,12 @@ def paper(
         several = cell == ALL or bool(set(cell) & set("*?["))
         if several and (changes or data):
             raise SettingError("--set and --data go with one cell; data for many is found in $FLEETUNE_DATA")
-        if several:
-            play_cells(cell, seeds=seeds, runs=runs, workers=workers, fresh=fresh, console=console)
-            return
-        play_cell(
-            cell,
-            seeds=seeds,
-            changes=changes,
-            data=data,
-            runs=runs,
-            workers=workers,
-            fresh=fresh,
-            console=console,
-        )
+        with _crew(engine, address, workers) as (most, cluster):
+            how = {"seeds": seeds, "runs": runs, "workers": most, "fresh": fresh, "cluster": cluster}
+            if several:
+                play_cells(cell, console=console, **how)  # type: ignore[arg-type]
+            else:
+                play_cell(cell, changes=changes, data=data, console=console, **how)  # type: ignore[arg-type]
 
 
 @app.command()

@@ -4,6 +4,7 @@ Each run has its folder with summary.json, rounds.jsonl and, written last, run.j
 played with. A folder whose run.json equals the settings asked for is not played again.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -30,6 +31,7 @@ from fleetune.tools.simulator.stopping.standing import standing
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 SETTINGS = "run.json"
+RUNS_A_CORE = 4  # whose devices work on a cluster: of a run, an eighth of the work is done here
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ def forget(cell: Cell, *, fresh: bool) -> None:
         clear(cell.folder, durable=False)
 
 
-def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) -> None:
+def play(
+    cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None], cluster: str | None = None
+) -> None:
     """Simulate a run, or go on with it, and keep its figures; the state of its devices is not kept.
 
     Raises:
@@ -106,6 +110,7 @@ def play(cell: Cell, *, workers: int, on_closed: Callable[[RoundRecord], None]) 
         observers=[ClosedRounds(on_closed)],
         runs=cell.runs,
         given=cell.given,
+        cluster=cluster,
     )
     records = run.controller.records()
     run.store.close()
@@ -130,6 +135,7 @@ def play_all(
     workers: int,
     on_round: Callable[[RoundDone], None],
     on_done: Callable[[Cell, FleetuneError | None], None],
+    cluster: str | None = None,
 ) -> None:
     """Play runs side by side, as many as there are workers; spare workers share a run's devices.
 
@@ -138,6 +144,8 @@ def play_all(
         workers: processes in all; 0: none but this one.
         on_round: told of every closed round.
         on_done: told of every run that is finished or cannot be.
+        cluster: address of a Ray cluster on whose nodes the workers are; each run's rounds are those of a
+            process of this machine, of which there are `RUNS_A_CORE` a core.
 
     Raises:
         KeyboardInterrupt: interrupted; the workers are gone, in the middle of what they did.
@@ -147,8 +155,7 @@ def play_all(
     if workers < 1:
         _play_here(cells, on_round, on_done)
         return
-    crew = min(workers, len(cells))
-    share = workers // crew if workers // crew > 1 else 0
+    crew, share = _crew(len(cells), workers, cluster)
     with WorkerProcesses(crew) as pool:
 
         def pass_on() -> None:
@@ -157,7 +164,9 @@ def play_all(
                     number, *closed = pool.news.get_nowait()
                     on_round(RoundDone(cells[number], *closed))
 
-        running = {pool.submit(_perform, number, cell, share): cell for number, cell in enumerate(cells)}
+        running = {
+            pool.submit(_perform, number, cell, share, cluster): cell for number, cell in enumerate(cells)
+        }
         while running:
             done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
             pass_on()
@@ -197,10 +206,20 @@ def _problem(done: Future[None]) -> FleetuneError | None:
     return None
 
 
-def _perform(number: int, cell: Cell, workers: int) -> None:
+def _crew(num_runs: int, workers: int, cluster: str | None) -> tuple[int, int]:
+    """How many runs are played at a time, and the workers of each; 0: none but the process that plays it."""
+    if cluster is not None:
+        crew = min(workers, num_runs, RUNS_A_CORE * (os.cpu_count() or 1))
+        return crew, workers // crew
+    crew = min(workers, num_runs)
+    share = workers // crew
+    return crew, share if share > 1 else 0
+
+
+def _perform(number: int, cell: Cell, workers: int, cluster: str | None) -> None:
     """In a worker; what it tells of a closed round begins with the cell's number."""
 
     def on_closed(record: RoundRecord) -> None:
         tell((number, *_of_round(record)))
 
-    play(cell, workers=workers, on_closed=on_closed)
+    play(cell, workers=workers, on_closed=on_closed, cluster=cluster)

@@ -40,6 +40,7 @@ def compare(
     console: Console,
     give: Give = nothing_given,
     hear: Hear | None = None,
+    cluster: str | None = None,
 ) -> Comparison:
     """Methods side by side; see `side_by_side`.
 
@@ -54,6 +55,7 @@ def compare(
         console: to show it on.
         give: what the caller gives a run instead of what [data] names.
         hear: told of every closed round.
+        cluster: see `cells.play_all`.
 
     Raises:
         SettingError: a label, a method's setting or an option is wrong; nothing was played.
@@ -61,7 +63,7 @@ def compare(
         KeyboardInterrupt: interrupted; what is finished is in the report.
     """
     question = Question(settings, contenders_of(settings, methods), seeds_of(settings, seeds), target)
-    work = Work(folder, workers, fresh=fresh, console=console, give=give, hear=hear)
+    work = Work(folder, workers, fresh=fresh, console=console, give=give, hear=hear, cluster=cluster)
     return side_by_side(question, work, partial(_report, settings, work))
 
 

@@ -53,6 +53,7 @@ class Work:
         console: to show it on.
         give: what the caller gives a run instead of what [data] names.
         hear: told of every closed round.
+        cluster: see `cells.play_all`.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Work:
     console: Console
     give: Give = nothing_given
     hear: Hear | None = None
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
         done = f"{len(cells) - len(missing)} of {len(cells)}"
         console.print(f"{done} runs are finished already, in {work.folder}")
     watch = _Watch(console, cells, missing, work.hear)
-    stopped = _play(missing, work.workers, watch)
+    stopped = _play(missing, work, watch)
     runs = tuple(run for cell in cells if (run := finished(cell)))
     target = target_of(runs, question.target, question.each)
     comparison = Comparison(
@@ -134,11 +136,17 @@ def _not_played(failed: Sequence[str], num_runs: int) -> str:
     return f"{len(failed)} of {num_runs} runs could not be played; the first: {failed[0]}"
 
 
-def _play(missing: Sequence[Cell], workers: int, watch: "_Watch") -> bool:
+def _play(missing: Sequence[Cell], work: Work, watch: "_Watch") -> bool:
     """Whether it was interrupted."""
     try:
         with watch.bar:
-            play_all(missing, workers=workers, on_round=watch.round_done, on_done=watch.run_done)
+            play_all(
+                missing,
+                workers=work.workers,
+                on_round=watch.round_done,
+                on_done=watch.run_done,
+                cluster=work.cluster,
+            )
     except KeyboardInterrupt:
         return True
     return False

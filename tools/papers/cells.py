@@ -57,10 +57,12 @@ def play_cell(
     workers: int,
     fresh: bool,
     console: Console,
+    cluster: str | None = None,
 ) -> Outcome:
     """Play the seeds that are not finished yet; show and keep the paper's number beside ours.
 
     A run as the file has it is kept in RUNS/paper/NAME, one with changes in a folder named after these.
+    `cluster`: see `compare.cells.play_all`.
 
     Raises:
         SettingError, DataError: the cell, a change or the data is wrong; nothing was played.
@@ -90,7 +92,7 @@ def play_cell(
         )
         for seed in range(asked.run.seed, asked.run.seed + seeds)
     ]
-    stopped = _play_missing(to_play, workers=workers, fresh=fresh, console=console)
+    stopped = _play_missing(to_play, workers=workers, fresh=fresh, console=console, cluster=cluster)
     done = [run for one in to_play if (run := finished(one))]
     outcome = Outcome(Path(name).stem, cell.paper, label, done)
     if done:
@@ -101,7 +103,16 @@ def play_cell(
     return outcome
 
 
-def play_cells(pattern: str, *, seeds: int, runs: Path, workers: int, fresh: bool, console: Console) -> None:
+def play_cells(
+    pattern: str,
+    *,
+    seeds: int,
+    runs: Path,
+    workers: int,
+    fresh: bool,
+    console: Console,
+    cluster: str | None = None,
+) -> None:
     """Play every cell that a pattern fits (`all`: every one), the cheapest first; one whose data is not here
     is passed over with a line. In the end all outcomes stand in one table, RUNS/paper/cells.md.
 
@@ -116,7 +127,7 @@ def play_cells(pattern: str, *, seeds: int, runs: Path, workers: int, fresh: boo
     for name in sorted(names, key=_cpu_minutes):
         console.print(f"{name}:")
         try:
-            options = {"seeds": seeds, "workers": workers, "fresh": fresh}
+            options = {"seeds": seeds, "workers": workers, "fresh": fresh, "cluster": cluster}
             outcomes.append(
                 play_cell(name, changes=(), data=None, runs=runs, console=console, **options)  # type: ignore[arg-type]
             )
@@ -180,7 +191,7 @@ def _folder(name: str, label: Label) -> str:
 
 
 def _play_missing(
-    cells: Sequence[Cell], *, workers: int, fresh: bool, console: Console
+    cells: Sequence[Cell], *, workers: int, fresh: bool, console: Console, cluster: str | None
 ) -> FleetuneError | KeyboardInterrupt | None:
     """What ended it early, if anything did."""
     missing = [cell for cell in cells if fresh or not finished(cell)]
@@ -201,7 +212,7 @@ def _play_missing(
             problems.extend([f"{cell.label}: {problem}"] if problem else [])
 
         try:
-            play_all(missing, workers=workers, on_round=on_round, on_done=on_done)
+            play_all(missing, workers=workers, on_round=on_round, on_done=on_done, cluster=cluster)
         except KeyboardInterrupt:
             return ToldInterrupt()
     return FleetuneError("; ".join(problems)) if problems else None

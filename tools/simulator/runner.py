@@ -95,6 +95,7 @@ def simulate(
     runs: Path | None = None,
     given: Given = NOTHING_GIVEN,
     on_round: OnRound | None = None,
+    cluster: str | None = None,
 ) -> tuple[Run, Summary]:
     """Simulate a run, or go on with one that was stopped; the open run and its summary.
 
@@ -108,6 +109,8 @@ def simulate(
         runs: the folder of runs that this one may start from; None: the one that `folder` is in.
         given: what the caller gives instead of what [data] names; `settings` say so already.
         on_round: see `Simulation`.
+        cluster: address of a Ray cluster on whose nodes the workers are; None: they are processes of this
+            machine.
 
     Raises:
         FleetuneError: settings, data or model are wrong, or the folder holds a finished run, or another one;
@@ -132,7 +135,8 @@ def simulate(
         if line:
             watching.tell(Notice(line))
     try:
-        _play(opened, workers, watching, given=given, on_round=on_round)
+        with _executor(run, workers, given, cluster, watching) as executor:
+            _play(opened, executor, workers, watching, on_round=on_round)
     except BaseException:
         run.store.close()
         raise
@@ -266,21 +270,19 @@ def _growing(settings: RunSettings, shares: Shares) -> Growing | None:
 
 
 def _play(
-    opened: _Opened, workers: int, observers: Observers, *, given: Given, on_round: OnRound | None
+    opened: _Opened, executor: Executor, workers: int, observers: Observers, *, on_round: OnRound | None
 ) -> None:
-    run = opened.run
-    with _executor(run, workers, given) as executor:
-        Simulation(
-            run,
-            opened.sent_bytes,
-            opened.players,
-            executor,
-            max_in_flight=max(2, 2 * workers),
-            world=world_of(run.settings),
-            growing=opened.growing,
-            observers=observers,
-            on_round=on_round,
-        ).run()
+    Simulation(
+        opened.run,
+        opened.sent_bytes,
+        opened.players,
+        executor,
+        max_in_flight=max(2, 2 * workers),
+        world=world_of(opened.run.settings),
+        growing=opened.growing,
+        observers=observers,
+        on_round=on_round,
+    ).run()
 
 
 def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> list[Player]:
@@ -308,8 +310,20 @@ def _start_with(settings: RunSettings, players: list[Player]) -> int:
 
 
 @contextmanager
-def _executor(run: Run, workers: int, given: Given) -> Iterator[Executor]:
+def _executor(
+    run: Run, workers: int, given: Given, cluster: str | None, observers: Observers
+) -> Iterator[Executor]:
     arguments = run.settings, run.payload, run.folder / DEVICES, given
+    if cluster is not None:
+        from fleetune.tools.simulator.ray_engine.ray_workers import RayWorkers
+        from fleetune.tools.simulator.ray_engine.shipment import shipment
+
+        def tell(line: str) -> None:
+            observers.tell(Notice(line))
+
+        with RayWorkers(cluster, max(1, workers), shipment(*arguments), arguments[2], tell) as nodes:
+            yield nodes
+        return
     if not workers:
         worker.start(*arguments)
         yield Inline()

@@ -47,12 +47,18 @@ console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
 def show_run(
-    settings: RunSettings, folder: Path, *, workers: int, fresh: bool, follow: bool = False
+    settings: RunSettings,
+    folder: Path,
+    *,
+    workers: int,
+    fresh: bool,
+    follow: bool = False,
+    cluster: str | None = None,
 ) -> Summary:
     """Simulate a run with a progress bar, leave its report in `folder`; its summary.
 
     One that was stopped goes on; one that is finished there is shown. To `follow`: a line a round, for a log
-    or a pipe, instead of the bar.
+    or a pipe, instead of the bar. `cluster`: see `runner.simulate`.
 
     Raises:
         KeyboardInterrupt: interrupted; where and what to do is said, unless it had not begun yet.
@@ -69,7 +75,12 @@ def show_run(
     try:
         with bar:
             run, summary = simulate(
-                settings, folder, workers=workers, fresh=fresh, observers=[watching, *lines]
+                settings,
+                folder,
+                workers=workers,
+                fresh=fresh,
+                observers=[watching, *lines],
+                cluster=cluster,
             )
             bar.inside = ""
     except KeyboardInterrupt:

@@ -14,6 +14,11 @@ from fleetune.protocols.errors import StoreError
 
 _BEFORE = "before"
 _PARTS = ("state", "served", "pin", "decisions", "versions")  # of a device's names, and what may change
+ALL_PARTS = (
+    *_PARTS,
+    "begins",
+    "samples.sqlite",
+)  # the latter where data grow: such runs are not gone on with
 
 
 def keep_before(devices: Path, name: str, closed: int) -> None:

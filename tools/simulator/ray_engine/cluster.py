@@ -1,0 +1,110 @@
+"""The Ray cluster that a command uses: one that is there, or one of its own that ends with it."""
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import flat
+
+NO_RAY = "--engine ray needs Ray, which is not installed here: pip install 'fleetune[ray]'"
+_TO_REACH_S = 10.0
+_OWN = "local"  # Ray's word for a cluster that is begun
+_OF_OUR_CLUSTER = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # it tells nobody of its use
+    "RAY_worker_niceness": "0",  # its workers are worth as much as worker processes
+}
+_QUIET = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster that is there.
+
+    Attributes:
+        address: of its head.
+        num_cpus: of all its nodes, as they say themselves.
+    """
+
+    address: str
+    num_cpus: int
+
+
+@contextmanager
+def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
+    """A cluster while it is used.
+
+    Args:
+        address: of one that is there, or "auto"; None: $RAY_ADDRESS, and without it one is begun on this
+            machine, which ends with this block.
+        num_cpus: workers of one that is begun.
+
+    Raises:
+        SettingError: Ray is not installed, or there is no such cluster.
+    """
+    ray = imported()
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    try:
+        if address is None:
+            _begin(ray, address=_OWN, num_cpus=num_cpus)
+        else:
+            _check_reached(address)
+            _begin(ray, address=address)
+        found = int(ray.cluster_resources().get("CPU", 0))
+        yield Cluster(ray.get_runtime_context().gcs_address, found)
+    finally:
+        ray.shutdown()
+
+
+def _check_reached(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if not (separator and port.isdecimal() and "/" not in host):
+        return  # "auto", for one
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_TO_REACH_S).close()
+    except OSError as problem:
+        raise SettingError(f"no Ray cluster at {address}: {problem.strerror or problem}") from None
+
+
+def join(address: str) -> ModuleType:
+    """Ray, of which this process is a client from now on.
+
+    Raises:
+        SettingError: Ray is not installed, or there is no such cluster.
+    """
+    ray = imported()
+    if not ray.is_initialized():
+        _begin(ray, address=address)
+    return ray
+
+
+def imported() -> ModuleType:
+    """Raises SettingError: Ray is not installed."""
+    for name, value in _OF_OUR_CLUSTER.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise SettingError(NO_RAY) from None
+    logging.getLogger("ray").setLevel(logging.ERROR)  # long before `ray.init` does it
+    return ray
+
+
+def _begin(ray: ModuleType, **how: Any) -> None:
+    """Ray takes SIGTERM for itself; whoever calls us had decided about it."""
+    heard = signal.getsignal(signal.SIGTERM)
+    options = _QUIET if how["address"] == _OWN else {key: _QUIET[key] for key in list(_QUIET)[:2]}
+    try:
+        ray.init(**how, **options)
+    except Exception as problem:  # noqa: BLE001 - ConnectionError, RuntimeError, ValueError and others
+        what = "Ray cannot begin here" if how["address"] == _OWN else f"no Ray cluster at {how['address']}"
+        raise SettingError(f"{what}: {flat(problem)[:300]}") from None
+    finally:
+        signal.signal(signal.SIGTERM, heard)

@@ -1,0 +1,104 @@
+"""Simulated devices' files between the run's folder and the nodes' disks: all, or what changed."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import StoreError
+from fleetune.tools.simulator.workers.device_files import ALL_PARTS
+
+Content = NDArray[np.uint8]  # of a file: Ray moves arrays without copying them
+Stamp = tuple[int, int, int]  # of a file: another one if it changed
+_NEW = ".coming"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a device's work left on the disk where it worked.
+
+    Attributes:
+        written: files that are new or other ones, by their path below the folder of devices.
+        removed: paths there.
+    """
+
+    written: Mapping[str, Content | bytes] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+
+
+def all_of(devices: Path, name: str) -> dict[str, Content]:
+    """A device's files, by their path below the folder of devices.
+
+    Raises:
+        StoreError: one cannot be read.
+    """
+    try:
+        return {str(path.relative_to(devices)): np.fromfile(path, np.uint8) for path in _files(devices, name)}
+    except OSError as problem:
+        raise StoreError(f"cannot read the files of {name} in {devices}: {problem.strerror}") from None
+
+
+def stamps(devices: Path, name: str) -> dict[str, Stamp]:
+    """By what `changes` knows a device's files again."""
+    return {str(path.relative_to(devices)): _stamp(path) for path in _files(devices, name)}
+
+
+def changes(devices: Path, name: str, before: Mapping[str, Stamp]) -> Changes:
+    """What came of a device's files since `stamps`."""
+    now = stamps(devices, name)
+    other = [path for path, one in now.items() if before.get(path) != one]
+    written = {path: np.fromfile(devices / path, np.uint8) for path in other}
+    return Changes(written, tuple(path for path in before if path not in now))
+
+
+def apply(devices: Path, found: Changes) -> None:
+    """Have the same here: each file is replaced whole, so that a second name of it keeps what it was.
+
+    Raises:
+        StoreError: the disk is full.
+    """
+    try:
+        for path, data in found.written.items():
+            file = devices / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = file.with_name(file.name + _NEW)
+            new.write_bytes(data)
+            new.replace(file)
+        for path in found.removed:
+            (devices / path).unlink(missing_ok=True)
+    except OSError as problem:
+        raise StoreError(f"cannot write device files in {devices}: {problem.strerror}") from None
+
+
+def replace_all(devices: Path, name: str, files: Mapping[str, Content]) -> None:
+    """A device has these files and no others. Raises StoreError: the disk is full."""
+    forget(devices, name)
+    apply(devices, Changes(files))
+
+
+def forget(devices: Path, name: str) -> None:
+    """A device has no files."""
+    for part in ALL_PARTS:
+        path = devices / f"{name}.{part}"
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _files(devices: Path, name: str) -> Iterator[Path]:
+    """By their known names: a folder of 100,000 devices is not looked through."""
+    for part in ALL_PARTS:
+        path = devices / f"{name}.{part}"
+        if path.is_dir():
+            yield from sorted(one for one in path.rglob("*") if one.is_file())
+        elif path.exists():
+            yield path
+
+
+def _stamp(path: Path) -> Stamp:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size

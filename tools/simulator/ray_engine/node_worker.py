@@ -1,0 +1,126 @@
+"""What runs on a node: one device after another, as in a worker process, states on the node's own disk."""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from pathlib import Path
+from typing import IO, Any
+
+from fleetune.coordinator.store.folder_lock import LOCK, claim, is_claimed
+from fleetune.coordinator.store.run_folder import BACKBONE, DEVICES
+from fleetune.protocols.errors import SettingError
+from fleetune.tools.simulator.ray_engine import device_copies
+from fleetune.tools.simulator.ray_engine.device_copies import Changes, Content
+from fleetune.tools.simulator.ray_engine.shipment import Shipment, versions
+from fleetune.tools.simulator.workers import worker
+
+_FOLDERS = "fleetune-node-"  # in the node's folder for temporary files
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a piece of work.
+
+    Attributes:
+        result: of the function.
+        fault: what it raised instead, to be raised where it was asked for.
+        changes: of the device's files.
+    """
+
+    result: Any = None
+    fault: Any = None
+    changes: Changes = field(default_factory=Changes)
+
+
+class NodeWorker:
+    """A Ray actor, one device at a time."""
+
+    def __init__(self) -> None:
+        _remove_left_behind()
+        self._folder: Path | None = None
+        self._lock: IO[bytes] | None = None
+        self._devices = Path()
+
+    def where(self) -> tuple[str, str]:
+        """The node's name, and the folder of the run there."""
+        return socket.gethostname(), str(self._folder)
+
+    def begin(self, run: Shipment) -> Answer:
+        """Set up for a run; whatever was there of another one goes."""
+        try:
+            _check_versions(run.versions)
+            self._devices, code = self._new_folders()
+            device_copies.apply(code, Changes(run.code))
+            os.chdir(code)  # there user's code is looked for
+            if run.backbone is not None:
+                (self._devices.parent / BACKBONE).write_bytes(run.backbone)
+            worker.start(run.settings, run.enrolment, self._devices, run.given)
+        except Exception as fault:  # noqa: BLE001 - raised where it was asked for
+            return Answer(fault=ExceptionWithTraceback(fault, fault.__traceback__))
+        return Answer()
+
+    def work(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        device: str,
+        files: Mapping[str, Content] | None,
+        stale: Sequence[str],
+    ) -> Answer:
+        """A function of `workers.worker`, called for a device.
+
+        Args:
+            function: to call.
+            arguments: for it.
+            device: its name.
+            files: all of its files, which replace those here; None: those here are the latest.
+            stale: other devices, whose files here are no longer.
+        """
+        try:
+            for name in stale:
+                device_copies.forget(self._devices, name)
+            if files is not None:
+                device_copies.replace_all(self._devices, device, files)
+            before = device_copies.stamps(self._devices, device)
+            result = function(*arguments)
+            return Answer(result, changes=device_copies.changes(self._devices, device, before))
+        except Exception as fault:  # noqa: BLE001 - raised where it was asked for
+            return Answer(fault=ExceptionWithTraceback(fault, fault.__traceback__))
+
+    def leave(self) -> None:
+        """The run is over: nothing stays on this disk."""
+        os.chdir(tempfile.gettempdir())
+        if self._folder is not None and self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.close()
+        self._folder = self._lock = None
+
+    def _new_folders(self) -> tuple[Path, Path]:
+        """Of devices, below that of a run, and of the user's own code."""
+        self.leave()
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+        self._lock = claim(self._folder)
+        devices, code = self._folder / "run" / DEVICES, self._folder / "code"
+        for folder in (devices, code):
+            folder.mkdir(parents=True)
+        return devices, code
+
+
+def _check_versions(theirs: Mapping[str, str]) -> None:
+    for package, here in versions().items():
+        if theirs[package] != here:
+            raise SettingError(
+                f"node {socket.gethostname()} has {package} {here}, and this machine {theirs[package]}:"
+                " results would differ; install the same there"
+            )
+
+
+def _remove_left_behind() -> None:
+    """By workers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        if (folder / LOCK).exists() and not is_claimed(folder):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,334 @@
+"""Workers on the nodes of a Ray cluster, behind the same seam as `workers.worker_processes`.
+
+A thread here serves each of them. The run's folder here has every device's files as its last work left them:
+an answer brings those that changed, and they are written before anyone hears of it. What a node has on its
+own disk saves sending a device's files when it works there again. So a worker or a node that dies costs the
+tasks that it was at, which another one begins from the same files.
+"""
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.one_line import flat
+from fleetune.tools.simulator.job import Job
+from fleetune.tools.simulator.ray_engine import device_copies
+from fleetune.tools.simulator.ray_engine.cluster import join
+from fleetune.tools.simulator.ray_engine.node_worker import Answer, NodeWorker
+from fleetune.tools.simulator.ray_engine.shipment import Shipment
+from fleetune.tools.simulator.workers.device_files import keep_before
+
+PATIENCE_S = 300.0  # without any worker; on a busy node one takes minutes to import torch
+_MOST_DEATHS = 3  # of workers, at one task
+_GLANCE_S, _TO_LEAVE_S = 0.5, 30.0
+_spare: list["_Node"] = []  # of this process: workers that a run left, for its next one
+
+
+@dataclass(eq=False)
+class _Node:
+    """A worker on a node.
+
+    Attributes:
+        actor: Ray's handle.
+        where: the node's name, and the folder there; "": nobody asked yet.
+        stale: devices whose files there are no longer the latest.
+    """
+
+    actor: Any
+    where: tuple[str, str] = ("", "")
+    stale: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Task:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    device: str
+    closed: int | None
+    done: Future[Any]
+    deaths: int = 0
+
+
+class RayWorkers(Executor):
+    """At most so many workers on the nodes of a cluster, as many as it has room for, one task at a time each.
+
+    Left by an exception, Ctrl-C's too, it kills them; else it waits for what was submitted.
+
+    Args:
+        address: of the cluster's head.
+        most: workers.
+        run: that they work for.
+        devices: the folder of devices' states, here.
+        tell: told of workers that died, in a line, in the thread that submits.
+    """
+
+    def __init__(
+        self, address: str, most: int, run: Shipment, devices: Path, tell: Callable[[str], None]
+    ) -> None:
+        self._ray = join(address)
+        self._run = self._ray.put(run)
+        self._devices = devices
+        self._tell = tell
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._waiting: list[_Task] = []
+        self._busy: set[str] = set()  # devices
+        self._holder: dict[str, _Node] = {}  # of a device's latest files
+        self._nodes: set[_Node] = set()  # that can work
+        self._idle: set[_Node] = set()
+        self._alone_since = time.monotonic()
+        self._broken: BaseException | None = None
+        self._closing = self._killed = False
+        self._changed = threading.Condition()
+        self._after = ThreadPoolExecutor(most)
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(most)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A function of `workers.worker`; what it is called with begins with a job, or a device's name.
+
+        Its future raises what it raised; FleetuneError where workers die of it, or there are none.
+        """
+        assert not kwargs, "nobody calls these so"
+        self._say()
+        job = args[0]
+        task = _Task(fn, args, args[0], None, Future())
+        if isinstance(job, Job):
+            task = _Task(fn, (replaced(job, closed=None), *args[1:]), job.name, job.closed, Future())
+        with self._changed:
+            if self._broken is not None:
+                task.done.set_exception(self._broken)
+                return task.done
+            self._waiting.append(task)
+            self._changed.notify_all()
+        return task.done
+
+    def kill(self) -> None:
+        """End all workers, whatever they are doing, and begin no more."""
+        with self._changed:
+            self._killed = True
+            self._changed.notify_all()
+            nodes = list(self._nodes)
+        for node in nodes:
+            self._end(node)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - Executor's
+        """Wait for what was submitted, or, killed, for nothing."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._after.shutdown()
+        for task in self._waiting:
+            task.done.cancel()
+        self._say()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is not None:
+                self.kill()
+            self.shutdown()
+        except BaseException:  # Ctrl-C while waiting
+            self.kill()
+            raise
+
+    def _say(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._tell(self._lines.get_nowait())
+
+    @property
+    def _over(self) -> bool:
+        return self._killed or self._broken is not None or (self._closing and not self._waiting)
+
+    def _serve(self) -> None:
+        """In a thread: one worker after another, each as long as it lives."""
+        deaths = 0  # in a row, as they began
+        while not self._over:
+            node = _spare.pop() if _spare else _Node(self._actor())
+            try:
+                if not self._begun(node):
+                    self._end(node)
+                    return
+                deaths = 0
+                while (task := self._next(node)) is not None:
+                    self._play(node, task)
+            except self._ray.exceptions.RayError as death:
+                deaths += node not in self._nodes
+                self._lost(node, death)
+                if deaths >= _MOST_DEATHS and not self._nodes:
+                    why = f"{deaths} workers on the Ray cluster died as they began ({_first_words(death)})"
+                    self._break(FleetuneError(why))
+            except BaseException as fault:  # noqa: BLE001 - raised by every task
+                self._end(node)
+                self._break(fault)
+            else:
+                self._left(node)
+                return
+
+    def _actor(self) -> Any:
+        how = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        return self._ray.remote(**how)(NodeWorker).remote()
+
+    def _begun(self, node: _Node) -> bool:
+        """Whether it has begun the run; it waits for room on the cluster, unless that has none for anyone."""
+        node.where, node.stale = ("", ""), []
+        asked = node.actor.begin.remote(self._run)
+        while not self._over:
+            done, _ = self._ray.wait([asked], timeout=_GLANCE_S)
+            if done:
+                answer: Answer = self._ray.get(asked)
+                if answer.fault is not None:
+                    raise answer.fault
+                node.where = self._ray.get(node.actor.where.remote())
+                with self._changed:
+                    self._nodes.add(node)
+                return True
+            if not self._nodes and time.monotonic() - self._alone_since > PATIENCE_S:
+                raise FleetuneError(
+                    f"no worker on the Ray cluster was ready for {PATIENCE_S:.0f} s: `ray status` says if"
+                    " it has room; the same command goes on"
+                )
+        return False
+
+    def _next(self, node: _Node) -> _Task | None:
+        """What a worker does next, once there is something; None: nothing will be."""
+        with self._changed:
+            self._idle.add(node)
+            while (task := self._for(node)) is None and not self._over:
+                self._changed.wait()
+            self._idle.discard(node)
+            if task is None or self._over:
+                return None
+            self._waiting.remove(task)
+            self._busy.add(task.device)
+            return task
+
+    def _for(self, node: _Node) -> _Task | None:
+        """A device whose files it has, else one whose files no worker has that could work on it at once."""
+        seen, free = set(self._busy), None
+        for task in self._waiting:
+            holder = self._holder.get(task.device)
+            if task.device not in seen:
+                if holder is node:
+                    return task
+                if free is None and holder not in self._idle:
+                    free = task
+            seen.add(task.device)
+        return free
+
+    def _play(self, node: _Node, task: _Task) -> None:
+        """Have a task done, and go on while others see to what came of it."""
+        holder = self._holder.get(task.device)
+        files = None if holder is node else device_copies.all_of(self._devices, task.device)
+        with self._changed:
+            stale, node.stale = node.stale, []
+        asked = node.actor.work.remote(task.function, task.arguments, task.device, files, stale)
+        try:
+            answer: Answer = self._ray.get(asked)
+        except self._ray.exceptions.RayError as death:
+            self._again(task, death)
+            raise
+        with self._changed:
+            if holder is not None and holder is not node:
+                holder.stale.append(task.device)
+            self._holder[task.device] = node
+            if answer.fault is not None:
+                del self._holder[task.device]  # who knows what it left there
+        self._after.submit(self._finish, task, answer)
+
+    def _finish(self, task: _Task, answer: Answer) -> None:
+        """In another thread: its files are here before anyone hears of it."""
+        result, fault = answer.result, answer.fault
+        try:
+            if fault is None:
+                if task.closed is not None:
+                    keep_before(self._devices, task.device, task.closed)
+                device_copies.apply(self._devices, answer.changes)
+        except BaseException as problem:  # noqa: BLE001 - raised where it was asked for
+            fault = problem
+        with self._changed:
+            self._busy.discard(task.device)
+            self._changed.notify_all()
+        if fault is None:
+            task.done.set_result(result)
+        else:
+            task.done.set_exception(fault)
+
+    def _again(self, task: _Task, death: BaseException) -> None:
+        """Another worker does it, unless it has been the death of several."""
+        task.deaths += 1
+        with self._changed:
+            self._busy.discard(task.device)
+            again = task.deaths < _MOST_DEATHS and not self._killed
+            if again:
+                self._waiting.insert(0, task)
+            self._changed.notify_all()
+        if not again:
+            why = f"{task.deaths} workers died at {task.device}'s task, perhaps for lack of memory"
+            task.done.set_exception(FleetuneError(f"{why} ({_first_words(death)}); the same command goes on"))
+
+    def _lost(self, node: _Node, death: BaseException) -> None:
+        self._end(node)
+        if not self._over:
+            where = f" on {node.where[0]}" if node.where[0] else ""
+            self._lines.put(
+                f"a worker{where} is gone ({_first_words(death)}): what it was at is played again"
+            )
+
+    def _left(self, node: _Node) -> None:
+        """The run is over for it."""
+        with self._changed:
+            self._nodes.discard(node)
+        if self._killed or self._broken is not None:
+            self._end(node)
+            return
+        try:
+            self._ray.get(node.actor.leave.remote(), timeout=_TO_LEAVE_S)
+        except self._ray.exceptions.RayError:
+            self._end(node)
+        else:
+            _spare.append(node)
+
+    def _end(self, node: _Node) -> None:
+        with self._changed:
+            if node in self._nodes:
+                self._nodes.discard(node)
+                self._alone_since = time.monotonic()
+            self._idle.discard(node)
+            self._holder = {device: one for device, one in self._holder.items() if one is not node}
+            self._changed.notify_all()
+        with suppress(Exception):  # it is gone
+            self._ray.kill(node.actor)
+        if node.where[0] == socket.gethostname():  # else the next worker there does it
+            shutil.rmtree(node.where[1], ignore_errors=True)
+
+    def _break(self, fault: BaseException) -> None:
+        """Nothing can be done: every task raises this."""
+        with self._changed:
+            self._broken = self._broken or fault
+            tasks, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for task in tasks:
+            task.done.set_exception(self._broken)
+
+
+def _first_words(problem: BaseException) -> str:
+    return flat(str(problem).split(".")[0])[:160]
