@@ -30,6 +30,9 @@ RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/
 RunsFolder = Annotated[Path, typer.Option("--runs", help="where runs are kept")]
 Workers = Annotated[int, typer.Option(help="training processes, one thread each; 0: none but this one")]
 Fresh = Annotated[bool, typer.Option(help="replace what an earlier run of this name left")]
+Trackers = Annotated[
+    list[str], typer.Option("--tracker", help="tensorboard, mlflow or module:function follows; may repeat")
+]
 Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
 
 ALL_CORES = os.cpu_count() or 1
@@ -57,6 +60,7 @@ def run(
     workers: Workers = ALL_CORES,
     fresh: Fresh = False,
     follow: Annotated[bool, typer.Option(help="a line a round, for a log, instead of a bar")] = False,
+    tracker: Trackers = [],  # noqa: B006 - typer's way of saying it
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
@@ -65,7 +69,8 @@ def run(
         from fleetune.tools.simulator.show import show_run
 
         settings = read_run(run_file, changes)
-        show_run(settings, runs / settings.run.name, workers=workers, fresh=fresh, follow=follow)
+        folder = runs / settings.run.name
+        show_run(settings, folder, workers=workers, fresh=fresh, follow=follow, trackers=tracker)
 
 
 @app.command()
@@ -82,6 +87,7 @@ def compare(
     runs: RunsFolder = Path("runs"),
     workers: Workers = ALL_CORES,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Simulate RUN_FILE with several methods and seeds and put them side by side.
@@ -110,6 +116,7 @@ def compare(
             workers=workers,
             fresh=fresh,
             console=console,
+            trackers=tracker,
         )
 
 
@@ -126,6 +133,7 @@ def sweep(
     runs: RunsFolder = Path("runs"),
     workers: Workers = ALL_CORES,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Simulate RUN_FILE with every combination of some settings, and rank them.
@@ -143,7 +151,8 @@ def sweep(
         from fleetune.tools.simulator.show import console
 
         settings = read_run(run_file, changes)
-        work = Work(runs / f"{settings.run.name}.sweep", workers, fresh=fresh, console=console)
+        folder = runs / f"{settings.run.name}.sweep"
+        work = Work(folder, workers, fresh=fresh, console=console, trackers=tuple(tracker))
         all_combinations(settings, axes_of(over), work, seeds=seeds, target=target)
 
 

@@ -1,7 +1,7 @@
 """Contenders side by side: what is not finished is played, and all is reported."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +10,8 @@ from rich.progress import Progress, TaskID
 from fleetune.coordinator.reports.metric import unit_of
 from fleetune.coordinator.reports.metrics import DURATION, PERSONAL_MEAN
 from fleetune.coordinator.reports.readable import duration
+from fleetune.coordinator.trackers.known import makers_of
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
@@ -53,6 +55,7 @@ class Work:
         console: to show it on.
         give: what the caller gives a run instead of what [data] names.
         hear: told of every closed round.
+        trackers: experiment trackers that follow each run.
     """
 
     folder: Path
@@ -62,6 +65,7 @@ class Work:
     console: Console
     give: Give = nothing_given
     hear: Hear | None = None
+    trackers: tuple[str | Make, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,11 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
     """
     settings, contenders, console = question.settings, question.contenders, work.console
     check_target(question.target, task_of(settings.task).score)
-    cells = cells_of(settings, contenders, question.seeds, work.folder, work.give)
+    makers_of(work.trackers)
+    cells = [
+        replace(cell, trackers=work.trackers)
+        for cell in cells_of(settings, contenders, question.seeds, work.folder, work.give)
+    ]
     missing = [cell for cell in cells if work.fresh or not finished(cell)]
     if missing:
         check_methods(missing)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fleetune.coordinator.reports.columns import column_of
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare import sweep as command
@@ -17,7 +19,7 @@ from fleetune.tools.compare.figures import metrics
 from fleetune.tools.compare.side_by_side import Work
 from fleetune.tools.compare.sweep_tables import in_words, value_of
 from fleetune.tools.research.asked import asked_for
-from fleetune.tools.research.columns import column_of, round_rows
+from fleetune.tools.research.columns import round_rows
 from fleetune.tools.research.frames import frame_of
 from fleetune.tools.simulator.given import Data, Deal, given
 
@@ -114,6 +116,7 @@ def sweep(
     target: float | None = None,
     workers: int = 0,
     fresh: bool = False,
+    trackers: Sequence[str | Make] = (),
 ) -> SweepResult:
     """Simulate every combination of some settings with several seeds and rank them, in `runs`/<name>.sweep.
 
@@ -133,6 +136,7 @@ def sweep(
         workers: processes in all, each with a run of its own; 0: none but this one. With some, a script calls
             this under `if __name__ == "__main__":`.
         fresh: play finished runs again, too.
+        trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
 
     Raises:
         FleetuneError: a setting is wrong, and nothing was played; or runs could not be played, and the others
@@ -143,7 +147,12 @@ def sweep(
     folder = Path(runs) / f"{asked.run.name}.sweep"
     console = Console(quiet=True)
     work = Work(
-        folder, workers, fresh=fresh, console=console, give=lambda seeded: given(seeded, dataset, partition)
+        folder,
+        workers,
+        fresh=fresh,
+        console=console,
+        give=lambda seeded: given(seeded, dataset, partition),
+        trackers=tuple(trackers),
     )
     try:
         axes = command.axes_of(over)
