@@ -124,6 +124,9 @@ def compare(
 def sweep(
     run_file: RunFile,
     over: Annotated[list[str], typer.Option(help="section.key=value,value; may repeat: all combinations")],
+    search: Annotated[
+        int | None, typer.Option(help="so many trials that Optuna chooses, also in ranges: low..high[:log]")
+    ] = None,
     seeds: Annotated[
         int, typer.Option(help="runs of each combination, with run.seed and the seeds after it")
     ] = 1,
@@ -139,21 +142,22 @@ def sweep(
     """Simulate RUN_FILE with every combination of some settings, and rank them.
 
     edge-sim sweep fashion.toml --over fleet.ratios=[0.2],[0.4] --over training.epochs=1,3
+    edge-sim sweep fashion.toml --over training.learning_rate=0.01..0.2:log --search 40
 
     Leaves report.html, sweep.csv, runs.csv, rounds.csv, summary.json and pictures in NAME.sweep. The same
     command again goes on where it was stopped; with more values or seeds it plays only what is new.
     """
     with in_one_line("edge-sim"):
         _begin(workers)
+        from fleetune.tools.compare.axes import axes_of
         from fleetune.tools.compare.side_by_side import Work
-        from fleetune.tools.compare.sweep import axes_of
         from fleetune.tools.compare.sweep import sweep as all_combinations
         from fleetune.tools.simulator.show import console
 
         settings = read_run(run_file, changes)
         folder = runs / f"{settings.run.name}.sweep"
         work = Work(folder, workers, fresh=fresh, console=console, trackers=tuple(tracker))
-        all_combinations(settings, axes_of(over), work, seeds=seeds, target=target)
+        all_combinations(settings, axes_of(over), work, seeds=seeds, target=target, search=search)
 
 
 @app.command()

@@ -113,11 +113,8 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
         console.print(f"{done} runs are finished already, in {work.folder}")
     watch = _Watch(console, cells, missing, work.hear)
     stopped = _play(missing, work.workers, watch)
-    runs = tuple(run for cell in cells if (run := finished(cell)))
-    target = target_of(runs, question.target, question.each)
-    comparison = Comparison(
-        settings.run.name, tuple(contenders), tuple(question.seeds), runs, target, question.each
-    )
+    comparison = _comparison(question, cells)
+    runs = comparison.runs
     if stopped:
         where, how = watch.under_way(), again(fresh=work.fresh)
         console.print(f"stopped{where} with {len(runs)} of {len(cells)} runs finished; {how}")
@@ -133,6 +130,20 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
     if watch.failed:
         raise FleetuneError(_not_played(watch.failed, len(cells)))
     return comparison
+
+
+def comparison_of(question: Question, work: Work) -> Comparison:
+    """Of the runs that are finished; nothing is played."""
+    return _comparison(
+        question, cells_of(question.settings, question.contenders, question.seeds, work.folder, work.give)
+    )
+
+
+def _comparison(question: Question, cells: Sequence[Cell]) -> Comparison:
+    runs = tuple(run for cell in cells if (run := finished(cell)))
+    target = target_of(runs, question.target, question.each)
+    name, seeds = question.settings.run.name, tuple(question.seeds)
+    return Comparison(name, tuple(question.contenders), seeds, runs, target, question.each)
 
 
 def _not_played(failed: Sequence[str], num_runs: int) -> str:
