@@ -208,6 +208,34 @@ def paper(
 
 
 @app.command()
+def table(
+    name: Annotated[str | None, typer.Argument(help="a table's name, e.g. kapc-1; none: list them")] = None,
+    seeds: Annotated[
+        int, typer.Option(help="runs of each cell, with its run.seed and the seeds after it")
+    ] = 3,
+    show: Annotated[bool, typer.Option(help="play nothing, show what is there")] = False,
+    runs: RunsFolder = Path("runs"),
+    workers: Workers = ALL_CORES,
+    fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    changes: Changes = [],  # noqa: B006
+) -> None:
+    """Run every cell of a paper's table and show the paper's numbers beside ours.
+
+    The cheapest come first; a cell whose data is not here is passed over with the reason. Cells are kept as
+    `edge-sim paper` keeps them. Leaves table-NAME.md and .json in RUNS/paper. The same command again goes on
+    where it was stopped.
+    """
+    with in_one_line("edge-sim"):
+        from fleetune.tools.papers.paper_tables import Asked, fill_table, list_tables
+        from fleetune.tools.simulator.show import console
+
+        if name is None:
+            list_tables(console)
+            return
+        fill_table(name, Asked(seeds, changes, runs, workers, fresh, show), console)
+
+
+@app.command()
 def split(
     run_file: RunFile,
     out: Annotated[Path, typer.Argument(help="folder for one .npz a device")],
