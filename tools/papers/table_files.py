@@ -142,7 +142,7 @@ def _cell(table: str, label: str, method: TableMethod, setting: str, of: TableSe
         return TableCell(of.cells[label], label, setting, printed, of.cells[label], {}, lacks)
     own = merged({"method": method.method} if method.method else {}, of.change)
     own = merged(own, of.of.get(label, {}))
-    name = f"{table}-{_slug(setting)}-{_slug(label)}" if own else method.cell
+    name = f"{table}-{_slug(setting)}-{_slug(label)}" if own or lacks else method.cell
     return TableCell(name, label, setting, printed, method.cell, own, lacks)
 
 

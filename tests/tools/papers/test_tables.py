@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from fleetune.coordinator.reports.readable import UNKNOWN
@@ -38,7 +39,8 @@ def test_what_is_a_cell_of_tools_papers_is_the_same_run_there():
     for name in table_names():
         for cell in cells_of_table(name, read_table(name)):
             if not cell.lacks and cell.name in known:
-                assert cell.read()[0] == read_cell(cell.name)[0]
+                found, own = cell.read()[0], read_cell(cell.name)[0]
+                assert found == replace(own, paper=replace(own.paper, rows={}))
                 shared += 1
     assert shared > 25
 
