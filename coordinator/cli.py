@@ -68,7 +68,10 @@ def serve(
     key: BrokerKey = None,
     fleet: Annotated[str | None, typer.Option(help="name of the fleet; the run's name if not given")] = None,
     fresh: Annotated[bool, typer.Option(help="replace what an earlier run of this name left")] = False,
-    changes: Changes = [],  # noqa: B006 - typer's way of saying it,
+    tracker: Annotated[
+        list[str], typer.Option(help="tensorboard, mlflow or module:function follows; may repeat")
+    ] = [],  # noqa: B006 - typer's way of saying it
+    changes: Changes = [],  # noqa: B006
 ) -> None:
     """Run a fleet: wait for its devices, train RUN_FILE's rounds with them, report.
 
@@ -79,12 +82,15 @@ def serve(
     from fleetune.coordinator.serving.owner import SUPERVISED, take_up
     from fleetune.coordinator.serving.second_coordinator import Lookout
     from fleetune.coordinator.store.folder_lock import check_unclaimed
+    from fleetune.coordinator.trackers.follow import Following
+    from fleetune.coordinator.trackers.known import makers_of
 
     with left_unmade(), one_line_errors("edge-coordinator"):
         settings = read_run(run_file, changes)
         fleet = topics.check_name(fleet or settings.run.fleet or settings.run.name, "fleet")
         folder = runs / settings.run.name
         check_unclaimed(folder)
+        makers = makers_of(tracker)
         given = check_broker(broker, bind=bind, port=port, ca=ca, cert=cert, key=key)
         with closing(Lookout(fleet, settings.run.name)) as lookout:
             if given is not None:
@@ -102,7 +108,8 @@ def serve(
             ):
                 if given is None:
                     lookout.take(partial(_lookout_transport, where, lookout))
-                _serve(run, where, fleet, lookout)
+                with Following(makers, folder, folder.name) as following:
+                    _serve(run, where, fleet, lookout, following)
 
 
 def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
@@ -112,7 +119,7 @@ def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
     return MqttTransport(broker, lookout.client_id, subscriptions=subscriptions, events=events)
 
 
-def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
+def _serve(run: Any, broker: Any, fleet: str, lookout: Any, following: Any) -> None:
     from rich.console import Console
 
     from fleetune.coordinator.run.run_clock import RunClock
@@ -128,7 +135,7 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
         return MqttTransport(broker, f"coordinator-{fleet}", subscriptions=subscriptions, events=events)
 
     console = Console()
-    observers, clock = observers_of(run, console), RunClock.of(run.store)
+    observers, clock = observers_of(run, console, following), RunClock.of(run.store)
     server = Server(
         run, fleet, make_transport, observers=observers, clock=clock, ahead_s=lambda: clock.ahead_s
     )
@@ -139,7 +146,7 @@ def _serve(run: Any, broker: Any, fleet: str, lookout: Any) -> None:
     reason = server.serve()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, signal.default_int_handler)  # nobody reads the server's events any more
-    finish(run, reason, console)
+    finish(run, reason, console, following)
     if reason is None:
         lookout.check()
 

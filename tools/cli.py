@@ -38,6 +38,9 @@ Workers = Annotated[
     ),
 ]
 Fresh = Annotated[bool, typer.Option(help="replace what an earlier run of this name left")]
+Trackers = Annotated[
+    list[str], typer.Option("--tracker", help="tensorboard, mlflow or module:function follows; may repeat")
+]
 Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
 
 ALL_CORES = os.cpu_count() or 1
@@ -114,6 +117,7 @@ def run(
     address: Address = None,
     fresh: Fresh = False,
     follow: Annotated[bool, typer.Option(help="a line a round, for a log, instead of a bar")] = False,
+    tracker: Trackers = [],  # noqa: B006 - typer's way of saying it
     changes: Changes = [],  # noqa: B006 - typer's way of saying it
 ) -> None:
     """Simulate RUN_FILE and leave summary.json, rounds.jsonl and report.html in its folder."""
@@ -122,9 +126,16 @@ def run(
         from fleetune.tools.simulator.show import show_run
 
         settings = read_run(run_file, changes)
+        folder = runs / settings.run.name
         with _crew(engine, address, workers) as (most, cluster):
             show_run(
-                settings, runs / settings.run.name, workers=most, fresh=fresh, follow=follow, cluster=cluster
+                settings,
+                folder,
+                workers=most,
+                fresh=fresh,
+                follow=follow,
+                trackers=tracker,
+                cluster=cluster,
             )
 
 
@@ -144,6 +155,7 @@ def compare(
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Simulate RUN_FILE with several methods and seeds and put them side by side.
@@ -173,6 +185,7 @@ def compare(
                 workers=most,
                 fresh=fresh,
                 console=console,
+                trackers=tracker,
                 cluster=cluster,
             )
 
@@ -181,6 +194,9 @@ def compare(
 def sweep(
     run_file: RunFile,
     over: Annotated[list[str], typer.Option(help="section.key=value,value; may repeat: all combinations")],
+    search: Annotated[
+        int | None, typer.Option(help="so many trials that Optuna chooses, also in ranges: low..high[:log]")
+    ] = None,
     seeds: Annotated[
         int, typer.Option(help="runs of each combination, with run.seed and the seeds after it")
     ] = 1,
@@ -192,27 +208,29 @@ def sweep(
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
 ) -> None:
     """Simulate RUN_FILE with every combination of some settings, and rank them.
 
     edge-sim sweep fashion.toml --over fleet.ratios=[0.2],[0.4] --over training.epochs=1,3
+    edge-sim sweep fashion.toml --over training.learning_rate=0.01..0.2:log --search 40
 
     Leaves report.html, sweep.csv, runs.csv, rounds.csv, summary.json and pictures in NAME.sweep. The same
     command again goes on where it was stopped; with more values or seeds it plays only what is new.
     """
     with in_one_line("edge-sim"):
         _begin(workers)
+        from fleetune.tools.compare.axes import axes_of
         from fleetune.tools.compare.side_by_side import Work
-        from fleetune.tools.compare.sweep import axes_of
         from fleetune.tools.compare.sweep import sweep as all_combinations
         from fleetune.tools.simulator.show import console
 
         settings = read_run(run_file, changes)
         axes, folder = axes_of(over), runs / f"{settings.run.name}.sweep"
         with _crew(engine, address, workers) as (most, cluster):
-            work = Work(folder, most, fresh=fresh, console=console, cluster=cluster)
-            all_combinations(settings, axes, work, seeds=seeds, target=target)
+            work = Work(folder, most, fresh=fresh, console=console, trackers=tuple(tracker), cluster=cluster)
+            all_combinations(settings, axes, work, seeds=seeds, target=target, search=search)
 
 
 @app.command()
@@ -255,6 +273,37 @@ def paper(
                 play_cells(cell, console=console, **how)  # type: ignore[arg-type]
             else:
                 play_cell(cell, changes=changes, data=data, console=console, **how)  # type: ignore[arg-type]
+
+
+@app.command()
+def table(
+    name: Annotated[str | None, typer.Argument(help="a table's name, e.g. kapc-1; none: list them")] = None,
+    seeds: Annotated[
+        int, typer.Option(help="runs of each cell, with its run.seed and the seeds after it")
+    ] = 3,
+    show: Annotated[bool, typer.Option(help="play nothing, show what is there")] = False,
+    runs: RunsFolder = Path("runs"),
+    workers: Workers = None,
+    engine: EngineChoice = Engine.LOCAL,
+    address: Address = None,
+    fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
+    changes: Changes = [],  # noqa: B006
+) -> None:
+    """Run every cell of a paper's table and show the paper's numbers beside ours.
+
+    The cheapest come first; a cell whose data is not here is passed over with the reason. Cells are kept as
+    `edge-sim paper` keeps them. Leaves table-NAME.md and .json in RUNS/paper. The same command again goes on
+    where it was stopped.
+    """
+    with in_one_line("edge-sim"):
+        from fleetune.tools.papers.paper_tables import Asked, fill_table, list_tables
+        from fleetune.tools.simulator.show import console
+
+        if name is None:
+            list_tables(console)
+            return
+        with _crew(engine, address, workers) as (most, cluster):
+            fill_table(name, Asked(seeds, changes, runs, most, fresh, show, cluster), console)
 
 
 @app.command()

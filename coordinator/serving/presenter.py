@@ -1,6 +1,7 @@
 """What `edge-coordinator serve` shows and leaves: a live view or a line a round, then the report."""
 
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -13,7 +14,7 @@ from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summarise import summary_of
-from fleetune.coordinator.reports.summary import SUMMARY, encoded
+from fleetune.coordinator.reports.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.reports.tables import device_table, fleet_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
@@ -28,6 +29,7 @@ from fleetune.coordinator.run.run_events import (
     RunLeft,
 )
 from fleetune.coordinator.run.stored_run import Run, mark_finished, save_shared_model
+from fleetune.coordinator.trackers.follow import Following
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import simulated_keys
 
@@ -123,8 +125,9 @@ def say_what_begins(run: Run, fleet: str, broker: str, console: Console) -> None
         say(f"for simulations only, not heeded here: {', '.join(unheeded)}", console)
 
 
-def finish(run: Run, reason: str | None, console: Console) -> None:
+def finish(run: Run, reason: str | None, console: Console, following: Following | None = None) -> None:
     """Write the report of a run that is finished for `reason`, or say how a stopped one (None) goes on.
+    Trackers that follow it are told what it came to.
 
     Of a stopped run that need not end summary.json is written: else there would never be one. A finished one
     that is interrupted in its report, which takes its time, has what scripts read; served again it writes it.
@@ -136,15 +139,17 @@ def finish(run: Run, reason: str | None, console: Console) -> None:
         return
     say(f"finished: {reason}", console)
     try:
-        report_run(run, console)
+        summary, files = report_run(run, console)
     except KeyboardInterrupt:
         say("stopped in its report; the same command writes it", console)
         return
     mark_finished(run)
+    if following is not None:
+        following.finish(summary, run.controller.records(), files)
 
 
-def report_run(run: Run, console: Console | None = None, *, live: bool = False) -> None:
-    """Write the report of a run as it stands, and show its tables.
+def report_run(run: Run, console: Console | None = None, *, live: bool = False) -> tuple[Summary, list[Path]]:
+    """Write the report of a run as it stands, and show its tables; its summary, and its files.
 
     Args:
         run: the run.
@@ -167,6 +172,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     for file in files:
         if file.suffix in (".html", ".json", ".safetensors"):
             console.print(f"  {file}", highlight=False, markup=False, soft_wrap=True)
+    return summary, files
 
 
 def list_devices(run: Run) -> None:

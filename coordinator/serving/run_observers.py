@@ -1,7 +1,7 @@
 """Who watches a run that is served, a line each: rounds.jsonl, what is shown, the log.
 
-A new one (an exporter of metrics, a tracker of experiments) is a file with a
-`coordinator.run.observers.Observer`, and a line here.
+A new one (an exporter of metrics) is a file with a `coordinator.run.observers.Observer`, and a line here.
+Experiment trackers have a room of their own (`coordinator.trackers`).
 """
 
 import logging
@@ -40,6 +40,6 @@ OBSERVERS: tuple[Callable[[Run, Console], Observer], ...] = (
 )
 
 
-def observers_of(run: Run, console: Console) -> Observers:
-    """All who watch `run`; people see it on `console`."""
-    return Observers(make(run, console) for make in OBSERVERS)
+def observers_of(run: Run, console: Console, *more: Observer) -> Observers:
+    """All who watch `run`, `more` that were asked for among them; people see it on `console`."""
+    return Observers([*(make(run, console) for make in OBSERVERS), *more])

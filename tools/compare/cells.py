@@ -22,6 +22,9 @@ from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.observers import ClosedRounds
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.store.run_folder import clear
+from fleetune.coordinator.trackers.follow import Following
+from fleetune.coordinator.trackers.known import makers_of
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -40,6 +43,7 @@ class Cell:
 
     Attributes:
         given: what the caller gives it instead of what [data] names; `settings` say so already.
+        trackers: experiment trackers that follow it.
     """
 
     label: str
@@ -47,6 +51,7 @@ class Cell:
     folder: Path
     runs: Path
     given: Given = NOTHING_GIVEN
+    trackers: tuple[str | Make, ...] = ()
 
     @property
     def title(self) -> str:
@@ -102,22 +107,25 @@ def play(
     """
     from fleetune.tools.simulator.runner import simulate
 
-    run, summary = simulate(
-        cell.settings,
-        cell.folder,
-        workers=workers,
-        fresh=_is_other(cell),
-        observers=[ClosedRounds(on_closed)],
-        runs=cell.runs,
-        given=cell.given,
-        cluster=cluster,
-    )
-    records = run.controller.records()
-    run.store.close()
-    clear(cell.folder, durable=False)
-    files = {**figures(summary, records), SETTINGS: msgspec.json.encode(cell.settings)}
-    for name, data in files.items():
-        write_atomically(cell.folder / name, data, durable=False)
+    name = str(cell.folder.relative_to(cell.runs)) if cell.folder.is_relative_to(cell.runs) else cell.title
+    with Following(makers_of(cell.trackers), cell.folder, name) as following:
+        run, summary = simulate(
+            cell.settings,
+            cell.folder,
+            workers=workers,
+            fresh=_is_other(cell),
+            observers=[ClosedRounds(on_closed), following],
+            runs=cell.runs,
+            given=cell.given,
+            cluster=cluster,
+        )
+        records = run.controller.records()
+        run.store.close()
+        clear(cell.folder, durable=False)
+        files = {**figures(summary, records), SETTINGS: msgspec.json.encode(cell.settings)}
+        for file, data in files.items():
+            write_atomically(cell.folder / file, data, durable=False)
+        following.finish(summary, records, [cell.folder / file for file in files])
 
 
 def _is_other(cell: Cell) -> bool:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fleetune.coordinator.reports.markup import Plot
 from fleetune.coordinator.reports.report import NO_PICTURES, can_paint, paint
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.comparison import Comparison
@@ -41,6 +42,7 @@ def compare(
     give: Give = nothing_given,
     hear: Hear | None = None,
     cluster: str | None = None,
+    trackers: Sequence[str | Make] = (),
 ) -> Comparison:
     """Methods side by side; see `side_by_side`.
 
@@ -56,6 +58,7 @@ def compare(
         give: what the caller gives a run instead of what [data] names.
         hear: told of every closed round.
         cluster: see `cells.play_all`.
+        trackers: experiment trackers that follow each run.
 
     Raises:
         SettingError: a label, a method's setting or an option is wrong; nothing was played.
@@ -63,7 +66,17 @@ def compare(
         KeyboardInterrupt: interrupted; what is finished is in the report.
     """
     question = Question(settings, contenders_of(settings, methods), seeds_of(settings, seeds), target)
-    work = Work(folder, workers, fresh=fresh, console=console, give=give, hear=hear, cluster=cluster)
+    followers = tuple(trackers)
+    work = Work(
+        folder,
+        workers,
+        fresh=fresh,
+        console=console,
+        give=give,
+        hear=hear,
+        trackers=followers,
+        cluster=cluster,
+    )
     return side_by_side(question, work, partial(_report, settings, work))
 
 

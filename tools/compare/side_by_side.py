@@ -1,7 +1,7 @@
 """Contenders side by side: what is not finished is played, and all is reported."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +10,8 @@ from rich.progress import Progress, TaskID
 from fleetune.coordinator.reports.metric import unit_of
 from fleetune.coordinator.reports.metrics import DURATION, PERSONAL_MEAN
 from fleetune.coordinator.reports.readable import duration
+from fleetune.coordinator.trackers.known import makers_of
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
@@ -53,6 +55,7 @@ class Work:
         console: to show it on.
         give: what the caller gives a run instead of what [data] names.
         hear: told of every closed round.
+        trackers: experiment trackers that follow each run.
         cluster: see `cells.play_all`.
     """
 
@@ -63,6 +66,7 @@ class Work:
     console: Console
     give: Give = nothing_given
     hear: Hear | None = None
+    trackers: tuple[str | Make, ...] = ()
     cluster: str | None = None
 
 
@@ -96,7 +100,11 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
     """
     settings, contenders, console = question.settings, question.contenders, work.console
     check_target(question.target, task_of(settings.task).score)
-    cells = cells_of(settings, contenders, question.seeds, work.folder, work.give)
+    makers_of(work.trackers)
+    cells = [
+        replace(cell, trackers=work.trackers)
+        for cell in cells_of(settings, contenders, question.seeds, work.folder, work.give)
+    ]
     missing = [cell for cell in cells if work.fresh or not finished(cell)]
     if missing:
         check_methods(missing)
@@ -107,11 +115,8 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
         console.print(f"{done} runs are finished already, in {work.folder}")
     watch = _Watch(console, cells, missing, work.hear)
     stopped = _play(missing, work, watch)
-    runs = tuple(run for cell in cells if (run := finished(cell)))
-    target = target_of(runs, question.target, question.each)
-    comparison = Comparison(
-        settings.run.name, tuple(contenders), tuple(question.seeds), runs, target, question.each
-    )
+    comparison = _comparison(question, cells)
+    runs = comparison.runs
     if stopped:
         where, how = watch.under_way(), again(fresh=work.fresh)
         console.print(f"stopped{where} with {len(runs)} of {len(cells)} runs finished; {how}")
@@ -127,6 +132,20 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
     if watch.failed:
         raise FleetuneError(_not_played(watch.failed, len(cells)))
     return comparison
+
+
+def comparison_of(question: Question, work: Work) -> Comparison:
+    """Of the runs that are finished; nothing is played."""
+    return _comparison(
+        question, cells_of(question.settings, question.contenders, question.seeds, work.folder, work.give)
+    )
+
+
+def _comparison(question: Question, cells: Sequence[Cell]) -> Comparison:
+    runs = tuple(run for cell in cells if (run := finished(cell)))
+    target = target_of(runs, question.target, question.each)
+    name, seeds = question.settings.run.name, tuple(question.seeds)
+    return Comparison(name, tuple(question.contenders), seeds, runs, target, question.each)
 
 
 def _not_played(failed: Sequence[str], num_runs: int) -> str:

@@ -1,8 +1,7 @@
 """edge-sim sweep: one run.toml with every combination of some settings, each with several seeds."""
 
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -13,18 +12,17 @@ from fleetune.coordinator.reports.markup import Plot
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.reports.outcome import better_by
 from fleetune.coordinator.reports.report import paint
-from fleetune.protocols.errors import SettingError
+from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.run_toml import plain
+from fleetune.protocols.tasks import task_of
+from fleetune.tools.compare.axes import Axis, Range, combination, grid_of
 from fleetune.tools.compare.compare import as_text, leave, unpainted
 from fleetune.tools.compare.comparison import Comparison, Contender
-from fleetune.tools.compare.contenders import seeds_of
+from fleetune.tools.compare.contenders import check_target, seeds_of
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
-from fleetune.tools.compare.side_by_side import Outcome, Question, Work, side_by_side
+from fleetune.tools.compare.side_by_side import Outcome, Question, Report, Work, comparison_of, side_by_side
 from fleetune.tools.compare.sweep_tables import (
     combinations_csv,
-    in_words,
-    short_names,
     sweep_summary,
     sweep_table,
 )
@@ -32,27 +30,19 @@ from fleetune.tools.compare.tables import rounds_csv, runs_csv
 
 MOST_RUNS = 100_000
 DRAWN = 8  # combinations whose curves are drawn; more are a tangle
-_SAID = "--over {}: use section.key=value,value, e.g. training.learning_rate=0.01,0.05"
-_INSTEAD = {"run.seed": "--seeds", "run.name": "a copy of the run file", "method": "method.KEY"}
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A setting and the values that it takes in turn."""
-
-    key: str
-    values: tuple[Any, ...]
 
 
 def sweep(
     settings: RunSettings,
-    axes: Sequence[Axis],
+    axes: Sequence[Axis | Range],
     work: Work,
     *,
     seeds: int | Sequence[int],
     target: float | None,
+    search: int | None = None,
 ) -> Comparison:
-    """Play every combination, and leave tables, pictures, a page and summary.json; the best comes first.
+    """Play every combination, or those that a search chooses, and leave tables, pictures, a page and
+    summary.json; the best comes first.
 
     Args:
         settings: of the run file; `run.seed` is the first seed.
@@ -60,6 +50,7 @@ def sweep(
         work: how; in its folder each run is kept in COMBINATION/seed-N.
         seeds: how many, or which.
         target: score whose cost is asked for; None: 95 % of what the best combination ended with.
+        search: how many trials Optuna may choose, those of before among them; None: every combination.
 
     Raises:
         SettingError: a combination is none that there can be, or there are too many; nothing was played.
@@ -67,54 +58,39 @@ def sweep(
         KeyboardInterrupt: interrupted; what is finished is in the report.
     """
     seeds = seeds_of(settings, seeds)
-    question = Question(settings, combinations(settings, axes, len(seeds)), seeds, target, "combination")
-    return ranked(side_by_side(question, work, partial(_report, settings, axes, work)))
+    report = partial(_report, settings, axes, work)
+    if search is not None:
+        return ranked(_search(settings, axes, work, seeds, target, search, report))
+    contenders = combinations(settings, grid_of(axes), len(seeds))
+    return ranked(side_by_side(Question(settings, contenders, seeds, target, "combination"), work, report))
 
 
-def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any]]) -> list[Axis]:
-    """What `--over` says, `section.key=value,value` each, the values as in TOML, bare words being text; or
-    values by `section.key`.
+def _search(
+    settings: RunSettings,
+    axes: Sequence[Axis | Range],
+    work: Work,
+    seeds: Sequence[int],
+    target: float | None,
+    trials: int,
+    report: Report,
+) -> Comparison:
+    from fleetune.tools.compare.search import Search, check_search
 
-    Raises:
-        SettingError: one is neither, names a setting twice, or a value twice.
-    """
-    if isinstance(over, Mapping):
-        axes = [Axis(key, tuple(map(plain, values))) for key, values in over.items()]
-    else:
-        axes = [_axis(one) for one in over]
-    if not axes:
-        raise SettingError("--over: name at least one setting, e.g. --over training.learning_rate=0.01,0.05")
-    keys = [axis.key for axis in axes]
-    for axis in axes:
-        if axis.key in _INSTEAD or axis.key.startswith("compare."):
-            raise SettingError(f"--over {axis.key}: use {_INSTEAD.get(axis.key, 'edge-sim compare')} instead")
-        if keys.count(axis.key) > 1:
-            raise SettingError(f"--over {axis.key} stands there twice; give all its values at once")
-        if not axis.values:
-            raise SettingError(_SAID.format(axis.key))
-        words = [in_words(one) for one in axis.values]
-        twice = next((one for one in words if words.count(one) > 1), None)
-        if twice is not None:
-            raise SettingError(f"--over {axis.key}: {twice} stands there twice")
-    return axes
-
-
-def _axis(text: str) -> Axis:
-    key, separator, values = text.partition("=")
-    key = key.strip()
-    if not separator or "." not in key:
-        raise SettingError(_SAID.format(text))
+    check_search(settings, axes, trials)
+    check_target(target, task_of(settings.task).score)
+    searching = Search(settings, axes, seeds, work)
+    ended: BaseException | None = None
     try:
-        return Axis(key, tuple(tomllib.loads(f"values = [{values}]")["values"]))
-    except tomllib.TOMLDecodeError:
-        return Axis(key, tuple(_value(one.strip()) for one in values.split(",") if one.strip()))
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        searching.run(trials)
+    except (KeyboardInterrupt, FleetuneError) as problem:
+        ended = problem
+    question = Question(settings, searching.contenders(), seeds, target, "combination")
+    comparison = comparison_of(question, work)
+    if comparison.runs:
+        report(Outcome(comparison, searching.failed, isinstance(ended, KeyboardInterrupt)))
+    if ended is not None:
+        raise ended
+    return comparison
 
 
 def combinations(settings: RunSettings, axes: Sequence[Axis], num_seeds: int) -> list[Contender]:
@@ -126,15 +102,11 @@ def combinations(settings: RunSettings, axes: Sequence[Axis], num_seeds: int) ->
     num_runs = prod(len(axis.values) for axis in axes) * num_seeds
     if num_runs > MOST_RUNS:
         raise SettingError(f"--over: {num_runs:,} runs; at most {MOST_RUNS:,}: give fewer values or seeds")
-    names = short_names([axis.key for axis in axes])
-    found = []
-    for values in product(*(axis.values for axis in axes)):
-        changes = dict(zip((axis.key for axis in axes), values, strict=True))
-        name = changes.pop("method.name", settings.method["name"])
-        own = settings.method if name == settings.method["name"] else {"name": name}
-        label = ", ".join(f"{short}={in_words(one)}" for short, one in zip(names, values, strict=True))
-        found.append(Contender(label, own, changes))
-    return found
+    keys = [axis.key for axis in axes]
+    return [
+        combination(settings, dict(zip(keys, values, strict=True)))
+        for values in product(*(axis.values for axis in axes))
+    ]
 
 
 def ranked(comparison: Comparison) -> Comparison:
@@ -148,14 +120,14 @@ def ranked(comparison: Comparison) -> Comparison:
     return replace(comparison, contenders=tuple(sorted(comparison.contenders, key=place)))
 
 
-def _report(settings: RunSettings, axes: Sequence[Axis], work: Work, outcome: Outcome) -> None:
+def _report(settings: RunSettings, axes: Sequence[Axis | Range], work: Work, outcome: Outcome) -> None:
     comparison, console = ranked(outcome.comparison), work.console
     keys = [axis.key for axis in axes]
     files = {
         "sweep.csv": combinations_csv(comparison, keys),
         "runs.csv": runs_csv(comparison),
         "rounds.csv": rounds_csv(comparison),
-        "summary.json": sweep_summary(comparison, {axis.key: axis.values for axis in axes}, outcome.failed),
+        "summary.json": sweep_summary(comparison, {axis.key: _asked(axis) for axis in axes}, outcome.failed),
     }
     plots: list[Plot] = []
     remark = unpainted(outcome)
@@ -179,3 +151,7 @@ def _report(settings: RunSettings, axes: Sequence[Axis], work: Work, outcome: Ou
     for name in ("report.html", "sweep.csv", "summary.json"):
         console.print(f"  {work.folder / name}", soft_wrap=True)
     console.print(f"[bold]{readable.printable(comparison.shown[0].label)}[/bold] does best")
+
+
+def _asked(axis: Axis | Range) -> Any:
+    return axis.words if isinstance(axis, Range) else axis.values

@@ -15,11 +15,13 @@ from fleetune.tools.compare.sweep_tables import in_words, value_of
 
 PANEL_IN = 3.6
 LETTERS = 10
+NAMED = 12  # values; more stand on an axis of numbers, without a line: most have one dot
+WIDE = 20  # times the least: then the axis is logarithmic
 
 
 def score_by_setting(comparison: Comparison, keys: Sequence[str], theme: Theme) -> dict[str, Figure]:
     """By setting, one picture each: a dot a combination, its mean over seeds, and a line along the best of
-    each value.
+    each value; of the many values of a search dots alone.
     """
     drawn = {}
     with rc_context(theme.settings):
@@ -43,13 +45,25 @@ def _of_setting(comparison: Comparison, key: str, theme: Theme) -> Figure | None
     best = [(max if better_by(score) > 0 else min)(means[value]) for value in values]
     title = titled(score, f"of personal models, by {readable.clip(key, 30)}")
     figure, axes = blank(title, key, AFTER.seen_as(score).axis, height_in=PANEL_IN)
-    for place, value in enumerate(values):
+    numbers = _numbers(values)
+    places = numbers or range(len(values))
+    for place, value in zip(places, values, strict=True):
         own = means[value]
         axes.plot([place] * len(own), own, "o", color=theme.rival, alpha=0.6, markersize=5)
-    axes.plot(range(len(values)), best, "-o", color=theme.ours, linewidth=1.8, zorder=3)
-    axes.set_xticks(range(len(values)), [readable.clip(value, LETTERS) for value in values])
+    if numbers is None:
+        axes.plot(places, best, "-o", color=theme.ours, linewidth=1.8, zorder=3)
+        axes.set_xticks(places, [readable.clip(value, LETTERS) for value in values])
+    elif numbers[0] > 0 and numbers[-1] > WIDE * numbers[0]:
+        axes.set_xscale("log")
     axes.margins(x=0.08, y=0.12)
     return figure
+
+
+def _numbers(values: Sequence[str]) -> list[float] | None:
+    """Ascending values as numbers, where a search tried more than could be named one by one."""
+    if len(values) <= NAMED or any(_place(value)[0] for value in values):
+        return None
+    return [float(value) for value in values]
 
 
 def _place(value: str) -> tuple[int, float, str]:

@@ -79,24 +79,54 @@ def _place_of(name: str) -> tuple[Path, str | None]:
     return places[name]
 
 
+def read_variant(
+    base: str, own: Mapping[str, Any], name: str, changes: Sequence[str] = ()
+) -> tuple[RunSettings, RunSettings]:
+    """A cell of tools/papers with what differs in another one of the same table, and this as asked for.
+
+    Args:
+        base: a cell's name.
+        own: the sections and keys that differ, as of `PaperSection.rows`.
+        name: of the cell that this makes.
+        changes: section.key=value each.
+
+    Raises:
+        SettingError: there is no such cell, or a change is wrong.
+    """
+    file, row = _place_of(base)
+
+    def adapt(content: dict[str, Any]) -> dict[str, Any]:
+        as_base = content if row is None else _as_row(content, row)
+        return _differing(as_base, own, name)
+
+    cell = read_run(file, (), adapt)
+    return cell, read_run(file, changes, adapt) if changes else cell
+
+
 def _as_row(content: dict[str, Any], row: str) -> dict[str, Any]:
-    """A file's content with what differs in a row; what is left open of a method that goes, goes with it."""
+    """A file's content with what differs in a row."""
+    return _differing(content, content["paper"]["rows"][row], row)
+
+
+def _differing(content: dict[str, Any], own: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A cell's content with what differs in another; what a method that goes leaves open, goes with it."""
     paper = dict(content["paper"])
-    own = paper.pop("rows")[row]
-    if "value" in own.get("paper", {}):  # the file's deviation is that of the file's value
+    paper.pop("rows", None)
+    if "value" in own.get("paper", {}):  # the cell's deviation is that of the cell's value
         paper.pop("deviation", None)
     method = own.get("method", {})
     if method.get("name", content["method"]["name"]) != content["method"]["name"]:
         content = {**content, "method": {}}
-        paper["open"] = {key: why for key, why in paper["open"].items() if not key.startswith("method.")}
-    return _merged(_merged({**content, "paper": paper}, own), {"run": {"name": row}})
+        open_ = paper.get("open", {})
+        paper["open"] = {key: why for key, why in open_.items() if not key.startswith("method.")}
+    return merged(merged({**content, "paper": paper}, own), {"run": {"name": name}})
 
 
-def _merged(content: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def merged(content: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """`content` with the keys of `own` in their place, tables key by key."""
-    merged = dict(content)
+    both = dict(content)
     for key, value in own.items():
-        old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
-    return merged
+        old = both.get(key)
+        tables = isinstance(old, dict) and isinstance(value, dict)
+        both[key] = merged(old, value) if tables else value  # type: ignore[arg-type]
+    return both

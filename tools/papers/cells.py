@@ -69,38 +69,82 @@ def play_cell(
         FleetuneError: seeds could not be played; the result is of the others.
         KeyboardInterrupt: interrupted; the result is of what is finished.
     """
+    cell, asked = read_cell(name, changes, data)
+    command = _command(name, seeds, changes, data)
+    return play_read(
+        Path(name).stem,
+        cell,
+        asked,
+        command,
+        seeds=seeds,
+        runs=runs,
+        workers=workers,
+        fresh=fresh,
+        console=console,
+        cluster=cluster,
+    )
+
+
+def play_read(
+    name: str,
+    cell: RunSettings,
+    asked: RunSettings,
+    command: str,
+    *,
+    seeds: int,
+    runs: Path,
+    workers: int,
+    fresh: bool,
+    console: Console,
+    cluster: str | None = None,
+) -> Outcome:
+    """The same of a cell that was read: as its file has it, and as asked for by `command`."""
     if seeds < 1:
         raise SettingError(f"--seeds {seeds}: at least 1")
-    cell, asked = read_cell(name, changes, data)
     assert cell.paper is not None
-    counted = MEASURES[cell.paper.accuracy].counted is not None
+    counted = MEASURES[cell.paper.accuracy].counted
     label = label_of(cell, asked, cell.paper.samples if counted else _check(asked))
-    folder = runs / "paper" / _folder(Path(name).stem, label)
-    command = _command(name, seeds, changes, data)
+    folder = runs / "paper" / _folder(name, label)
     if counted:
         of = {
             seed: count_traffic(_seeded(asked, seed))
             for seed in range(asked.run.seed, asked.run.seed + seeds)
         }
-        return _told(Outcome(Path(name).stem, cell.paper, label, [], of), folder, command, asked, console)
-    to_play = [
-        Cell(
-            f"seed {seed}",
-            _seeded(asked, seed),
-            folder / f"seed-{seed}",
-            runs,
-        )
-        for seed in range(asked.run.seed, asked.run.seed + seeds)
-    ]
+        return _told(Outcome(name, cell.paper, label, [], of), folder, command, asked, console)
+    to_play = runs_of(asked, folder, runs, seeds)
     stopped = _play_missing(to_play, workers=workers, fresh=fresh, console=console, cluster=cluster)
     done = [run for one in to_play if (run := finished(one))]
-    outcome = Outcome(Path(name).stem, cell.paper, label, done)
+    outcome = Outcome(name, cell.paper, label, done)
     if done:
         _told(outcome, folder, command, asked, console)
     if stopped:
         console.print(f"stopped: {len(done)} of {seeds} seeds are finished; {again(fresh=fresh)}")
         raise stopped
     return outcome
+
+
+def kept_of(name: str, cell: RunSettings, asked: RunSettings, runs: Path, seeds: int) -> Outcome | None:
+    """What finished runs of a cell came to; None: there is none. Nothing is played, and no data is read: the
+    source counts as the one that the paper has.
+    """
+    assert cell.paper is not None
+    if MEASURES[cell.paper.accuracy].counted:
+        return None
+    label = label_of(cell, asked, cell.paper.samples)
+    kept = [
+        run
+        for one in runs_of(asked, runs / "paper" / _folder(name, label), runs, seeds)
+        if (run := finished(one))
+    ]
+    return Outcome(name, cell.paper, label, kept) if kept else None
+
+
+def runs_of(asked: RunSettings, folder: Path, runs: Path, seeds: int) -> list[Cell]:
+    """A cell's runs, one a seed."""
+    return [
+        Cell(f"seed {seed}", _seeded(asked, seed), folder / f"seed-{seed}", runs)
+        for seed in range(asked.run.seed, asked.run.seed + seeds)
+    ]
 
 
 def play_cells(

@@ -1,14 +1,10 @@
-"""A run's rounds and devices as rows of plain numbers: columns are metrics, under the names that these have.
-
-Where a metric is of how well a model does, its column is called by the score of the run's task: in place of
-`accuracy` in its name, else in front of it (`mae_after`, `mae_personal_mean`).
-"""
+"""A run's rounds and devices as rows of plain numbers: columns are metrics, under their names."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from msgspec import UNSET
 
+from fleetune.coordinator.reports.columns import OF_ROUNDS, Row, column_of, round_row
 from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import (
     AFTER,
@@ -29,16 +25,13 @@ from fleetune.coordinator.reports.metrics import (
 )
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.summary import DeviceSummary, Summary
-from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.tasks.scores import ACCURACY, Score
+from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.played import Played
 from fleetune.tools.compare.tables import internal_rows
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
-Row = dict[str, Any]
-OF_ROUNDS = tuple(metric for metric in METRICS if metric.reply or metric.round)
 OF_DEVICES = tuple(metric for metric in METRICS if metric.device)
 ALWAYS = frozenset(
     metric.name
@@ -47,30 +40,6 @@ ALWAYS = frozenset(
         *(DOWNLOAD, TRAINING, UPLOAD, ENERGY, EXPECTED, SAMPLES, UPDATES),
     )
 )  # columns that are there though nobody tells them
-
-
-def column_of(metric: Metric, score: Score) -> str:
-    """What the metric's column is called where models are judged by `score`."""
-    if not metric.judges:
-        return metric.name
-    if ACCURACY.name in metric.name:
-        return metric.name.replace(ACCURACY.name, score.name)
-    return f"{score.name}_{metric.name}"
-
-
-def round_row(record: RoundRecord, score: Score) -> Row:
-    """A closed round, over the replies that counted; None where nobody told it.
-
-    `participants` were asked, `replies` counted; `opened_s` and `closed_s` are seconds since the run began.
-    """
-    return {
-        "round": record.number,
-        "opened_s": record.opened_s,
-        "closed_s": record.closed_s,
-        "participants": len(record.participants),
-        "replies": len(record.devices),
-        **{column_of(metric, score): metric.of_round(record) for metric in OF_ROUNDS},
-    }
 
 
 def columns_of_rounds(score: Score) -> list[str]:

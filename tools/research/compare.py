@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fleetune.coordinator.reports.columns import column_of
 from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import LOCAL, gains, with_personal
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
@@ -20,7 +22,7 @@ from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.contenders import labels_of
 from fleetune.tools.compare.figures import inside, metrics
 from fleetune.tools.research.asked import asked_for
-from fleetune.tools.research.columns import column_of, device_rows, round_rows
+from fleetune.tools.research.columns import device_rows, round_rows
 from fleetune.tools.research.frames import frame_of
 from fleetune.tools.simulator.given import Data, Deal, given
 
@@ -155,6 +157,7 @@ def compare(
     on_round: OnRound | None = None,
     workers: int = 0,
     fresh: bool = False,
+    trackers: Sequence[str | Make] = (),
 ) -> ComparisonResult:
     """Simulate several methods with several seeds and put them side by side, in `runs`/<name>.compare.
 
@@ -177,6 +180,7 @@ def compare(
         workers: processes in all, each with a run of its own; 0: none but this one. With some, a script calls
             this under `if __name__ == "__main__":`.
         fresh: play finished runs again, too.
+        trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
 
     Raises:
         FleetuneError: a setting is wrong, and nothing was played; or runs could not be played, and the others
@@ -202,6 +206,7 @@ def compare(
             console=Console(quiet=True),
             give=lambda seeded: given(seeded, dataset, partition),
             hear=lambda news: _tell(news, on_round, column),
+            trackers=trackers,
         )
     except SettingError as problem:
         raise SettingError(str(problem).removeprefix("--")) from None

@@ -1,19 +1,22 @@
 """`fleetune.simulate`: a whole simulated run from Python, as `edge-sim run` plays it, without a screen."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fleetune.coordinator.reports.columns import round_row
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import Notice, RunEvent
+from fleetune.coordinator.trackers.follow import Following
+from fleetune.coordinator.trackers.known import makers_of
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
 from fleetune.tools.research.asked import asked_for
-from fleetune.tools.research.columns import round_row
 from fleetune.tools.research.result import Result, read_result
 from fleetune.tools.simulator import runner
 from fleetune.tools.simulator.given import Data, Deal, given
@@ -35,6 +38,7 @@ def simulate(
     workers: int = 0,
     fresh: bool = False,
     report: bool = True,
+    trackers: Sequence[str | Make] = (),
 ) -> Result:
     """Simulate a run and leave its report, weights and pictures in `runs`/<name>; what it came to.
 
@@ -56,6 +60,8 @@ def simulate(
             script calls this under `if __name__ == "__main__":`.
         fresh: replace what an earlier run of this name left.
         report: leave pictures and report.html, too; they take longer than a small run.
+        trackers: experiment trackers that follow the run: "tensorboard", "mlflow", or what makes one of your
+            own (docs/python.md).
 
     Raises:
         FleetuneError: settings, data or model are wrong; there is another run of this name, or somebody
@@ -66,21 +72,24 @@ def simulate(
     brought = given(asked, dataset, partition)
     asked = brought.named_in(asked)
     folder = Path(runs) / asked.run.name
+    makers = makers_of(trackers)
     there = None if fresh else _standing(asked, folder)
     if there is not None and there.finished:
         return read_result(folder)
     stopped = _Stop(asked, on_round)
-    run, summary = runner.simulate(
-        asked,
-        folder,
-        workers=workers,
-        fresh=fresh,
-        observers=[_Logged()],
-        given=brought,
-        on_round=None if on_round is None else stopped.hears,
-    )
-    records = tuple(run.controller.records())
-    runner.leave(run, summary, finished=not stopped.early, report=report)
+    with Following(makers, folder, folder.name) as following:
+        run, summary = runner.simulate(
+            asked,
+            folder,
+            workers=workers,
+            fresh=fresh,
+            observers=[_Logged(), following],
+            given=brought,
+            on_round=None if on_round is None else stopped.hears,
+        )
+        records = tuple(run.controller.records())
+        files = runner.leave(run, summary, finished=not stopped.early, report=report)
+        following.finish(summary, records, files)
     return Result(folder, run.settings, summary, records, finished=not stopped.early)
 
 

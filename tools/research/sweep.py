@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fleetune.coordinator.reports.columns import column_of
 from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare import sweep as command
+from fleetune.tools.compare.axes import axes_of
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.figures import metrics
 from fleetune.tools.compare.side_by_side import Work
 from fleetune.tools.compare.sweep_tables import in_words, value_of
 from fleetune.tools.research.asked import asked_for
-from fleetune.tools.research.columns import column_of, round_rows
+from fleetune.tools.research.columns import round_rows
 from fleetune.tools.research.frames import frame_of
 from fleetune.tools.simulator.given import Data, Deal, given
 
@@ -104,7 +107,7 @@ def _cell(value: Any) -> Any:
 
 def sweep(
     settings: RunSettings | Mapping[str, Any] | Path | str,
-    over: Mapping[str, Sequence[Any]],
+    over: Mapping[str, Sequence[Any] | str],
     *,
     seeds: int | Iterable[int] = 1,
     runs: Path | str = "runs",
@@ -112,10 +115,13 @@ def sweep(
     data: Data | None = None,
     partition: Deal | None = None,
     target: float | None = None,
+    search: int | None = None,
     workers: int = 0,
     fresh: bool = False,
+    trackers: Sequence[str | Make] = (),
 ) -> SweepResult:
-    """Simulate every combination of some settings with several seeds and rank them, in `runs`/<name>.sweep.
+    """Simulate every combination of some settings, or those that a search chooses, with several seeds, and
+    rank them, in `runs`/<name>.sweep.
 
     What is finished there with the same settings is not played again; interrupted, the same call goes on with
     the runs that are missing, and more values or seeds play what is new.
@@ -123,16 +129,19 @@ def sweep(
     Args:
         settings: as of `fleetune.simulate`.
         over: values by `section.key`: {"training.epochs": [1, 3], "training.learning_rate": [0.02, 0.05]};
-            arrays and numbers of NumPy too.
+            arrays and numbers of NumPy too. With `search` a range in words, too:
+            {"training.learning_rate": "0.01..0.2:log", "training.epochs": "1..5"}.
         seeds: how many, from `run.seed` on, or which.
         runs: the folder of runs.
         set: as of `fleetune.simulate`.
         data: likewise.
         partition: likewise; a function is asked once a seed.
         target: score whose cost is asked for; None: 95 % of what the best combination ended with.
+        search: how many trials Optuna may choose, those of before among them; None: every combination.
         workers: processes in all, each with a run of its own; 0: none but this one. With some, a script calls
             this under `if __name__ == "__main__":`.
         fresh: play finished runs again, too.
+        trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
 
     Raises:
         FleetuneError: a setting is wrong, and nothing was played; or runs could not be played, and the others
@@ -143,12 +152,17 @@ def sweep(
     folder = Path(runs) / f"{asked.run.name}.sweep"
     console = Console(quiet=True)
     work = Work(
-        folder, workers, fresh=fresh, console=console, give=lambda seeded: given(seeded, dataset, partition)
+        folder,
+        workers,
+        fresh=fresh,
+        console=console,
+        give=lambda seeded: given(seeded, dataset, partition),
+        trackers=tuple(trackers),
     )
     try:
-        axes = command.axes_of(over)
+        axes = axes_of(over)
         wanted = seeds if isinstance(seeds, int) else tuple(map(int, seeds))
-        comparison = command.sweep(asked, axes, work, seeds=wanted, target=target)
+        comparison = command.sweep(asked, axes, work, seeds=wanted, target=target, search=search)
     except SettingError as problem:
         raise SettingError(str(problem).removeprefix("--")) from None
     return SweepResult(folder, asked, tuple(axis.key for axis in axes), comparison)

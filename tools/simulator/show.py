@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,13 @@ from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.summary import SUMMARY, Summary, read_summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
+from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.coordinator.run.run_events import Notice, RoundClosed, RunBegan, RunEvent
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.run_folder import SHARED
+from fleetune.coordinator.trackers.follow import Following
+from fleetune.coordinator.trackers.known import makers_of
+from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.methods import internals_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.internals import Internal
@@ -53,19 +57,46 @@ def show_run(
     workers: int,
     fresh: bool,
     follow: bool = False,
+    trackers: Sequence[str | Make] = (),
     cluster: str | None = None,
 ) -> Summary:
     """Simulate a run with a progress bar, leave its report in `folder`; its summary.
 
-    One that was stopped goes on; one that is finished there is shown. To `follow`: a line a round, for a log
-    or a pipe, instead of the bar. `cluster`: see `runner.simulate`.
+    One that was stopped goes on; one that is finished there is shown.
+
+    Args:
+        settings: of the run.
+        folder: of the run.
+        workers: see `simulate`.
+        fresh: see `simulate`.
+        follow: a line a round, for a log or a pipe, instead of the bar.
+        trackers: experiment trackers that follow the run.
+        cluster: see `simulate`.
 
     Raises:
+        FleetuneError: see `simulate`.
         KeyboardInterrupt: interrupted; where and what to do is said, unless it had not begun yet.
     """
+    makers = makers_of(trackers)
     there = None if fresh else standing(settings, folder)
     if there is not None and there.finished:
-        return _show_finished(there, folder)
+        return _show_finished(there, folder, makers)
+    with Following(makers, folder, folder.name) as following:
+        return _play(
+            settings, folder, following, workers=workers, fresh=fresh, follow=follow, cluster=cluster
+        )
+
+
+def _play(
+    settings: RunSettings,
+    folder: Path,
+    following: Following,
+    *,
+    workers: int,
+    fresh: bool,
+    follow: bool,
+    cluster: str | None,
+) -> Summary:
     method = settings.method["name"]
     internals = internals_of(settings.method)
     bar = progress_bar(console, shown=not follow)
@@ -79,7 +110,7 @@ def show_run(
                 folder,
                 workers=workers,
                 fresh=fresh,
-                observers=[watching, *lines],
+                observers=[watching, *lines, following],
                 cluster=cluster,
             )
             bar.inside = ""
@@ -97,19 +128,24 @@ def show_run(
         line = f"stopped in its report; all rounds are kept, and edge-coordinator report {folder} writes it"
         console.print(line, **PLAINLY)
         raise ToldInterrupt from None
+    following.finish(summary, records, files)
     _show(run.settings, summary, records)
     _list(files)
     return summary
 
 
-def _show_finished(there: Standing, folder: Path) -> Summary:
-    """A run that was played before."""
+def _show_finished(there: Standing, folder: Path, makers: Mapping[str, Make]) -> Summary:
+    """A run that was played before; trackers are told what they do not have of it."""
     summary = read_summary(folder)
     with stored_run(folder) as kept:
         records = kept.store.records()
+    files = [folder / name for name in (SUMMARY, ROUNDS, "report.html", SHARED) if (folder / name).exists()]
+    with Following(makers, folder, folder.name) as following:
+        following.observe(RunBegan(there.enrolment.run, there.settings, records, simulated=True))
+        following.finish(summary, records, files)
     _show(there.settings, summary, records)
     console.print(f"{folder} was finished before; --fresh plays it again", **PLAINLY)
-    _list([folder / name for name in (SUMMARY, "report.html", SHARED) if (folder / name).exists()])
+    _list(files)
     return summary
 
 

@@ -17,8 +17,9 @@ from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.cli import app
+from fleetune.tools.compare.axes import Axis, axes_of
 from fleetune.tools.compare.side_by_side import Work
-from fleetune.tools.compare.sweep import Axis, axes_of, combinations, sweep
+from fleetune.tools.compare.sweep import combinations, sweep
 from fleetune.tools.compare.sweep_plot import score_by_setting
 from fleetune.tools.compare.sweep_tables import MOST_ROWS, sweep_table
 

@@ -1,0 +1,112 @@
+"""MLflow: runs of the experiment `fleetune`, where MLFLOW_TRACKING_URI says, else in ./mlflow.db.
+
+A run that goes on is found by its id, and only rounds that are not there yet are added.
+"""
+
+import logging
+import os
+import re
+import time
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+
+from fleetune.coordinator.trackers.tracker import Outcome, RoundFigures, TrackedRun
+
+EXPERIMENT = "fleetune"
+ID = "fleetune.run"  # the tag by which a run is found again
+MARK = "round/replies"  # every round has it; the last that is told of it
+_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000  # of one batch, as MLflow takes it
+_KEPT = (".json", ".jsonl", ".html", ".png", ".csv")
+
+
+class MLflow:
+    """Tells an MLflow server, or its database in a file, of one run."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        _be_brief()
+        self._client = MlflowClient()
+        self._folder = run.folder
+        self._finished = False
+        experiment = _experiment(self._client)
+        found = self._client.search_runs([experiment], f"tags.`{ID}` = '{run.id}'", max_results=1)
+        if found:
+            self._run = found[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            self._run = self._begin(experiment, run)
+        marks = self._client.get_metric_history(self._run, MARK) if found else []
+        there = {mark.step for mark in marks}
+        for told in run.before:
+            if told.number not in there:
+                self.hear(told)
+
+    def hear(self, told: RoundFigures) -> None:
+        """Take a round in."""
+        figures = {name: value for name, value in told.figures.items() if name != MARK}
+        self._log({**figures, MARK: told.figures[MARK]}, told.number)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Take in what the run came to, its files among it."""
+        there = self._client.get_run(self._run).data.metrics
+        self._log(
+            {name: one for name, one in outcome.figures.items() if there.get(_name(name)) != one},
+            outcome.rounds,
+        )
+        for path in outcome.files:
+            if path.suffix in _KEPT:
+                inside = path.parent.relative_to(self._folder).as_posix()
+                self._client.log_artifact(self._run, str(path), None if inside == "." else inside)
+        self._finished = True
+
+    def close(self) -> None:
+        """The run is over, or was stopped."""
+        self._client.set_terminated(self._run, "FINISHED" if self._finished else "KILLED")
+
+    def _begin(self, experiment: str, run: TrackedRun) -> str:
+        tags = {ID: run.id, "mlflow.source.name": "fleetune", "fleetune.folder": str(run.folder.resolve())}
+        run_id: str = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        params = [
+            Param(_name(key), str(value)[:_LONGEST_PARAM]) for key, value in sorted(run.parameters.items())
+        ]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
+        return run_id
+
+    def _log(self, figures: dict[str, float], step: int) -> None:
+        now_ms = time.time_ns() // 10**6
+        metrics = [Metric(_name(name), value, now_ms, step) for name, value in figures.items()]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[start : start + _MOST_METRICS])
+
+
+def _experiment(client: Any) -> str:
+    """The id of the experiment; several processes may want it made at the same moment."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            made: str = client.create_experiment(name)
+        except MlflowException:
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+        else:
+            return made
+    known: str = found.experiment_id
+    return known
+
+
+def _name(name: str) -> str:
+    """As MLflow takes it."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+def _be_brief() -> None:
+    """A server that is gone is given up in seconds, and what is behind MLflow keeps its tales to itself."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    for talker in ("alembic", "mlflow", "urllib3"):
+        logging.getLogger(talker).setLevel(logging.ERROR)

@@ -1,0 +1,139 @@
+"""What `--over` says: settings, and the values that each takes, or the range in which a search looks."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.run_toml import plain
+from fleetune.tools.compare.comparison import Contender
+from fleetune.tools.compare.sweep_tables import in_words, short_names
+
+_SAID = (
+    "--over {}: use section.key=value,value, e.g. training.learning_rate=0.01,0.05,"
+    " or with --search a range, e.g. training.learning_rate=0.01..0.2:log"
+)
+_INSTEAD = {"run.seed": "--seeds", "run.name": "a copy of the run file", "method": "method.KEY"}
+_RANGE = re.compile(r"\s*([-+\w.]+?)\s*\.\.\s*([-+\w.]+?)\s*(:log)?\s*")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and the values that it takes in turn."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A setting and between what it may be, both ends among it: whole numbers where both are.
+
+    Attributes:
+        log: looked at by its logarithm: as many values between 0.01 and 0.1 as between 0.1 and 1.
+    """
+
+    key: str
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def words(self) -> str:
+        """As `--over` says it."""
+        return f"{self.low}..{self.high}" + (":log" if self.log else "")
+
+
+def axes_of(over: Sequence[str] | Mapping[str, Sequence[Any] | str]) -> list[Axis | Range]:
+    """What `--over` says, `section.key=value,value` each, the values as in TOML, bare words being text, or
+    `section.key=low..high`; or values, or the words of a range, by `section.key`.
+
+    Raises:
+        SettingError: one is none of these, names a setting twice, or a value twice.
+    """
+    if isinstance(over, Mapping):
+        axes = [
+            _axis(f"{key}={values}") if isinstance(values, str) else Axis(key, tuple(map(plain, values)))
+            for key, values in over.items()
+        ]
+    else:
+        axes = [_axis(one) for one in over]
+    if not axes:
+        raise SettingError("--over: name at least one setting, e.g. --over training.learning_rate=0.01,0.05")
+    keys = [axis.key for axis in axes]
+    for axis in axes:
+        if axis.key in _INSTEAD or axis.key.startswith("compare."):
+            raise SettingError(f"--over {axis.key}: use {_INSTEAD.get(axis.key, 'edge-sim compare')} instead")
+        if keys.count(axis.key) > 1:
+            raise SettingError(f"--over {axis.key} stands there twice; give all its values at once")
+        if isinstance(axis, Axis):
+            _check(axis)
+    return axes
+
+
+def grid_of(axes: Sequence[Axis | Range]) -> list[Axis]:
+    """Axes of which every combination can be played.
+
+    Raises:
+        SettingError: there is a range.
+    """
+    grid = [axis for axis in axes if isinstance(axis, Axis)]
+    for axis in axes:
+        if isinstance(axis, Range):
+            raise SettingError(f"--over {axis.key}={axis.words}: a range is for --search, e.g. --search 40")
+    return grid
+
+
+def combination(settings: RunSettings, values: Mapping[str, Any]) -> Contender:
+    """The run file's settings with these values, by `section.key`."""
+    names = short_names(list(values))
+    label = ", ".join(f"{short}={in_words(one)}" for short, one in zip(names, values.values(), strict=True))
+    changes = dict(values)
+    name = changes.pop("method.name", settings.method["name"])
+    own = settings.method if name == settings.method["name"] else {"name": name}
+    return Contender(label, own, changes)
+
+
+def _check(axis: Axis) -> None:
+    if not axis.values:
+        raise SettingError(_SAID.format(axis.key))
+    words = [in_words(one) for one in axis.values]
+    twice = next((one for one in words if words.count(one) > 1), None)
+    if twice is not None:
+        raise SettingError(f"--over {axis.key}: {twice} stands there twice")
+
+
+def _axis(text: str) -> Axis | Range:
+    key, separator, values = text.partition("=")
+    key = key.strip()
+    if not separator or "." not in key:
+        raise SettingError(_SAID.format(text))
+    if found := _RANGE.fullmatch(values):
+        return _range(key, *found.groups())
+    try:
+        return Axis(key, tuple(tomllib.loads(f"values = [{values}]")["values"]))
+    except tomllib.TOMLDecodeError:
+        return Axis(key, tuple(_value(one.strip()) for one in values.split(",") if one.strip()))
+
+
+def _range(key: str, low_text: str, high_text: str, log: str | None) -> Range:
+    low, high = _value(low_text), _value(high_text)
+    numbers = [one for one in (low, high) if isinstance(one, int | float) and not isinstance(one, bool)]
+    words = f"{low_text}..{high_text}{log or ''}"
+    if len(numbers) < 2:
+        raise SettingError(f"--over {key}={words}: a range is between two numbers, e.g. 0.01..0.2")
+    if not -float("inf") < low < high < float("inf"):
+        raise SettingError(f"--over {key}={words}: the first number is to be less than the second")
+    if log and low <= 0:
+        raise SettingError(f"--over {key}={words}: only numbers above 0 have a logarithm")
+    return Range(key, low, high, log is not None)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
