@@ -287,7 +287,12 @@ class RoundEngine:
     def _why_spent(self, asked: tuple[DeviceId, ...]) -> str | None:
         """Why the coming round would take too much; `asked`: in it, as far as is known."""
         state, objective, fidelities = self.state, self._objective, self._fidelities
-        least = least_of_round([choices_of(state.members[name], objective, fidelities) for name in asked])
+        members = [state.members[name] for name in asked]
+        said_s = [one.report.round_s for one in members if one.report and one.report.round_s]
+        least = least_of_round(
+            [choices_of(one, objective, fidelities) for one in members],
+            [min(one, self._round.deadline_s) for one in said_s],
+        )
         return why_over(objective.within, state.spending, state.seen_at, least)
 
     def _holds(self, now: float) -> bool:

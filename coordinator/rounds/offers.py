@@ -83,11 +83,15 @@ def _offers(
     ]
 
 
-def least_of_round(choices: Sequence[Choices]) -> Amounts:
-    """That a round of these devices takes, each at the choice of least; (): it does not say."""
+def least_of_round(choices: Sequence[Choices], fixed_s: Sequence[float] = ()) -> Amounts:
+    """That a round of these devices takes, each at the choice of least; (): it does not say.
+
+    `fixed_s`: of devices that choose themselves, what they say of their rounds; it takes no less than the
+    quickest of them, if there are no others.
+    """
     said = [some for some in choices if some]
     return Amounts(
-        max((min(one.seconds for one in some) for some in said), default=0.0),
+        max((min(one.seconds for one in some) for some in said), default=min(fixed_s, default=0.0)),
         sum(min(one.bytes_up or 0 for one in some) for some in said) / MEGABYTE,
         sum(min(one.joules or 0.0 for one in some) for some in said),
     )
