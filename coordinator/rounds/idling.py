@@ -102,8 +102,8 @@ class _Table:
         return cls(seconds, work, above, np.array([[idling.of[name]] for name in choices]).reshape(-1, 1))
 
     def best(self, paces_s: NDArray[np.float64], others: float) -> tuple[float, NDArray[np.float64]]:
-        """The pace of most work for what all take, the shortest of equals, and what each device's choice of
-        most work for what it takes there takes beyond doing nothing, shape (devices,).
+        """The pace of most work for what all take, the shortest of equals; and of each device's choice there,
+        the one of most work for what it takes itself, what that takes beyond doing nothing, shape (devices,).
         """
         found = [self._at(float(pace_s), others) for pace_s in paces_s]
         best = int(np.argmax([pays for pays, _ in found]))
@@ -113,11 +113,11 @@ class _Table:
         taken_by = self.above + self.idle * pace_s
         pays = np.divide(self.work, taken_by, out=np.zeros_like(self.work), where=taken_by > 0)
         chosen = np.argmax(np.where(self.seconds <= pace_s, pays, -1.0), axis=1, keepdims=True)
-        done, all_take = (np.take_along_axis(part, chosen, axis=1).sum() for part in (self.work, taken_by))
-        all_take += others * pace_s
-        return float(done / all_take) if all_take else 0.0, np.take_along_axis(self.above, chosen, axis=1)[
-            :, 0
-        ]
+        work, take, above = (
+            np.take_along_axis(part, chosen, axis=1)[:, 0] for part in (self.work, taken_by, self.above)
+        )
+        all_take = take.sum() + others * pace_s
+        return float(work.sum() / all_take) if all_take else 0.0, above
 
 
 def _paces(choices: Mapping[DeviceId, Choices], least_s: float) -> NDArray[np.float64]:
