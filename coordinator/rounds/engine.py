@@ -58,9 +58,9 @@ from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
 from fleetune.coordinator.rounds.objective.spending import why_over
-from fleetune.coordinator.rounds.offers import choices_of, least_of_round
-from fleetune.coordinator.rounds.pace import deal, note_scores
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
+from fleetune.coordinator.rounds.proposals.offers import choices_of, least_of_round
+from fleetune.coordinator.rounds.proposals.pace import deal, note_scores
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
     Judge,

@@ -13,9 +13,9 @@ from rich.text import Text
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.proposals.summaries import EncodingSummary, RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.idling import idling_of
-from fleetune.coordinator.rounds.offers import Choices, choices_of
-from fleetune.coordinator.rounds.pace import what_pays
+from fleetune.coordinator.rounds.proposals.idling import idling_of
+from fleetune.coordinator.rounds.proposals.offers import Choices, choices_of
+from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport

@@ -14,8 +14,8 @@ from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.reports.proposals.explanation import by_ratio, explanation
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.offers import choices_of
-from fleetune.coordinator.rounds.pace import what_pays
+from fleetune.coordinator.rounds.proposals.offers import choices_of
+from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.tasks.scores import ACCURACY

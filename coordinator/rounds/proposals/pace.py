@@ -7,7 +7,7 @@ training (or more of it than once) and an encoding of the update, as much of thi
     time    what keeps the pace. A round is as long as its slowest participant; the pace, a time that nobody
             should exceed and everybody can keep, is the one of most work a second (`work`)
     bytes   what sends no more than that of most work a byte; `energy` and `money` likewise, and where devices
-            say what their boards draw doing nothing, at the pace that takes least of it (`rounds.idling`)
+            say what their boards draw doing nothing, at the pace that takes least of it (`proposals.idling`)
 
 and there what is worth most, by what rounds have shown (`objective.evidence`) and by its work for the others,
 drawn anew every `BLOCK` of a device's rounds.
@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
-from fleetune.coordinator.rounds.idling import idling_of, waiting_no_longer_than_pays
 from fleetune.coordinator.rounds.objective.evidence import Shown
-from fleetune.coordinator.rounds.offers import Choices, choices_of, taken
+from fleetune.coordinator.rounds.proposals.idling import idling_of, waiting_no_longer_than_pays
+from fleetune.coordinator.rounds.proposals.offers import Choices, choices_of, taken
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.choice import Budget

@@ -3,9 +3,9 @@
 import pytest
 from tests.coordinator.rounds.test_engine import Script
 
-from fleetune.coordinator.rounds.idling import MOST_PACES, MOST_TIMES_USUAL, idling_of
-from fleetune.coordinator.rounds.offers import choices_of
-from fleetune.coordinator.rounds.pace import frugal, what_pays
+from fleetune.coordinator.rounds.proposals.idling import MOST_PACES, MOST_TIMES_USUAL, idling_of
+from fleetune.coordinator.rounds.proposals.offers import choices_of
+from fleetune.coordinator.rounds.proposals.pace import frugal, what_pays
 from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
 from fleetune.protocols.skeletons.choice import Affordable
 

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.offers import KILOWATT_HOUR, Choices, Offer, taken
+from fleetune.coordinator.rounds.proposals.offers import KILOWATT_HOUR, Choices, Offer, taken
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.method import DeviceId
 
