@@ -27,6 +27,7 @@ Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]
 Loss = Annotated[float, Meta(ge=0, le=LARGEST_LOSS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
+Watts = Annotated[float, Meta(ge=0, le=10_000)]  # of a whole board
 LocalWork = Annotated[float, Meta(gt=0, le=4)]
 Uplink = Annotated[int, Meta(ge=0, le=8)]  # which of a run's encodings of updates, see `Enrolment.uplinks`
 """How much of the run's local training, in its epochs; above 1 more than these."""

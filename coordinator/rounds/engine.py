@@ -58,8 +58,9 @@ from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
 from fleetune.coordinator.rounds.objective.spending import why_over
-from fleetune.coordinator.rounds.pace import choices_of, deal, least_of_round, note_scores
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
+from fleetune.coordinator.rounds.proposals.offers import choices_of, least_of_round
+from fleetune.coordinator.rounds.proposals.pace import deal, note_scores
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
     Judge,
@@ -286,7 +287,12 @@ class RoundEngine:
     def _why_spent(self, asked: tuple[DeviceId, ...]) -> str | None:
         """Why the coming round would take too much; `asked`: in it, as far as is known."""
         state, objective, fidelities = self.state, self._objective, self._fidelities
-        least = least_of_round([choices_of(state.members[name], objective, fidelities) for name in asked])
+        members = [state.members[name] for name in asked]
+        said_s = [one.report.round_s for one in members if one.report and one.report.round_s]
+        least = least_of_round(
+            [choices_of(one, objective, fidelities) for one in members],
+            [min(one, self._round.deadline_s) for one in said_s],
+        )
         return why_over(objective.within, state.spending, state.seen_at, least)
 
     def _holds(self, now: float) -> bool:

@@ -32,7 +32,7 @@ from fleetune.edge_agent.budget.time_margin import (
     late_within,
     over_before_its_end,
 )
-from fleetune.firmware_profiles import Board
+from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Affordable, Budget, Choice, DeviceReport
@@ -84,7 +84,8 @@ class RatioController(Struct, frozen=True):
         if self.proposed:
             affords = self._affords(conditions)
             values = tuple(map(in_short, self.values)) if len(self.values) > 1 else UNSET
-            report = replace(report, affords=affords, values=values)
+            idle_w = UNSET if self.board.name == UNKNOWN else self.board.idle_w
+            report = replace(report, affords=affords, values=values, idle_w=idle_w)
             if affords and not fits:  # with less local training, or a thin update, it does
                 report, fits = self._in_part(report, affords[0]), True
         return structs.replace(self, report=report, predicted=decision.predicted, fits=fits)

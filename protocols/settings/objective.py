@@ -19,7 +19,7 @@ class WithinSection(Settings, frozen=True):
     Attributes:
         seconds: from the first round on, by the coordinator's clock; no round opens that would take longer.
         megabytes: likewise, of updates that devices send.
-        joules: likewise, that they draw, as far as they tell.
+        joules: likewise, that they draw for their rounds, as far as they tell; waiting between is not in it.
     """
 
     seconds: Amount | None = None
@@ -46,8 +46,9 @@ class ObjectiveSection(Settings, frozen=True):
         minimise: what a run is to take least of until it is good. The coordinator proposes each task's ratio,
             and how much of the local training, among those that its device can afford: so that rounds are as
             short as it pays (`time`; each is then over after `deadline_slack` times what its devices expect
-            of it, as with `round.deadline = "predicted"`), or so that a byte sent, a joule or a unit of
-            `price` brings most. `none`: each device takes the largest ratio that fits.
+            of it, as with `round.deadline = "predicted"`), or so that a byte sent, a joule (drawn while
+            waiting, too, where devices say that) or a unit of `price` brings most. `none`: each device takes
+            the largest ratio that fits.
         at_most: no larger ratio is proposed.
         least_work: the smallest share of a round's local training that is proposed, to those that would hold
             up the others or could not take part at all; 1: all do all of it.

@@ -14,6 +14,7 @@ from fleetune.protocols.bounds import (
     NumSamples,
     Ratio,
     Uplink,
+    Watts,
     Words,
 )
 from fleetune.protocols.conditions import UNKNOWN, Conditions
@@ -91,6 +92,8 @@ class DeviceReport:
         affords: the ratios that fit its limits, ascending; it travels where the coordinator proposes ratios.
         values: the bytes that an update's values take in each of the run's encodings (`Enrolment.uplinks`),
             as a share of those in the first; it travels where the coordinator proposes one.
+        idle_w: what its board draws doing nothing; it travels where the coordinator proposes ratios, and the
+            board's profile says it.
     """
 
     device: FleetName
@@ -108,6 +111,7 @@ class DeviceReport:
     drift: Amount | UnsetType = UNSET
     affords: Annotated[tuple[Affordable, ...], Meta(max_length=MOST_CHOICES)] | UnsetType = UNSET
     values: Annotated[tuple[Ratio, ...], Meta(min_length=1, max_length=9)] | UnsetType = UNSET
+    idle_w: Watts | UnsetType = UNSET
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.compare.energy import idle_watts
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.stopping.standing import standing
@@ -82,7 +83,8 @@ def finished(cell: Cell) -> Played | None:
     except (OSError, msgspec.MsgspecError, StoreError):
         return None
     training = [record for record in records if not record.final_evaluation]
-    return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training)
+    idle_w = idle_watts(cell.settings)
+    return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training, idle_w)
 
 
 def again(*, fresh: bool) -> str:

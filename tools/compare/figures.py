@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fleetune.coordinator.reports.internals.entries import metrics_in
-from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, SECONDS, Metric, Value
+from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
 from fleetune.coordinator.reports.metrics import (
     AFTER,
     AFTER_MEAN,
@@ -89,6 +89,13 @@ BYTES_DOWN_TO_TARGET = Metric(
 SECONDS_TO_TARGET = Metric(
     "seconds_to_target", "time", "Time until the target was reached.", SECONDS, "lower"
 )
+JOULES_TO_TARGET = Metric(
+    "joules_to_target",
+    "energy",
+    "Drawn by all boards until the target was reached, idling included.",
+    JOULES,
+    "lower",
+)
 _BEST_BEFORE = Metric(
     "best_before",
     "best before",
@@ -117,7 +124,13 @@ _LAST_AFTER = Metric(
 )
 
 ACCURACIES = (PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST_DECILE, BEST_AFTER, BEFORE_MEAN, AFTER_MEAN)
-TO_TARGET = (ROUNDS_TO_TARGET, BYTES_UP_TO_TARGET, BYTES_DOWN_TO_TARGET, SECONDS_TO_TARGET)
+TO_TARGET = (
+    ROUNDS_TO_TARGET,
+    BYTES_UP_TO_TARGET,
+    BYTES_DOWN_TO_TARGET,
+    SECONDS_TO_TARGET,
+    JOULES_TO_TARGET,
+)
 _COSTS = (ROUNDS, TOOK_PART, BYTES_UP, BYTES_DOWN, DURATION)
 _PAPER_COSTS = (BYTES_UP_PAPER, BYTES_DOWN_PAPER)
 
@@ -135,7 +148,7 @@ def _of_last(metric: Metric) -> Callable[[Played, Target | None], Value]:
     return lambda run, _: metric.of_round(run.records[-1]) if run.records else None
 
 
-def _at_target(read: Callable[[Point], float]) -> Callable[[Played, Target | None], Value]:
+def _at_target(read: Callable[[Point], float | None]) -> Callable[[Played, Target | None], Value]:
     def of(run: Played, target: Target | None) -> Value:
         sign = better_by(run.summary.judged_by)
         told = ((point, point.after) for point in run.settled if target and point.after is not None)
@@ -160,6 +173,7 @@ FIGURES = (
     Figure(BYTES_UP_TO_TARGET, _at_target(lambda point: point.up)),
     Figure(BYTES_DOWN_TO_TARGET, _at_target(lambda point: point.down)),
     Figure(SECONDS_TO_TARGET, _at_target(lambda point: point.closed_s)),
+    Figure(JOULES_TO_TARGET, _at_target(lambda point: point.joules)),
 )
 
 

@@ -5,8 +5,8 @@ taken part counts with its latest reply. After local training that is exact, bec
 not change while its device is away; with all devices in every round it is the round's own mean.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -14,6 +14,7 @@ from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.wire.payloads import Measures
+from fleetune.tools.compare.energy import drawn
 
 Side = Literal["before", "after"]
 
@@ -29,6 +30,7 @@ class Point:
         before, after: accuracy around local training, mean over the devices that have taken part, each
             with its latest reply; None: nobody measured it yet.
         known: how many devices have taken part.
+        joules: that all boards drew so far, idling included, see `energy`; None: nothing is known of them.
     """
 
     number: int
@@ -38,6 +40,7 @@ class Point:
     before: float | None
     after: float | None
     known: int
+    joules: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,22 @@ class Played:
         seed: of the run.
         summary: its summary.json, personal accuracies filled in (`outcome.with_personal`).
         records: of its rounds, the final evaluation not among them.
+        idle_w: what each device's board draws doing nothing; {}: not known.
     """
 
     label: str
     seed: int
     summary: Summary
     records: Sequence[RoundRecord]
+    idle_w: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """One a round, ascending."""
-        return tuple(_development(self.records))
+        if not self.idle_w:
+            return tuple(_development(self.records))
+        pairs = zip(_development(self.records), drawn(self.records, self.idle_w), strict=True)
+        return tuple(replace(point, joules=joules) for point, joules in pairs)
 
     @property
     def settled(self) -> list[Point]:

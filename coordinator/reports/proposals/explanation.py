@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import mean, median
 
+from msgspec import UNSET
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
@@ -12,9 +13,12 @@ from rich.text import Text
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.proposals.summaries import EncodingSummary, RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.pace import Choices, choices_of, frugal, keeping_pace
+from fleetune.coordinator.rounds.proposals.idling import idling_of
+from fleetune.coordinator.rounds.proposals.offers import Choices, choices_of
+from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.tasks.scores import Score
 from fleetune.protocols.update.encodings import chosen, in_words
 
@@ -22,7 +26,8 @@ LATEST = 8  # rounds that the words are about
 _WHY = {
     "time": "time: rounds as short as it pays; each device works within that at a ratio that is worth most",
     "bytes": "bytes: each device does no more than brings most a byte sent, at a ratio that is worth most",
-    "energy": "energy: each device does no more than brings most a joule, at a ratio that is worth most",
+    "energy": "energy: each device does no more than brings most a joule, idling counted, at a ratio that is "
+    "worth most",
     "money": "money: each device does no more than brings most for its price, at a ratio that is worth most",
 }
 _NONE = "no [objective]: each device takes the largest ratio that fits its limits"
@@ -142,22 +147,29 @@ def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
     choices = {name: choices_of(member, settings.objective, fidelities) for name, member in members.items()}
     silent = sorted(name for name, some in choices.items() if not some)
     choices = {name: some for name, some in choices.items() if some}
-    if settings.objective.minimise == "time":
-        kept = keeping_pace(choices)
-        longest_s = {name: max(one.seconds for one in some) for name, some in kept.items()}
-        if any(longest_s.values()):
-            slowest = max(longest_s, key=lambda name: longest_s[name])
-            yield f"the pace is {readable.duration(longest_s[slowest])}, which {slowest} needs"
-    else:
-        kept = {name: frugal(some, settings.objective) for name, some in choices.items()}
+    objective = settings.objective
+    kept = what_pays(state, choices, objective)
+    waits = objective.minimise == "time" or idling_of(state, choices, objective) is not None
+    longest_s = {name: max(one.seconds for one in some) for name, some in kept.items()}
+    if waits and any(longest_s.values()):
+        slowest = max(longest_s, key=lambda name: longest_s[name])
+        yield f"the pace is {readable.duration(longest_s[slowest])}, which {slowest} needs"
+    if objective.minimise in ("energy", "money"):
         unknown = sum(any(one.joules is None for one in some) for some in choices.values())
-        if unknown and settings.objective.minimise != "bytes":
+        if unknown:
             yield f"{unknown} of {len(choices)} devices do not know what they draw: all that fits may pay"
+        still = sum(not _says_idle_w(state.members[name].report) for name in choices)
+        if still:
+            yield f"{still} of {len(choices)} do not say what they draw doing nothing: that counts as none"
     limited = sum(_most_work(kept[name]) < _most_work(some) for name, some in choices.items())
     if choices:
         yield f"{limited} of {len(choices)} devices could do more than that allows"
     if silent:
         yield f"these do not say what they could do and choose themselves: {', '.join(silent)}"
+
+
+def _says_idle_w(report: DeviceReport | None) -> bool:
+    return report is not None and report.idle_w is not UNSET
 
 
 def _most_work(choices: Choices) -> float:

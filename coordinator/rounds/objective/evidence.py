@@ -1,6 +1,6 @@
 """What rounds have shown of ratios: whether devices score better at one than at another.
 
-Devices work at different ratios in the same round, drawn for them (`coordinator.rounds.pace`), and with
+Devices work at different ratios in the same round, drawn for them (`rounds.proposals.pace`), and with
 different shares of the local training, so that a round compares these and costs no more. What a device's
 score changed by since its last reply, less the median of all such changes, is taken for
 

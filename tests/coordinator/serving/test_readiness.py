@@ -47,3 +47,11 @@ def test_what_no_device_affords_is_refused_and_counted(talk, affords):
     assert talk.run.controller.ledger.refusals == {"PacketCorrupt": 1}
     talk.greet("a", num_samples=10, affords=affording(*RATIOS))
     assert talk.run.controller.members["a"].ready
+
+
+@pytest.mark.parametrize("idle_w", [-1.0, 1e5, float("nan")])
+def test_a_board_that_cannot_be_is_refused_and_counted(talk, idle_w):
+    talk.greet("a", num_samples=10, affords=affording(*RATIOS), idle_w=idle_w)
+    assert "a" not in talk.run.controller.members
+    talk.greet("a", num_samples=10, affords=affording(*RATIOS), idle_w=2.5)
+    assert talk.run.controller.members["a"].report.idle_w == 2.5

@@ -350,6 +350,13 @@ def test_where_ratios_are_proposed_it_says_what_each_takes_that_fits():
     assert a_ratio_controller().report.affords is UNSET
 
 
+def test_where_ratios_are_proposed_it_says_what_its_board_draws_doing_nothing():
+    assert proposed_to().report.idle_w == load("raspberry-pi-4b").idle_w
+    assert a_ratio_controller().report.idle_w is UNSET
+    generic = structs.replace(a_ratio_controller(), proposed=True, board=load("generic"))
+    assert generic.chosen(UNKNOWN).report.idle_w is UNSET, "nothing is claimed of it"
+
+
 def test_it_works_at_what_is_proposed_and_never_at_more_than_it_affords():
     controller = proposed_to(ratio=0.4)
     member = Membership(controller)

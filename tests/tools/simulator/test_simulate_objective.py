@@ -14,9 +14,12 @@ from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.reports.proposals.explanation import by_ratio, explanation
 from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.proposals.offers import choices_of
+from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.tasks.scores import ACCURACY
+from fleetune.protocols.update.encodings import chosen
 
 # a slow board among fast ones, all on links that count for less than its work
 FLEET = {
@@ -32,6 +35,21 @@ def shown(group):
     with console.capture() as captured:
         console.print(group)
     return captured.get()
+
+
+def retold(member, **of_report):
+    return {
+        "report": dataclasses.replace(member.report, **of_report),
+        "ready": member.ready,
+        "dealt": member.dealt,
+    }
+
+
+def choices(run, state):
+    fidelities = [chosen(one).cost.fidelity for one in run.settings.uplinks]
+    return {
+        name: choices_of(member, run.settings.objective, fidelities) for name, member in state.members.items()
+    }
 
 
 def test_rounds_are_shorter_and_devices_work_at_several_ratios(tmp_path):
@@ -153,6 +171,28 @@ def test_a_run_keeps_within_what_it_may_take(tmp_path):
     assert bounded.ended.startswith("objective.within.seconds")
     assert free.ended is UNSET
     assert rest[:-1] == records[: len(rest) - 1], "rounds are what they were"
+
+
+def test_energy_counts_what_boards_draw_while_they_wait(tmp_path):
+    """Three gateways of 5.5 W idle wait for a Pi Zero: that no joule of its own is worth."""
+    _, records = play(tmp_path, fleet=FLEET, round=LONG, objective={"minimise": "energy"})
+    with look_at(tmp_path / "a") as run:
+        state = run.controller.engine_state
+        said = shown(explanation(run.settings, state, run.controller.records(), ACCURACY))
+        silent = EngineState(members={})
+        for name, member in state.members.items():
+            silent.put(name, **retold(member, idle_w=UNSET))
+        unsaid = shown(explanation(run.settings, silent, [], ACCURACY))
+        waited, free = (what_pays(one, choices(run, one), run.settings.objective) for one in (state, silent))
+    assert re.search(r"the pace is .* which device-\d needs", said)
+    assert "do not say" not in said
+    assert "4 of 4 do not say what they draw doing nothing" in unsaid
+    assert "the pace is" not in unsaid
+    longest_s, at_will_s = (
+        max(one.seconds for some in kept.values() for one in some) for kept in (waited, free)
+    )
+    assert longest_s < at_will_s
+    assert len(records) > 2
 
 
 def test_devices_that_do_not_know_what_they_draw_are_told_of(tmp_path):

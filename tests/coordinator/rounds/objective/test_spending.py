@@ -69,6 +69,15 @@ def test_what_cannot_be_met_is_said_before_the_first_round(limits, words):
     assert [one.reason for one in of(FinishRun, actions)] == [words]
 
 
+def test_without_an_objective_it_is_said_as_far_as_devices_say_what_they_expect():
+    script = within(seconds=1.5)
+    actions = script.ready("a", ratio=1.0, round_s=2.0) + script.ready("b", ratio=1.0, round_s=30.0)
+    words = "objective.within.seconds = 1.5: a round takes 2 at least"
+    assert [one.reason for one in of(FinishRun, actions)] == [words], "the quickest may be enough"
+    script = within(seconds=1.5)
+    assert not of(FinishRun, script.ready("a", "b", ratio=1.0)), "they do not know"
+
+
 def test_what_was_sent_in_vain_is_paid_for_too():
     script = within(megabytes=2.0)
     script.ready("a", "b")

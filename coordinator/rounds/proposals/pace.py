@@ -6,7 +6,8 @@ training (or more of it than once) and an encoding of the update, as much of thi
 
     time    what keeps the pace. A round is as long as its slowest participant; the pace, a time that nobody
             should exceed and everybody can keep, is the one of most work a second (`work`)
-    bytes   what sends no more than that of most work a byte; `energy` and `money` likewise
+    bytes   what sends no more than that of most work a byte; `energy` and `money` likewise, and where devices
+            say what their boards draw doing nothing, at the pace that takes least of it (`proposals.idling`)
 
 and there what is worth most, by what rounds have shown (`objective.evidence`) and by its work for the others,
 drawn anew every `BLOCK` of a device's rounds.
@@ -16,54 +17,22 @@ which devices choose without an objective. Who says too little is waited for as 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from msgspec import UNSET
 
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.objective.evidence import Shown
-from fleetune.coordinator.rounds.objective.spending import MEGABYTE, Amounts
+from fleetune.coordinator.rounds.proposals.idling import idling_of, waiting_no_longer_than_pays
+from fleetune.coordinator.rounds.proposals.offers import Choices, choices_of, taken
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.objective import ObjectiveSection
-from fleetune.protocols.skeletons.choice import LOCAL_WORKS, Affordable, Budget
+from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import DeviceId
 
-HALF = 0.25  # the ratio of half the work that could be; measured: rounds to 60 %, FedSPU (docs/ratios.md)
-BEYOND = 0.7  # more local training than once is worth as much, to this power; measured there, too
 BLOCK = 4
-KILOWATT_HOUR = 3.6e6  # joules
 FOR_OTHERS = (
     1.0  # what a whole model's work is worth to the others, in units of the noise; measured there, too
 )
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What a device may be proposed, and what that takes of it; None: not known.
-
-    `fidelity`: of the encoding of its update.
-    """
-
-    budget: Budget
-    round_s: float | None = None
-    bytes_up: int | None = None
-    joules: float | None = None
-    fidelity: float = 1.0
-
-    @property
-    def seconds(self) -> float:
-        """Of a round; one that is not known limits nothing."""
-        return 0.0 if self.round_s is None else self.round_s
-
-    @property
-    def work(self) -> float:
-        """See `work`; an encoding leaves as much of it as it has fidelity (`EncodingCost`)."""
-        return work(self.budget) * self.fidelity
-
-
-Choices = Sequence[Offer]
-"""What a device may be proposed, the smallest ratio and least local training first, at least one."""
 
 
 def deal(
@@ -76,10 +45,7 @@ def deal(
     """Propose to each participant that says what it affords how much it does."""
     asked = {device: choices_of(state.members[device], objective, fidelities) for device in participants}
     choices = {device: some for device, some in asked.items() if some}
-    if objective.minimise == "time":
-        paying = keeping_pace(choices, _longest_fixed_s(state, asked))
-    else:
-        paying = {device: frugal(some, objective) for device, some in choices.items()}
+    paying = what_pays(state, choices, objective, _longest_fixed_s(state, asked))
     for index, (device, some) in enumerate(sorted(paying.items())):
         block = (state.turn.number + index) // BLOCK  # not all in the same round: each compares with others
         key = Key.of("fleetune", seed).child("pace", block, device)
@@ -96,63 +62,22 @@ def note_scores(state: EngineState) -> None:
         state.put(device, shown=shown)
 
 
-def choices_of(member: Member, objective: ObjectiveSection, fidelities: Sequence[float] = (1.0,)) -> Choices:
-    """What a device could do of what may be proposed; (): it does not say.
+def what_pays(
+    state: EngineState,
+    choices: Mapping[DeviceId, Choices],
+    objective: ObjectiveSection,
+    fixed_s: float = 0.0,
+) -> dict[DeviceId, Choices]:
+    """Of each device's choices those that are worth what they take; at least one.
 
-    `fidelities`: of the run's encodings of updates; a device that does not know them is left at the first.
+    `fixed_s`: a round takes so long anyhow.
     """
-    report = member.report
-    if report is None or report.affords is UNSET:
-        return ()
-    allowed = [one for one in report.affords if one.ratio <= objective.at_most + 1e-9] or report.affords[:1]
-    sizes = (1.0,) if report.values is UNSET else report.values
-    ways = list(enumerate(zip(sizes, fidelities, strict=False)))
-    return [offer for one in allowed for offer in _offers(one, objective, ways)]
-
-
-def _offers(
-    one: Affordable, objective: ObjectiveSection, ways: Sequence[tuple[int, tuple[float, float]]]
-) -> list[Offer]:
-    """At one ratio; with all of the local training alone where it does not say what that takes.
-
-    `ways`: encodings of the update, by number the share of bytes and the fidelity.
-    """
-    most = min(one.local_work, objective.most_work)
-    tells, least = one.local_s is not None, objective.least_work
-    less = [local_work for local_work in LOCAL_WORKS if least <= local_work < most] if tells else []
-    return [
-        Offer(
-            Budget(one.ratio, local_work, uplink),
-            one.seconds(local_work, values),
-            one.sent(values),
-            one.energy(local_work, values),
-            fidelity,
-        )
-        for local_work in (*less, most)
-        for uplink, (values, fidelity) in ways[one.uplink :] or ways[:1]
-    ]
-
-
-def least_of_round(choices: Sequence[Choices]) -> Amounts:
-    """That a round of these devices takes, each at the choice of least; (): it does not say."""
-    said = [some for some in choices if some]
-    return Amounts(
-        max((min(one.seconds for one in some) for some in said), default=0.0),
-        sum(min(one.bytes_up or 0 for one in some) for some in said) / MEGABYTE,
-        sum(min(one.joules or 0.0 for one in some) for some in said),
-    )
-
-
-def work(budget: Budget) -> float:
-    """How much a round is worth, before anything is known: below 1 with the run's local training.
-
-    Rounds that it took to an accuracy: 49, 38 and 25 at 0.2, 0.3 and 0.4, and more than 110 at 0.1. So a
-    small ratio brings less than its share, and a large one little more than one half as large. Of the local
-    training each step counts alike up to the run's epochs, and less beyond: with half, twice and four times
-    as many it took 47, 15 and 10 rounds instead of 25 (p = 0.4, all devices alike, one seed).
-    """
-    trained = budget.local_work if budget.local_work <= 1 else budget.local_work**BEYOND
-    return budget.ratio**2 / (budget.ratio**2 + HALF**2) * trained
+    if objective.minimise == "time":
+        return keeping_pace(choices, fixed_s)
+    idling = idling_of(state, choices, objective)
+    if idling is None:
+        return {device: frugal(some, objective) for device, some in choices.items()}
+    return waiting_no_longer_than_pays(choices, objective, idling, fixed_s)
 
 
 def keeping_pace(choices: Mapping[DeviceId, Choices], fixed_s: float = 0.0) -> dict[DeviceId, Choices]:
@@ -192,28 +117,14 @@ def frugal(choices: Choices, objective: ObjectiveSection) -> Choices:
     """Those that take no more of what is to be minimised than that of most work for it; all, where that is
     not known.
     """
-    taken = [_taken(one, objective) for one in choices]
-    known = [one for one in taken if one is not None]
+    amounts = [taken(one, objective) for one in choices]
+    known = [one for one in amounts if one is not None]
     if len(known) < len(choices):
         return choices
     _, most = max(
         (one.work / amount if amount else 0.0, amount) for one, amount in zip(choices, known, strict=True)
     )
     return [one for one, amount in zip(choices, known, strict=True) if amount <= most]
-
-
-def _taken(one: Offer, objective: ObjectiveSection) -> float | None:
-    """What a device takes in a round of bytes, joules or money."""
-    match objective.minimise:
-        case "bytes":
-            return one.bytes_up
-        case "energy":
-            return one.joules
-    price = objective.price
-    sent, drawn = one.bytes_up if price.megabyte else 0, one.joules if price.kilowatt_hour else 0.0
-    if sent is None or drawn is None:
-        return None
-    return price.megabyte * sent / MEGABYTE + price.kilowatt_hour * drawn / KILOWATT_HOUR
 
 
 def _longest_fixed_s(state: EngineState, asked: Mapping[DeviceId, Choices]) -> float:

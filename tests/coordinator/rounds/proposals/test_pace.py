@@ -11,7 +11,8 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.deadlines import proposed_s
-from fleetune.coordinator.rounds.pace import Offer, choices_of, frugal, keeping_pace, work
+from fleetune.coordinator.rounds.proposals.offers import Offer, choices_of, work
+from fleetune.coordinator.rounds.proposals.pace import frugal, keeping_pace
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import from_section
