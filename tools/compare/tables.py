@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -23,6 +23,7 @@ from fleetune.coordinator.reports.summary import Summary
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.comparison import Comparison, Contender, Spread
 from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, costs, inside, metrics
+from fleetune.tools.compare.played import Point
 
 NOT_REACHED = "not reached"
 _COSTS_OF_A_PAGE = (BYTES_UP, BYTES_DOWN)
@@ -227,8 +228,8 @@ def rounds_csv(comparison: Comparison) -> bytes:
         for run in comparison.runs
         for point in run.points
     )
-    columns = ["contender", "seed", "number", "closed_s", "up", "down", "before", "after", "known"]
-    return csv_of(columns, rows)
+    of_point = (field.name for field in fields(Point))
+    return csv_of(["contender", "seed", *of_point], rows)
 
 
 def internals_csv(comparison: Comparison) -> bytes:
