@@ -1,5 +1,6 @@
 """The runs of `edge-sim bench wire`: those that are not there yet are played, all go into the tables."""
 
+import json
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,6 +10,7 @@ from rich.progress import Progress
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
+from fleetune.tools.bench.own_environment import NotInstalled
 from fleetune.tools.bench.trained_differences import Fleet as PatchFleet
 from fleetune.tools.bench.trained_differences import updates_of
 from fleetune.tools.bench.wire import rate_distortion
@@ -17,7 +19,6 @@ from fleetune.tools.bench.wire.fleet import SETTINGS, Fleet, Setting
 from fleetune.tools.bench.wire.race import OWN_TRAINING, Contender, Run, kept, race, recalled
 from fleetune.tools.bench.wire.report import written
 
-_PATCHES = 4
 STEPS_OF_CNN = PatchFleet(model="cnn-kapc", devices=2, samples=500, rounds=4)
 
 
@@ -47,12 +48,28 @@ def play(wanted: Wanted, console: Console) -> None:
     if Contender("dense") not in contenders:
         contenders.insert(0, Contender("dense"))
     if wanted.steps:
-        patches = [sent for sent in updates_of("fedavg", STEPS_OF_CNN) if sent.round > 1][:_PATCHES]
-        table = rate_distortion.markdown(rate_distortion.measured(patches))
-        write_atomically(wanted.out / "steps.md", table.encode())
-        console.print(table)
+        _weighed(wanted.out, console)
     _played(chosen, contenders, wanted.seeds, wanted.out, console)
     console.print(written(_all_runs(chosen, wanted.out), wanted.out), markup=False, soft_wrap=True)
+
+
+def _weighed(out: Path, console: Console) -> None:
+    """Leave steps.md and steps.json: the first round's steps (hot) and the last one's (calm)."""
+    sent = list(updates_of("fedavg", STEPS_OF_CNN))
+    steps = {
+        "hot": [one for one in sent if one.round == 1],
+        "calm": [one for one in sent if one.round == STEPS_OF_CNN.rounds],
+    }
+    tables = {sort: rate_distortion.measured(patches) for sort, patches in steps.items()}
+    try:
+        for sort, patches in steps.items():
+            tables[sort] |= rate_distortion.measured_nnc(patches, out / "environments")
+    except NotInstalled as problem:
+        console.print(f"without NNCodec: {problem}", markup=False, soft_wrap=True)
+    table = rate_distortion.markdown(tables)
+    write_atomically(out / "steps.json", json.dumps(tables, indent=1).encode())
+    write_atomically(out / "steps.md", table.encode())
+    console.print(table, markup=False, soft_wrap=True)
 
 
 def _settings(names: str, rounds: int | None, data: str | None) -> dict[str, Setting]:
