@@ -47,14 +47,13 @@ class RangeEncoder:
         """One of 0..len(counts)-1, each as likely as its count."""
         self.write(sum(counts[:symbol]), counts[symbol], sum(counts))
 
-    def write_many(self, symbols: bytes, starts: list[int]) -> None:
-        """Symbols of one table: k owns what is from starts[k] up to starts[k + 1] of the last of `starts`."""
-        total, low, width = starts[-1], self._low, self._width
-        for symbol in symbols:
+    def write_all(self, starts: list[int], sizes: list[int], totals: list[int]) -> None:
+        """Symbol after symbol, each as `write` does it."""
+        low, width = self._low, self._width
+        for start, size, total in zip(starts, sizes, totals, strict=True):
             step = width // total
-            start = starts[symbol]
             low += step * start
-            width = step * (starts[symbol + 1] - start)
+            width = step * size
             if width <= _LOW_WORD:
                 self._low, self._width = low, width
                 while self._width <= _LOW_WORD:

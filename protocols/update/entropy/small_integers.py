@@ -5,6 +5,7 @@ answer is has been learned from those before it where about as much was expected
 every machine has the same chances. Bytes: docs/wire.md, `lowrank`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +13,13 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.update.entropy.flag_levels import MOST
-from fleetune.protocols.update.entropy.flags import read_flags, write_flags
+from fleetune.protocols.update.entropy.flag_symbols import LEVELS, symbols_of
+from fleetune.protocols.update.entropy.flags import read_flags
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.symbols import Symbols, write_symbols
+
+Interval = tuple[int, int, int]
 
 LARGEST = (1 << 14) - 1
 _CHAIN = 15  # answers; what is larger is written as a number
@@ -24,6 +29,9 @@ _BELIEVED = 8  # answers that what is expected at first counts for
 # quarter octaves of the odds of "yes" at first, by the expected square: of Laplace's distribution
 _NOT_ZERO = (-36, -36, -36, -28, -19, -13, -9, -5, -2, 1, 4, 6, 8, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
 _MORE = (-16, -16, -16, -16, -16, -16, -16, -11, -7, -3, 0, 2, 5, 7, 9, 12, 14, 16, 18, 20, 22, 24, 24, 24)
+_SLOTS = _CHAIN + 3  # of a batch: a symbol before it, the answers, what is larger, signs
+_LARGER, _SIGNS = _CHAIN + 1, _CHAIN + 2
+MOST_BATCHES = (1 << 16) // _SLOTS
 _POWERS = (16384, 19484, 23170, 27554)  # 2^14 * 2^(k / 4)
 
 
@@ -52,9 +60,36 @@ class _Chances:
         levels: Ints = quarter_octaves(self.yes[kind]) - quarter_octaves(self.no[kind])
         return np.clip(levels, -MOST, MOST)[expected]
 
+    def of_batches(self, asked: Ints) -> Ints:
+        """The levels of all answers of some batches, which are added.
+
+        Args:
+            asked: how often each question was asked, behind the last one how many were larger; by question,
+                batch and what was expected, shape (questions + 1, batches, expected).
+
+        Returns:
+            Shape (questions, batches, expected).
+        """
+        yes, no = 64 * asked[1:], 64 * (asked[:-1] - asked[1:])
+        levels = np.empty_like(yes)
+        for kind in range(_KINDS):
+            which = slice(kind, kind + 1 if kind < _KINDS - 1 else None)
+            before = [_before(one[which], own[kind]) for one, own in ((yes, self.yes), (no, self.no))]
+            levels[which] = quarter_octaves(before[0]) - quarter_octaves(before[1])
+        return np.clip(levels, -MOST, MOST)
+
     def add(self, kind: int, expected: Ints, answers: NDArray[np.bool_]) -> None:
         self.yes[kind] += 64 * np.bincount(expected[answers], minlength=_NUM_EXPECTED)
         self.no[kind] += 64 * np.bincount(expected[~answers], minlength=_NUM_EXPECTED)
+
+
+def _before(counts: Ints, total: Ints) -> Ints:
+    """What was counted before each question, batch after batch; `total`, of all before, becomes that of all."""
+    questions, batches, expected = counts.shape
+    in_turn = counts.transpose(1, 0, 2).reshape(-1, expected)
+    before = np.cumsum(in_turn, axis=0) - in_turn + total
+    total += in_turn.sum(axis=0)
+    return before.reshape(batches, questions, expected).transpose(1, 0, 2)
 
 
 class IntegerWriter:
@@ -64,25 +99,69 @@ class IntegerWriter:
         self._out, self._chances = out, _Chances()
 
     def write(self, integers: Ints, square: Ints) -> None:
-        """Write integers from -LARGEST to LARGEST.
+        """Write one batch of integers from -LARGEST to LARGEST.
 
         Args:
             integers: shape (n,).
             square: 4 log2 of their expected squares, same shape.
         """
-        expected, sizes = expected_level(square), np.abs(integers)
+        self.write_batches(integers, square, [integers.size], [None])
+
+    def write_batches(
+        self, integers: Ints, square: Ints, sizes: list[int], heads: Sequence[Interval | None]
+    ) -> None:
+        """Write several batches, which is faster than one after the other.
+
+        Args:
+            integers, square: of all batches, as above.
+            sizes: of each, at most `MOST_BATCHES`.
+            heads: start, size and total of a symbol that stands before each; None: there is none.
+        """
+        batch = np.repeat(np.arange(len(sizes)), sizes)
+        kind = batch * _NUM_EXPECTED + expected_level(square)
+        members = self._members(np.abs(integers))
+        asked = np.stack(
+            [np.bincount(kind[some], minlength=len(sizes) * _NUM_EXPECTED) for some in members]
+        ).reshape(_CHAIN + 1, len(sizes), _NUM_EXPECTED)
+        levels = self._chances.of_batches(asked).reshape(_CHAIN, -1)
+        parts = [_of_heads(heads), _of_larger(np.abs(integers), batch, members[_CHAIN])]
+        flags, of_flags, slots = list[NDArray[np.bool_]](), list[Ints](), list[Ints]()
+        for answer, some in enumerate(members[:_CHAIN]):
+            flags.append(np.abs(integers[some]) > answer)
+            of_flags.append(levels[answer, kind[some]])
+            slots.append(batch[some] * _SLOTS + answer + 1)
+        signed = members[1]
+        flags.append(integers[signed] < 0)
+        of_flags.append(np.zeros(signed.size, np.int64))
+        slots.append(batch[signed] * _SLOTS + _SIGNS)
+        slot = np.concatenate(slots).astype(np.uint16)
+        parts += symbols_of(np.concatenate(flags), np.concatenate(of_flags), slot)
+        write_symbols(self._out, parts)
+
+    @staticmethod
+    def _members(sizes: Ints) -> list[Ints]:
+        """Who is asked each question, those with as many and more; behind the last one, who is larger."""
+        members = [np.arange(sizes.size)]
         for answer in range(_CHAIN):
-            yes = sizes > answer
-            kind = min(answer, _KINDS - 1)
-            write_flags(self._out, yes, self._chances.levels(kind, expected))
-            self._chances.add(kind, expected, yes)
-            sizes, expected = sizes[yes], expected[yes]
-            if not sizes.size:
-                break
-        for size in sizes.tolist():
-            self._out.write_number(size - _CHAIN, LARGEST.bit_length() + 1)
-        negative = integers[integers != 0] < 0
-        write_flags(self._out, negative, np.zeros(negative.size, np.int64))
+            members.append(members[-1][sizes[members[-1]] > answer])
+        return members
+
+
+def _of_heads(heads: Sequence[Interval | None]) -> Symbols:
+    there = [(batch * _SLOTS * LEVELS, *head) for batch, head in enumerate(heads) if head is not None]
+    return Symbols(*np.array(there, np.int64).reshape(-1, 4).T)
+
+
+def _of_larger(sizes: Ints, batch: Ints, members: Ints) -> Symbols:
+    """Numbers that the chain of answers does not reach, each as `RangeEncoder.write_number` does it."""
+    found = []
+    for member in members.tolist():
+        order, number = (int(batch[member]) * _SLOTS + _LARGER) * LEVELS, int(sizes[member]) - _CHAIN
+        length = number.bit_length()
+        found.append((order, length, 1, LARGEST.bit_length() + 1))
+        if length > 1:
+            found.append((order, number - (1 << length - 1), 1, 1 << length - 1))
+    return Symbols(*np.array(found, np.int64).reshape(-1, 4).T)
 
 
 class IntegerReader:

@@ -1,0 +1,35 @@
+"""Symbols that are put together out of order, and written in order: many at once, instead of one by one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.update.entropy.range_coder import RangeEncoder
+
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Intervals for a range coder, see `RangeEncoder.write`.
+
+    Attributes:
+        order: symbols are written by it, those of the same one as they stand here; shape (n,).
+        start, size, total: of each, same shape.
+    """
+
+    order: Whole
+    start: Whole
+    size: Whole
+    total: Whole
+
+
+def write_symbols(out: RangeEncoder, parts: list[Symbols]) -> None:
+    """Write all of them, each where its order says."""
+    by_order = np.argsort(np.concatenate([part.order for part in parts]), kind="stable")
+    start, size, total = (
+        np.concatenate([getattr(part, name) for part in parts])[by_order].tolist()
+        for name in ("start", "size", "total")
+    )
+    out.write_all(start, size, total)
