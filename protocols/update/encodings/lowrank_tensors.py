@@ -9,13 +9,14 @@ import numpy as np
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update.encodings.lowrank_choice import cheapest
-from fleetune.protocols.update.encodings.lowrank_contexts import BundleSizes, BusyColumns, BusyLines, size_of
+from fleetune.protocols.update.encodings.lowrank_contexts import BundleSizes, BusyColumns, BusyLines, sizes_of
 from fleetune.protocols.update.encodings.lowrank_grids import Tensor, changes_of
 from fleetune.protocols.update.encodings.outer_products import MAX_OCTAVES, MAX_PRODUCTS, Product, Steps
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.entropy.small_integers import IntegerReader, IntegerWriter
+from fleetune.protocols.update.entropy.small_integers import MOST_BATCHES, IntegerReader, IntegerWriter
 
+_AT_ONCE = 1 << 15  # integers that are put together, about
 _ENTRIES, _PRODUCTS, _KINDS = 1, 2, 4  # 0: nothing changed; 3: products, and entries of what they leave
 
 Parts = Iterator[tuple[slice, Steps]]  # entries of the patch, and their changes in steps
@@ -57,23 +58,45 @@ class TensorWriter:
     def _write_products(self, tensor: Tensor, products: list[Product]) -> None:
         self.out.write_number(len(products) - 1, MAX_PRODUCTS.bit_length() + 1)
         busy_rows, busy_columns = BusyLines(tensor.rows), BusyLines(tensor.columns)
-        for product in products:
-            self.out.write(product.octaves, 1, MAX_OCTAVES + 1)
-            for factor, busy in ((product.left, busy_rows), (product.right, busy_columns)):
-                self._of_products.write(factor, busy.expected(product.octaves))
-                busy.add(factor)
+        at_once = max(1, _AT_ONCE // (tensor.rows + tensor.columns))
+        for start in range(0, len(products), at_once):
+            some = products[start : start + at_once]
+            octaves = np.array([one.octaves for one in some])
+            left, right = np.stack([one.left for one in some]), np.stack([one.right for one in some])
+            squares = [busy_rows.passed(octaves, left), busy_columns.passed(octaves, right)]
+            self._of_products.write_batches(
+                np.hstack([left, right]).reshape(-1),
+                np.hstack(squares).reshape(-1),
+                [tensor.rows, tensor.columns] * len(some),
+                [head for one in some for head in ((one.octaves, 1, MAX_OCTAVES + 1), None)],
+            )
 
     def _write_entries(self, tensor: Tensor, entries: Ints) -> None:
         busy = BusyColumns(max(1, tensor.columns))
         self._sizes.start()
-        for bundle in tensor.bundles():
-            here = entries[bundle]
-            size = size_of(here)
-            self._sizes.write(self.out, size)
-            if size:
-                columns = tensor.columns_of(bundle)
-                self._of_entries.write(here, busy.expected(size, columns))
-                busy.add(columns, here)
+        for bundles in _in_portions(tensor.bundles()):
+            part = slice(bundles[0].start, bundles[-1].stop)
+            starts = np.array([bundle.start for bundle in bundles]) - part.start
+            here = entries[part]
+            sizes = sizes_of(here, starts)
+            lengths = np.where(sizes > 0, np.diff(starts, append=here.size), 0)
+            there = np.repeat(sizes > 0, np.diff(starts, append=here.size))
+            bundle, here = np.repeat(np.arange(sizes.size), lengths), here[there]
+            expected = busy.passed(sizes, bundle, tensor.columns_of(part)[there], here)
+            heads = [self._sizes.interval(size) for size in sizes.tolist()]
+            self._of_entries.write_batches(here, expected, lengths.tolist(), heads)
+
+
+def _in_portions(bundles: Iterator[slice]) -> Iterator[list[slice]]:
+    """Bundles that are put together at once, for time; not all of them, for memory."""
+    portion = list[slice]()
+    for bundle in bundles:
+        if portion and (bundle.stop - portion[0].start > _AT_ONCE or len(portion) == MOST_BATCHES):
+            yield portion
+            portion = []
+        portion.append(bundle)
+    if portion:
+        yield portion
 
 
 @dataclass

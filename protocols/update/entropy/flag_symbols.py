@@ -106,7 +106,9 @@ def _gaps(gap: Whole, level: Whole, order: Whole, ends: MaskArray) -> Symbols:
     number = np.arange(every.size) - np.repeat(np.cumsum(count) - count, count) - escaped[every]
     cell = np.where(number < 0, escape[every], cell[every])
     start = starts[level[every], cell]
-    stop = np.where(ends[every] | (number < 0), TOTAL, starts[level[every], np.minimum(cell + 1, starts.shape[1] - 1)])
+    stop = np.where(
+        ends[every] | (number < 0), TOTAL, starts[level[every], np.minimum(cell + 1, starts.shape[1] - 1)]
+    )
     bits = number > 0
     even = np.int64(1) << shift[every]
     return Symbols(

@@ -17,9 +17,7 @@ from fleetune.protocols.update.entropy.flag_symbols import LEVELS, symbols_of
 from fleetune.protocols.update.entropy.flags import read_flags
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.entropy.symbols import Symbols, write_symbols
-
-Interval = tuple[int, int, int]
+from fleetune.protocols.update.entropy.symbols import Interval, Symbols, write_symbols
 
 LARGEST = (1 << 14) - 1
 _CHAIN = 15  # answers; what is larger is written as a number

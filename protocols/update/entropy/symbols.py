@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fleetune.protocols.update.entropy.range_coder import RangeEncoder
 
 Whole = NDArray[np.int64]
+Interval = tuple[int, int, int]  # start, size and total
 
 
 @dataclass(frozen=True)
