@@ -1,5 +1,8 @@
 """How `lowrank` tells the changes of a tensor: in products, entries, or products and what these leave."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray
@@ -8,6 +11,7 @@ from fleetune.protocols.update.encodings.lowrank_grids import Tensor, changes_of
 from fleetune.protocols.update.encodings.outer_products import (
     Matrix,
     Product,
+    any_left,
     products_of,
     rounded_down,
 )
@@ -15,6 +19,15 @@ from fleetune.protocols.update.entropy.quarter_octaves import Ints
 
 _BIT = 0.1  # squared steps that a bit is worth; 0.05 and 0.2 take 2 to 3 % more bytes for the same error
 _TELLING = 1.0  # squared steps for each number of a product that is worth telling beside entries
+
+
+@dataclass(frozen=True)
+class _Told:
+    """One way to tell a tensor, and its `cost`: squared steps that are lost, and those that its bytes are worth."""
+
+    products: list[Product]
+    entries: Ints | None
+    cost: float
 
 
 def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | None]:
@@ -27,24 +40,47 @@ def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | No
     Returns:
         Products; whole steps of all entries beside them, None: none is sent.
     """
-    entries = rounded_down(steps)
-    if not entries.any() and not tensor.most_products:
-        return [], None
-    best: tuple[list[Product], Ints | None] = ([], entries if entries.any() else None)
-    cost = _cost([], entries, steps)
+    best = _ways(tensor, steps, [])[-1]
     if not tensor.most_products:
-        return best
+        return [], best.entries
     products = products_of(*_matrix(tensor, steps), tensor.most_products)
     for number in sorted({len(products), _number_telling(tensor, products)} - {0}):
-        left_over, some = steps.copy(), products[:number]
-        for part, told in changes_of(tensor, some):
-            left_over[part] -= told.astype(np.float32)
-        rest = rounded_down(left_over)
-        for beside in [None, rest] if rest.any() else [None]:
-            this = _cost(some, beside, left_over)
-            if this < cost:
-                best, cost = (some, beside), this
-    return best
+        best = min(best, *_ways(tensor, steps, products[:number]), key=lambda way: way.cost)
+    return best.products, best.entries
+
+
+def _ways(tensor: Tensor, steps: FlatArray, products: list[Product]) -> list[_Told]:
+    """Products alone, and if there is something to tell, beside the entries of what they leave."""
+    lost = lost_beside = 0.0
+    rest: Ints | None = None
+    for part, left_over in _left_over(tensor, steps, products):
+        square = _square(left_over)
+        lost, lost_beside = lost + square, lost_beside + square
+        if any_left(left_over):
+            entries = rounded_down(left_over)
+            lost_beside += _square(left_over - entries) - square
+            rest = np.zeros(tensor.size, np.int16) if rest is None else rest
+            rest[part] = entries
+    bits = sum(_bits(factor) for one in products for factor in (one.left, one.right))
+    ways = [_Told(products, None, lost + _BIT * bits)]
+    if rest is not None:
+        ways.append(_Told(products, rest, lost_beside + _BIT * (bits + _bits(rest))))
+    return ways
+
+
+def _left_over(
+    tensor: Tensor, steps: FlatArray, products: list[Product]
+) -> Iterator[tuple[slice, FlatArray]]:
+    if not products:
+        yield from ((chunk, steps[chunk]) for chunk in chunks(tensor.size))
+        return
+    for part, told in changes_of(tensor, products):
+        yield part, steps[part] - told.astype(np.float32)
+
+
+def _square(steps: FlatArray) -> float:
+    """In float32: chunks are short, and sums of few of them are summed up."""
+    return float(np.einsum("i,i->", steps, steps))
 
 
 def _number_telling(tensor: Tensor, products: list[Product]) -> int:
@@ -67,18 +103,8 @@ def _matrix(tensor: Tensor, steps: FlatArray) -> tuple[Matrix, Matrix | None]:
     return matrix.reshape(shape), there.reshape(shape)
 
 
-def _cost(products: list[Product], entries: Ints | None, steps: FlatArray) -> float:
-    """Squared steps that are lost, and those that the bytes are worth."""
-    bits = sum(_bits(factor) for one in products for factor in (one.left, one.right))
-    lost = 0.0
-    for chunk in chunks(steps.size):
-        left_over = steps[chunk] if entries is None else steps[chunk] - entries[chunk]
-        lost += float(np.square(left_over, dtype=np.float64).sum())
-    return lost + _BIT * (bits if entries is None else bits + _bits(entries))
-
-
 def _bits(integers: Ints) -> float:
     """About what they take: their entropy, and 4 bits to tell how often each of them is there."""
-    counts = np.unique(integers, return_counts=True)[1]
-    entropy = float(-(counts * np.log2(counts / integers.size)).sum())
-    return entropy + 4 * counts.size
+    counts = np.bincount(integers.astype(np.int64) - int(integers.min()))
+    counts = counts[counts > 0]
+    return float(-(counts * np.log2(counts / integers.size)).sum()) + 4 * counts.size

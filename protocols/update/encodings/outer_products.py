@@ -115,8 +115,16 @@ def _unit(vector: FlatArray) -> FlatArray:
 
 def rounded_down(vector: FlatArray) -> Ints:
     """To whole numbers, those towards 0 where they are less than 0.6 away."""
-    sizes = np.floor(np.abs(vector) + np.float32(_UPWARD))
-    return np.copysign(np.minimum(sizes, LARGEST), vector).astype(np.int16)
+    sizes = np.abs(vector)
+    sizes += np.float32(_UPWARD)
+    np.minimum(np.floor(sizes, out=sizes), np.float32(LARGEST), out=sizes)
+    return np.copysign(sizes, vector, out=sizes).astype(np.int16)
+
+
+def any_left(vector: FlatArray) -> bool:
+    """Does `rounded_down` leave anything of it?"""
+    most = max(vector.max(initial=0), -vector.min(initial=0))
+    return bool(most + np.float32(_UPWARD) >= 1)
 
 
 def sum_of(products: list[Product], rows: int, columns: int) -> Iterator[tuple[slice, Steps]]:
