@@ -12,9 +12,9 @@ from fleetune.protocols.update.encodings.outer_products import (
     Matrix,
     Product,
     any_left,
-    products_of,
     rounded_down,
 )
+from fleetune.protocols.update.encodings.product_search import products_of
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 
 _BIT = 0.1  # squared steps that a bit is worth; 0.05 and 0.2 take 2 to 3 % more bytes for the same error

@@ -12,7 +12,8 @@ from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.encodings.lowrank import LowRank
 from fleetune.protocols.update.encodings.lowrank_choice import cheapest
 from fleetune.protocols.update.encodings.lowrank_grids import tensors_of
-from fleetune.protocols.update.encodings.outer_products import products_of, sum_of
+from fleetune.protocols.update.encodings.outer_products import sum_of
+from fleetune.protocols.update.encodings.product_search import products_of
 from fleetune.protocols.update.encodings.sparse import Sparse
 from fleetune.protocols.update.entropy.magnitudes import magnitude, nearest
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
