@@ -8,14 +8,14 @@ import numpy as np
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update.encodings.chunks import chunks
 from fleetune.protocols.update.encodings.lowrank_grids import Tensor, changes_of
-from fleetune.protocols.update.encodings.outer_products import (
+from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.products.outer_products import (
     Matrix,
     Product,
     any_left,
     rounded_down,
 )
-from fleetune.protocols.update.encodings.product_search import products_of
-from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.products.product_search import products_of
 
 _BIT = 0.1  # squared steps that a bit is worth; 0.05 and 0.2 take 2 to 3 % more bytes for the same error
 _TELLING = 1.0  # squared steps for each number of a product that is worth telling beside entries
@@ -23,7 +23,7 @@ _TELLING = 1.0  # squared steps for each number of a product that is worth telli
 
 @dataclass(frozen=True)
 class _Told:
-    """One way to tell a tensor, and its `cost`: squared steps that are lost, and those that its bytes are worth."""
+    """One way to tell a tensor; `cost`: squared steps that are lost, and those that its bytes are worth."""
 
     products: list[Product]
     entries: Ints | None
@@ -41,7 +41,7 @@ def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | No
         Products; whole steps of all entries beside them, None: none is sent.
     """
     best = _ways(tensor, steps, [])[-1]
-    if not tensor.most_products:
+    if not tensor.most_products or not steps.any():
         return [], best.entries
     products = products_of(*_matrix(tensor, steps), tensor.most_products)
     for number in sorted({len(products), _number_telling(tensor, products)} - {0}):
@@ -105,6 +105,9 @@ def _matrix(tensor: Tensor, steps: FlatArray) -> tuple[Matrix, Matrix | None]:
 
 def _bits(integers: Ints) -> float:
     """About what they take: their entropy, and 4 bits to tell how often each of them is there."""
-    counts = np.bincount(integers.astype(np.int64) - int(integers.min()))
+    least = int(integers.min())
+    counts = np.zeros(int(integers.max()) - least + 1, np.int64)
+    for chunk in chunks(integers.size):
+        counts += np.bincount(integers[chunk].astype(np.int64) - least, minlength=counts.size)
     counts = counts[counts > 0]
     return float(-(counts * np.log2(counts / integers.size)).sum()) + 4 * counts.size

@@ -90,8 +90,9 @@ class BusyColumns:
 
         Args:
             sizes: of the bundles, shape (bundles,).
-            bundle, columns, entries: the number of each entry's bundle, its column, and itself, shapes (n,); none
-                is of a bundle of size 0.
+            bundle: the number of each entry's, shape (n,); none is of a bundle of size 0.
+            columns: of each entry, same shape.
+            entries: same shape.
 
         Returns:
             Shape (n,).

@@ -82,7 +82,7 @@ def pattern_table() -> Ints:
 
 @cache
 def run_table() -> tuple[Ints, Ints]:
-    """`starts` of all levels up to MOST, `TOTAL` behind the last of each; `escape` of each. 0 where there are no runs."""
+    """`starts` of each level up to MOST, behind the last `TOTAL`; `escape` of each, 0: no runs."""
     tables = [runs(level) for level in range(RUNS_FROM, MOST + 1)]
     starts = np.full((MOST + 1, 1 + max(len(table.starts) for table in tables)), TOTAL)
     escape = np.zeros(MOST + 1, np.int64)

@@ -15,6 +15,15 @@ _LOW_WORD = (1 << _WORD) - 1
 _SLACK_BYTES = 8  # of zeros behind the end, which are not written
 
 
+def intervals_of(number: int, num_lengths: int) -> list[tuple[int, int, int]]:
+    """Start, size and total of the symbols of a whole number, see `RangeEncoder.write_number`."""
+    length = number.bit_length()
+    found = [(length, 1, num_lengths)]
+    if length > 1:
+        found.append((number - (1 << length - 1), 1, 1 << length - 1))
+    return found
+
+
 class RangeEncoder:
     """Writes intervals of a total."""
 
@@ -38,10 +47,8 @@ class RangeEncoder:
 
     def write_number(self, number: int, num_lengths: int) -> None:
         """A whole number: how many bits it has, below `num_lengths` <= 32, and these but the first."""
-        length = number.bit_length()
-        self.write(length, 1, num_lengths)
-        if length > 1:
-            self.write_bits(number - (1 << length - 1), length - 1)
+        for interval in intervals_of(number, num_lengths):
+            self.write(*interval)
 
     def write_counted(self, symbol: int, counts: list[int]) -> None:
         """One of 0..len(counts)-1, each as likely as its count."""

@@ -5,7 +5,6 @@ answer is has been learned from those before it where about as much was expected
 every machine has the same chances. Bytes: docs/wire.md, `lowrank`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +15,8 @@ from fleetune.protocols.update.entropy.flag_levels import MOST
 from fleetune.protocols.update.entropy.flag_symbols import LEVELS, symbols_of
 from fleetune.protocols.update.entropy.flags import read_flags
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
-from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.entropy.symbols import Interval, Symbols, write_symbols
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder, intervals_of
+from fleetune.protocols.update.entropy.symbols import Symbols, symbols_in_order, write_symbols
 
 LARGEST = (1 << 14) - 1
 _CHAIN = 15  # answers; what is larger is written as a number
@@ -27,9 +26,9 @@ _BELIEVED = 8  # answers that what is expected at first counts for
 # quarter octaves of the odds of "yes" at first, by the expected square: of Laplace's distribution
 _NOT_ZERO = (-36, -36, -36, -28, -19, -13, -9, -5, -2, 1, 4, 6, 8, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
 _MORE = (-16, -16, -16, -16, -16, -16, -16, -11, -7, -3, 0, 2, 5, 7, 9, 12, 14, 16, 18, 20, 22, 24, 24, 24)
-_SLOTS = _CHAIN + 3  # of a batch: a symbol before it, the answers, what is larger, signs
-_LARGER, _SIGNS = _CHAIN + 1, _CHAIN + 2
-MOST_BATCHES = (1 << 16) // _SLOTS
+_SLOTS = _CHAIN + 2  # of a batch: the answers, what is larger, signs
+_LARGER, _SIGNS = _CHAIN, _CHAIN + 1
+TURN, MOST_TURNS = _SLOTS * LEVELS, (1 << 16) // _SLOTS
 _POWERS = (16384, 19484, 23170, 27554)  # 2^14 * 2^(k / 4)
 
 
@@ -55,8 +54,9 @@ class _Chances:
 
     def levels(self, kind: int, expected: Ints) -> Ints:
         """Of answers of one kind, by what was expected of each, shape (n,)."""
-        levels: Ints = quarter_octaves(self.yes[kind]) - quarter_octaves(self.no[kind])
-        return np.clip(levels, -MOST, MOST)[expected]
+        yes, no = quarter_octaves(np.stack([self.yes[kind], self.no[kind]]))
+        levels: Ints = np.minimum(np.maximum(yes - no, -MOST), MOST)[expected]
+        return levels
 
     def of_batches(self, asked: Ints) -> Ints:
         """The levels of all answers of some batches, which are added.
@@ -82,7 +82,7 @@ class _Chances:
 
 
 def _before(counts: Ints, total: Ints) -> Ints:
-    """What was counted before each question, batch after batch; `total`, of all before, becomes that of all."""
+    """What was counted before each question, batch after batch; `total`, before all, becomes that of all."""
     questions, batches, expected = counts.shape
     in_turn = counts.transpose(1, 0, 2).reshape(-1, expected)
     before = np.cumsum(in_turn, axis=0) - in_turn + total
@@ -103,38 +103,39 @@ class IntegerWriter:
             integers: shape (n,).
             square: 4 log2 of their expected squares, same shape.
         """
-        self.write_batches(integers, square, [integers.size], [None])
+        write_symbols(self._out, self.symbols(integers, square, [integers.size], [0]))
 
-    def write_batches(
-        self, integers: Ints, square: Ints, sizes: list[int], heads: Sequence[Interval | None]
-    ) -> None:
-        """Write several batches, which is faster than one after the other.
+    def symbols(self, integers: Ints, square: Ints, sizes: list[int], turns: list[int]) -> list[Symbols]:
+        """What is to be written of several batches, which takes less time than one after the other.
 
         Args:
-            integers, square: of all batches, as above.
-            sizes: of each, at most `MOST_BATCHES`.
-            heads: start, size and total of a symbol that stands before each; None: there is none.
+            integers: of all batches, shape (n,).
+            square: 4 log2 of their expected squares, same shape.
+            sizes: of the batches.
+            turns: of the batches, ascending, from 0 and below `MOST_TURNS`: symbols have the orders from TURN
+                times this on, so that others can come in between.
         """
         batch = np.repeat(np.arange(len(sizes)), sizes)
         kind = batch * _NUM_EXPECTED + expected_level(square)
-        members = self._members(np.abs(integers))
+        turn, magnitudes = np.repeat(np.array(turns, np.int64), sizes), np.abs(integers)
+        members = self._members(magnitudes)
         asked = np.stack(
             [np.bincount(kind[some], minlength=len(sizes) * _NUM_EXPECTED) for some in members]
         ).reshape(_CHAIN + 1, len(sizes), _NUM_EXPECTED)
         levels = self._chances.of_batches(asked).reshape(_CHAIN, -1)
-        parts = [_of_heads(heads), _of_larger(np.abs(integers), batch, members[_CHAIN])]
-        flags, of_flags, slots = list[NDArray[np.bool_]](), list[Ints](), list[Ints]()
-        for answer, some in enumerate(members[:_CHAIN]):
-            flags.append(np.abs(integers[some]) > answer)
-            of_flags.append(levels[answer, kind[some]])
-            slots.append(batch[some] * _SLOTS + answer + 1)
         signed = members[1]
+        flags = [magnitudes[some] > answer for answer, some in enumerate(members[:_CHAIN])]
+        of_flags = [levels[answer, kind[some]] for answer, some in enumerate(members[:_CHAIN])]
+        slots = [turn[some] * _SLOTS + answer for answer, some in enumerate(members[:_CHAIN])]
         flags.append(integers[signed] < 0)
         of_flags.append(np.zeros(signed.size, np.int64))
-        slots.append(batch[signed] * _SLOTS + _SIGNS)
+        slots.append(turn[signed] * _SLOTS + _SIGNS)
         slot = np.concatenate(slots).astype(np.uint16)
-        parts += symbols_of(np.concatenate(flags), np.concatenate(of_flags), slot)
-        write_symbols(self._out, parts)
+        larger = members[_CHAIN]
+        return [
+            _of_larger(magnitudes[larger], turn[larger]),
+            *symbols_of(np.concatenate(flags), np.concatenate(of_flags), slot),
+        ]
 
     @staticmethod
     def _members(sizes: Ints) -> list[Ints]:
@@ -145,21 +146,13 @@ class IntegerWriter:
         return members
 
 
-def _of_heads(heads: Sequence[Interval | None]) -> Symbols:
-    there = [(batch * _SLOTS * LEVELS, *head) for batch, head in enumerate(heads) if head is not None]
-    return Symbols(*np.array(there, np.int64).reshape(-1, 4).T)
-
-
-def _of_larger(sizes: Ints, batch: Ints, members: Ints) -> Symbols:
+def _of_larger(sizes: Ints, turns: Ints) -> Symbols:
     """Numbers that the chain of answers does not reach, each as `RangeEncoder.write_number` does it."""
-    found = []
-    for member in members.tolist():
-        order, number = (int(batch[member]) * _SLOTS + _LARGER) * LEVELS, int(sizes[member]) - _CHAIN
-        length = number.bit_length()
-        found.append((order, length, 1, LARGEST.bit_length() + 1))
-        if length > 1:
-            found.append((order, number - (1 << length - 1), 1, 1 << length - 1))
-    return Symbols(*np.array(found, np.int64).reshape(-1, 4).T)
+    return symbols_in_order(
+        (turn * TURN + _LARGER * LEVELS, *interval)
+        for size, turn in zip(sizes.tolist(), turns.tolist(), strict=True)
+        for interval in intervals_of(size - _CHAIN, LARGEST.bit_length() + 1)
+    )
 
 
 class IntegerReader:

@@ -1,5 +1,6 @@
 """Symbols that are put together out of order, and written in order: many at once, instead of one by one."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,11 @@ class Symbols:
     start: Whole
     size: Whole
     total: Whole
+
+
+def symbols_in_order(found: Iterable[tuple[int, int, int, int]]) -> Symbols:
+    """Of each its order, start, size and total."""
+    return Symbols(*np.array(list(found), np.int64).reshape(-1, 4).T)
 
 
 def write_symbols(out: RangeEncoder, parts: list[Symbols]) -> None:

@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 def product(left: Array, right: Array) -> Array:
-    """Left @ right, where the columns of each are told by about 18 bits; shapes (n, k), (k, m), k up to 2^16."""
+    """The matrix product, each told by about 18 bits; shapes (n, k), (k, m), k up to 2^16."""
     left_whole, left_scale = whole(left, _SMALL)
     right_whole, right_scale = whole(right.T, _SMALL)
     found: Array = left_whole @ right_whole.T
@@ -33,7 +33,7 @@ def product(left: Array, right: Array) -> Array:
 
 def gram(columns: Array) -> Array:
     """columns.T @ columns, shape (k, k)."""
-    numbers, scale = whole(columns, _SMALL)
+    numbers, scale = whole(columns, min(_SMALL, (_ROOM - len(columns).bit_length()) // 2))
     found: Array = (numbers.T @ numbers) * scale * scale
     return found
 

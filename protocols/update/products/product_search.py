@@ -1,16 +1,16 @@
 """Which outer products take most off a matrix, rounded as they will be sent.
 
 Products are found many at a time. A few passes over the matrix find the directions in which it has most (a
-randomised range finder: Halko, Martinsson and Tropp 2011, arXiv:0909.4061, with one and a half power iterations
-and 8 columns to spare); these are rotated to the matrix's own (Rayleigh and Ritz), largest first. The shorter
-factors are rounded first, and the longer ones are the best, all together, for them as they were rounded. Where
-more products pay, the same is done with what is left.
+randomised range finder: Halko, Martinsson and Tropp 2011, arXiv:0909.4061, with one and a half power
+iterations and 8 columns to spare); these are rotated to the matrix's own (Rayleigh and Ritz), largest first.
+The shorter factors are rounded first, and the longer ones are the best, all together, for them as they were
+rounded. Where more products pay, the same is done with what is left.
 
-Of a matrix of which some entries alone are sent, products are fitted to these (alternating least squares), one
-after the other, and tell them as well: two of three entries of a layer of LeNet-5 (SRP-pFed) take a third of the
-bytes that they take one by one. Sums are numpy's own or exact (`whole_matrices.py`), so that they do not depend
-on how many threads a linear algebra library has; the eigenvectors that one is asked for are of matrices so small
-that it takes one.
+Of a matrix of which some entries alone are sent, products are fitted to these (alternating least squares),
+one after the other, and tell them as well: two of three entries of a layer of LeNet-5 (SRP-pFed) take a third
+of the bytes that they take one by one. Sums are numpy's own or exact (`whole_matrices.py`), so that they do
+not depend on how many threads a linear algebra library has; the eigenvectors that one is asked for are of
+matrices so small that it takes one.
 """
 
 import math
@@ -20,16 +20,16 @@ import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.encodings.outer_products import (
+from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.entropy.small_integers import LARGEST
+from fleetune.protocols.update.products.outer_products import (
     MAX_OCTAVES,
     Matrix,
     Product,
     rounded_down,
     sum_of,
 )
-from fleetune.protocols.update.encodings.whole_matrices import Array, WholeMatrix, gram, product
-from fleetune.protocols.update.entropy.quarter_octaves import Ints
-from fleetune.protocols.update.entropy.small_integers import LARGEST
+from fleetune.protocols.update.products.whole_matrices import Array, WholeMatrix, gram, product
 
 _WORTH = 0.25  # squared steps for each number of a product; one that has less is left out
 _FIRST, _LATER, _SPARE = (
@@ -64,23 +64,28 @@ def products_of(matrix: Matrix, there: Matrix | None, most: int) -> list[Product
 
 
 def _in_blocks(matrix: Matrix, most: int) -> list[Product]:
-    left_over, found = matrix, list[Product]()
-    for columns in [_FIRST, *[_LATER] * most]:
-        columns = min(columns, *matrix.shape)
-        directions, squares = _directions(WholeMatrix(left_over), columns)
-        paying = int(np.count_nonzero(squares >= _WORTH * sum(matrix.shape)))
-        taken = min(paying, columns if columns == min(matrix.shape) else columns - _SPARE, most - len(found))
-        block = _rounded(WholeMatrix(left_over), directions[:, :taken], squares[:taken])
+    found, enough = list[Product](), False
+    while not enough:
+        count = min(_LATER if found else _FIRST, *matrix.shape)
+        block, enough = _block(matrix, count, most - len(found))
         found += block
-        if taken < paying and len(found) < most and block:
-            left_over = _without(left_over, block)
-            continue
-        return found
+        if not enough:
+            matrix = _without(matrix, block)
     return found
 
 
+def _block(matrix: Matrix, count: int, most: int) -> tuple[list[Product], bool]:
+    """The largest products, from so many columns; are these all that pay, or that may be?"""
+    whole = WholeMatrix(matrix)
+    directions, squares = _directions(whole, count)
+    paying = int(np.count_nonzero(squares >= _WORTH * sum(matrix.shape)))
+    taken = min(paying, most, count if count == min(matrix.shape) else count - _SPARE)
+    block = _rounded(whole, directions[:, :taken], squares[:taken])
+    return block, taken in (paying, most) or not block
+
+
 def _directions(matrix: WholeMatrix, count: int) -> tuple[Array, Array]:
-    """Orthonormal left vectors, shape (rows, k <= count), and the squares that each takes off, largest first."""
+    """Orthonormal left vectors, shape (rows, k <= count); the squares that each takes off, largest first."""
     rows = matrix.matrix.shape[0]
     signs = _DRAWS.generator().integers(0, 2, (rows, count)) * 2.0 - 1
     right = _orthonormal(matrix.transposed_times(signs))

@@ -72,10 +72,11 @@ def sum_of(products: list[Product], rows: int, columns: int) -> Iterator[tuple[s
     at_a_time = max(1, _ENTRIES // columns)
     for start in range(0, rows, at_a_time):
         here = left[start : start + at_a_time]
-        part = np.zeros((len(here), columns))
+        part: Steps | None = None
         for first in range(0, len(products), _PRODUCTS):
             some = slice(first, first + _PRODUCTS)
-            part += np.ldexp(here[:, some].astype(np.float64), -octaves[some]) @ right[some].astype(
-                np.float64
-            )
+            scaled = np.ldexp(here[:, some].astype(np.float64), -octaves[some])
+            these = scaled @ right[some].astype(np.float64)
+            part = these if part is None else np.add(part, these, out=part)
+        assert part is not None  # there is at least one product
         yield slice(start * columns, start * columns + part.size), part.reshape(-1)
