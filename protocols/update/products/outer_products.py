@@ -55,12 +55,6 @@ def rounded_down(vector: FlatArray) -> Ints:
     return np.copysign(sizes, vector, out=sizes).astype(np.int16)
 
 
-def any_left(vector: FlatArray) -> bool:
-    """Does `rounded_down` leave anything of it?"""
-    most = max(vector.max(initial=0), -vector.min(initial=0))
-    return bool(most + np.float32(_UPWARD) >= 1)
-
-
 def sum_of(products: list[Product], rows: int, columns: int) -> Iterator[tuple[slice, Steps]]:
     """The sum in steps, in parts: which of its entries, row by row, and these.
 

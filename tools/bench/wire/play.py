@@ -19,6 +19,7 @@ from fleetune.tools.bench.wire.fleet import SETTINGS, Fleet, Setting
 from fleetune.tools.bench.wire.race import OWN_TRAINING, Contender, Run, kept, race, recalled
 from fleetune.tools.bench.wire.report import written
 
+NO_SETTING = "none"
 STEPS_OF_CNN = PatchFleet(model="cnn-kapc", devices=2, samples=500, rounds=4)
 
 
@@ -49,6 +50,8 @@ def play(wanted: Wanted, console: Console) -> None:
         contenders.insert(0, Contender("dense"))
     if wanted.steps:
         _weighed(wanted.out, console)
+    if not chosen:
+        return
     _played(chosen, contenders, wanted.seeds, wanted.out, console)
     console.print(written(_all_runs(chosen, wanted.out), wanted.out), markup=False, soft_wrap=True)
 
@@ -73,10 +76,10 @@ def _weighed(out: Path, console: Console) -> None:
 
 
 def _settings(names: str, rounds: int | None, data: str | None) -> dict[str, Setting]:
-    chosen = {}
-    for name in names.split(","):
+    chosen: dict[str, Setting] = {}
+    for name in [] if names == NO_SETTING else names.split(","):
         if name not in SETTINGS:
-            raise SettingError(f"--settings: no {name!r}; there are {', '.join(SETTINGS)}")
+            raise SettingError(f"--settings: no {name!r}; there are {', '.join([*SETTINGS, NO_SETTING])}")
         chosen[name] = SETTINGS[name]
     if data is not None and len(chosen) > 1:
         raise SettingError("--data goes with one of --settings")
