@@ -24,7 +24,7 @@ from fleetune.tools.bench.trained_differences import Sent
 _SCRIPT = Path(__file__).parent / "code_with_nnc.py"
 _BUILT_WITH = ("numpy<2", "setuptools", "wheel", "pybind11")
 _PACKAGE = ("--no-deps", "nncodec==2.1.3")
-_QPS = (-64, -60, -52, -46, -42, -38, -34, -30, -26)
+_QPS = (-60, -52, -46, -42, -38, -34, -30)
 _FINER = 10  # vectors
 _MANNERS: dict[str, dict[str, Any]] = {
     "": {"use_dq": True},

@@ -57,12 +57,9 @@ def play(wanted: Wanted, console: Console) -> None:
 
 
 def _weighed(out: Path, console: Console) -> None:
-    """Leave steps.md and steps.json: the first round's steps (hot) and the last one's (calm)."""
+    """Leave steps.md and steps.json: of a device, the first round's step (hot) and the last one's (calm)."""
     sent = list(updates_of("fedavg", STEPS_OF_CNN))
-    steps = {
-        "hot": [one for one in sent if one.round == 1],
-        "calm": [one for one in sent if one.round == STEPS_OF_CNN.rounds],
-    }
+    steps = {"hot": sent[:1], "calm": sent[-STEPS_OF_CNN.devices :][:1]}
     tables = {sort: rate_distortion.measured(patches) for sort, patches in steps.items()}
     try:
         for sort, patches in steps.items():
