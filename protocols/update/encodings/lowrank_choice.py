@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray
-from fleetune.protocols.update.encodings.chunks import chunks
+from fleetune.protocols.update.encodings.chunks import CHUNK, chunks
 from fleetune.protocols.update.encodings.lowrank_grids import Tensor, changes_of
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.products.outer_products import (
@@ -40,19 +40,21 @@ def cheapest(tensor: Tensor, steps: FlatArray) -> tuple[list[Product], Ints | No
     Returns:
         Products; whole steps of all entries beside them, None: none is sent.
     """
-    best = _ways(tensor, steps, [])[-1]
+    best = _ways(tensor, steps, [], 0.0)[-1]
     if not tensor.most_products or not steps.any():
         return [], best.entries
     products = products_of(*_matrix(tensor, steps), tensor.most_products)
+    bits = _bits_of(products)
     for number in sorted({len(products), _number_telling(tensor, products)} - {0}):
-        best = min(best, *_ways(tensor, steps, products[:number]), key=lambda way: way.cost)
+        ways = _ways(tensor, steps, products[:number], float(bits[:number].sum()))
+        best = min(best, *ways, key=lambda way: way.cost)
     return best.products, best.entries
 
 
-def _ways(tensor: Tensor, steps: FlatArray, products: list[Product]) -> list[_Told]:
-    """Products alone, and if there is something to tell, beside the entries of what they leave."""
+def _ways(tensor: Tensor, steps: FlatArray, products: list[Product], bits: float) -> list[_Told]:
+    """Products, which take so many bits, alone; and if they leave some, with entries beside them."""
     lost = lost_beside = 0.0
-    rest: Ints | None = None
+    rest, found = None, list[Ints]()
     for part, left_over in _left_over(tensor, steps, products):
         square = _square(left_over)
         lost, lost_beside = lost + square, lost_beside + square
@@ -62,10 +64,10 @@ def _ways(tensor: Tensor, steps: FlatArray, products: list[Product]) -> list[_To
             lost_beside += _square(some - entries) - _square(some)
             rest = np.zeros(tensor.size, np.int16) if rest is None else rest
             rest[part][large] = entries
-    bits = sum(_bits(factor) for one in products for factor in (one.left, one.right))
+            found.append(entries)
     ways = [_Told(products, None, lost + _BIT * bits)]
     if rest is not None:
-        ways.append(_Told(products, rest, lost_beside + _BIT * (bits + _bits(rest))))
+        ways.append(_Told(products, rest, lost_beside + _BIT * (bits + _bits(found, tensor.size))))
     return ways
 
 
@@ -104,13 +106,40 @@ def _matrix(tensor: Tensor, steps: FlatArray) -> tuple[Matrix, Matrix | None]:
     return matrix.reshape(shape), there.reshape(shape)
 
 
-def _bits(integers: Ints) -> float:
-    """About what they take: their entropy, and 4 bits to tell how often each of them is there."""
-    least = min(int(integers.min()), 0)
-    counts = np.zeros(max(int(integers.max()), 0) - least + 1, np.int64)
-    for chunk in chunks(integers.size):
-        others = integers[chunk][integers[chunk] != 0].astype(np.int64)
-        counts += np.bincount(others - least, minlength=counts.size)
-    counts[-least] = integers.size - counts.sum()
-    counts = counts[counts > 0]
-    return float(-(counts * np.log2(counts / integers.size)).sum()) + 4 * counts.size
+def _bits(found: list[Ints], size: int) -> float:
+    """About what so many integers take, these and zeros: their entropy, and 4 bits for each number."""
+    least = min(0, *(int(some.min()) for some in found))
+    most = max(0, *(int(some.max()) for some in found))
+    counts = np.zeros((1, most - least + 1), np.int64)
+    for some in found:
+        counts[0] += np.bincount(some.astype(np.int64) - least, minlength=counts.size)
+    counts[0, -least] += size - sum(some.size for some in found)
+    return float(_bits_by_counts(counts)[0])
+
+
+def _bits_of(products: list[Product]) -> FlatArray:
+    """Of each, shape (products,)."""
+    if not products:
+        return np.zeros(0, np.float32)
+    left, right = (np.stack([getattr(one, side) for one in products]) for side in ("left", "right"))
+    return _bits_of_each(left) + _bits_of_each(right)
+
+
+def _bits_of_each(factors: Ints) -> FlatArray:
+    """Of each factor, shape (factors, n), likewise; shape (factors,)."""
+    least = int(factors.min())
+    span = int(factors.max()) - least + 1
+    at_once, found = max(1, CHUNK // span), list[FlatArray]()
+    for start in range(0, len(factors), at_once):
+        some = factors[start : start + at_once].astype(np.int64) - least
+        cells = some + span * np.arange(len(some))[:, None]
+        counts = np.bincount(cells.reshape(-1), minlength=span * len(some))
+        found.append(_bits_by_counts(counts.reshape(-1, span)))
+    return np.concatenate(found)
+
+
+def _bits_by_counts(counts: Ints) -> FlatArray:
+    """Of each row, how often each number is there, shape (rows, numbers)."""
+    size = counts.sum(axis=1)
+    there = np.maximum(counts, 1)
+    return size * np.log2(size) - (counts * np.log2(there)).sum(axis=1) + 4 * np.count_nonzero(counts, axis=1)

@@ -5,6 +5,7 @@ whoever reads walk through the same intervals, so both must derive them from wha
 Martin, Range encoding (1979), with the carry resolved in what was written.
 """
 
+import struct
 from bisect import bisect_right
 
 from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
@@ -56,16 +57,18 @@ class RangeEncoder:
 
     def write_all(self, starts: list[int], sizes: list[int], totals: list[int]) -> None:
         """Symbol after symbol, each as `write` does it."""
-        low, width = self._low, self._width
+        low, width, words = self._low, self._width, self._words
         for start, size, total in zip(starts, sizes, totals, strict=True):
             step = width // total
             low += step * start
             width = step * size
-            if width <= _LOW_WORD:
-                self._low, self._width = low, width
-                while self._width <= _LOW_WORD:
-                    self._shift()
-                low, width = self._low, self._width
+            while width <= _LOW_WORD:
+                if low >= _TOP:
+                    low -= _TOP
+                    self._carry()
+                words.append(low >> _WORD)
+                low = (low & _LOW_WORD) << _WORD
+                width <<= _WORD
         self._low, self._width = low, width
 
     def finish(self) -> bytes:
@@ -74,20 +77,23 @@ class RangeEncoder:
         self._low = -(-self._low >> zeros) << zeros
         self._shift()
         self._shift()
-        data = b"".join(word.to_bytes(4, "big") for word in self._words)
+        data = struct.pack(f">{len(self._words)}I", *self._words)
         return data[:-_SLACK_BYTES] + data[-_SLACK_BYTES:].rstrip(b"\0")
 
     def _shift(self) -> None:
         if self._low >= _TOP:
             self._low -= _TOP
-            place = len(self._words) - 1
-            while self._words[place] == _LOW_WORD:
-                self._words[place] = 0
-                place -= 1
-            self._words[place] += 1
+            self._carry()
         self._words.append(self._low >> _WORD)
         self._low = (self._low & _LOW_WORD) << _WORD
         self._width <<= _WORD
+
+    def _carry(self) -> None:
+        place = len(self._words) - 1
+        while self._words[place] == _LOW_WORD:
+            self._words[place] = 0
+            place -= 1
+        self._words[place] += 1
 
 
 class RangeDecoder:

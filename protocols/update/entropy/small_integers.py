@@ -15,8 +15,8 @@ from fleetune.protocols.update.entropy.flag_levels import MOST
 from fleetune.protocols.update.entropy.flag_symbols import LEVELS, symbols_of
 from fleetune.protocols.update.entropy.flags import read_flags
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
-from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder, intervals_of
-from fleetune.protocols.update.entropy.symbols import Symbols, symbols_in_order, write_symbols
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.symbols import Symbols, write_symbols
 
 LARGEST = (1 << 14) - 1
 _CHAIN = 15  # answers; what is larger is written as a number
@@ -148,11 +148,15 @@ class IntegerWriter:
 
 def _of_larger(sizes: Ints, turns: Ints) -> Symbols:
     """Numbers that the chain of answers does not reach, each as `RangeEncoder.write_number` does it."""
-    return symbols_in_order(
-        (turn * TURN + _LARGER * LEVELS, *interval)
-        for size, turn in zip(sizes.tolist(), turns.tolist(), strict=True)
-        for interval in intervals_of(size - _CHAIN, LARGEST.bit_length() + 1)
-    )
+    number = sizes.astype(np.int64) - _CHAIN
+    length = np.frexp(number.astype(np.float64))[1].astype(np.int64)  # bits
+    below = np.int64(1) << np.maximum(length - 1, 0)
+    of_length = np.stack([length, np.ones_like(length), np.full_like(length, LARGEST.bit_length() + 1)])
+    of_bits = np.stack([number - below, np.ones_like(length), below])
+    order = np.repeat(turns * TURN + _LARGER * LEVELS, 2)
+    pairs = np.stack([of_length, of_bits], axis=-1).reshape(3, -1)
+    there = np.stack([length >= 0, length > 1], axis=-1).reshape(-1)
+    return Symbols(order[there], *pairs[:, there])
 
 
 class IntegerReader:
