@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update.encodings.chunks import CHUNK, chunks
@@ -117,19 +118,19 @@ def _bits(found: list[Ints], size: int) -> float:
     return float(_bits_by_counts(counts)[0])
 
 
-def _bits_of(products: list[Product]) -> FlatArray:
+def _bits_of(products: list[Product]) -> NDArray[np.float64]:
     """Of each, shape (products,)."""
     if not products:
-        return np.zeros(0, np.float32)
+        return np.zeros(0)
     left, right = (np.stack([getattr(one, side) for one in products]) for side in ("left", "right"))
     return _bits_of_each(left) + _bits_of_each(right)
 
 
-def _bits_of_each(factors: Ints) -> FlatArray:
+def _bits_of_each(factors: Ints) -> NDArray[np.float64]:
     """Of each factor, shape (factors, n), likewise; shape (factors,)."""
     least = int(factors.min())
     span = int(factors.max()) - least + 1
-    at_once, found = max(1, CHUNK // span), list[FlatArray]()
+    at_once, found = max(1, CHUNK // span), list[NDArray[np.float64]]()
     for start in range(0, len(factors), at_once):
         some = factors[start : start + at_once].astype(np.int64) - least
         cells = some + span * np.arange(len(some))[:, None]
@@ -138,8 +139,10 @@ def _bits_of_each(factors: Ints) -> FlatArray:
     return np.concatenate(found)
 
 
-def _bits_by_counts(counts: Ints) -> FlatArray:
+def _bits_by_counts(counts: Ints) -> NDArray[np.float64]:
     """Of each row, how often each number is there, shape (rows, numbers)."""
     size = counts.sum(axis=1)
     there = np.maximum(counts, 1)
-    return size * np.log2(size) - (counts * np.log2(there)).sum(axis=1) + 4 * np.count_nonzero(counts, axis=1)
+    entropy = size * np.log2(size) - (counts * np.log2(there)).sum(axis=1)
+    bits: NDArray[np.float64] = entropy + 4 * np.count_nonzero(counts, axis=1)
+    return bits

@@ -107,7 +107,8 @@ class BusyColumns:
         ]
         self._squares += squares.sum(axis=0)
         self._seen += seen.sum(axis=0)
-        return PER_OCTAVE * (sizes[bundle] - 9) + _column_levels(*before).reshape(-1)[cells]
+        levels: Ints = PER_OCTAVE * (sizes[bundle] - 9) + _column_levels(*before).reshape(-1)[cells]
+        return levels
 
 
 def _column_levels(squares: Ints, seen: Ints) -> Ints:

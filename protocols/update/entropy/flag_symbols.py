@@ -16,7 +16,7 @@ from fleetune.protocols.update.entropy.flag_levels import (
     run_table,
 )
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints
-from fleetune.protocols.update.entropy.symbols import Symbols, Whole
+from fleetune.protocols.update.entropy.symbols import Symbols
 
 LEVELS = 2 * MOST + 1  # orders that the flags of a batch take
 
@@ -29,10 +29,10 @@ class _Groups:
         order, level, begin, length: of each group; `level` without its sign, `begin` among all flags.
     """
 
-    order: Whole
-    level: Whole
-    begin: Whole
-    length: Whole
+    order: Ints
+    level: Ints
+    begin: Ints
+    length: Ints
 
 
 def symbols_of(flags: MaskArray, levels: Ints, batches: NDArray[np.uint16]) -> list[Symbols]:
@@ -93,7 +93,7 @@ def _runs(surprises: MaskArray, groups: _Groups, chosen: MaskArray) -> Symbols:
     return _gaps(place - before, groups.level[group], groups.order[group], ends)
 
 
-def _gaps(gap: Whole, level: Whole, order: Whole, ends: MaskArray) -> Symbols:
+def _gaps(gap: Ints, level: Ints, order: Ints, ends: MaskArray) -> Symbols:
     """The symbols of gaps before surprises, and before the ends of groups, which take whole cells."""
     starts, escapes = run_table()
     shift, escape = level // PER_OCTAVE - 3, escapes[level]

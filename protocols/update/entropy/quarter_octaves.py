@@ -18,4 +18,5 @@ def quarter_octaves(numbers: Ints) -> Ints:
     """4 log2 of whole numbers from 1 to 2^53, to the nearest; shape as given."""
     bits = numbers.astype(np.float64).view(np.int64)  # exact: below 2^53
     quarters = _QUARTERS[(bits >> _EXPONENT - _FRACTION) & ((1 << _FRACTION) - 1)]
-    return PER_OCTAVE * ((bits >> _EXPONENT) - _ZERO) + quarters
+    levels: Ints = PER_OCTAVE * ((bits >> _EXPONENT) - _ZERO) + quarters
+    return levels

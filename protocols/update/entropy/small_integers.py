@@ -140,7 +140,7 @@ class IntegerWriter:
     @staticmethod
     def _members(sizes: Ints) -> list[Ints]:
         """Who is asked each question, those with as many and more; behind the last one, who is larger."""
-        members = [np.arange(sizes.size)]
+        members: list[Ints] = [np.arange(sizes.size)]
         for answer in range(_CHAIN):
             members.append(members[-1][sizes[members[-1]] > answer])
         return members

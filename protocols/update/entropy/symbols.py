@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.entropy.range_coder import RangeEncoder
 
-Whole = NDArray[np.int64]
 Interval = tuple[int, int, int]  # start, size and total
 
 
@@ -21,10 +20,10 @@ class Symbols:
         start, size, total: of each, same shape.
     """
 
-    order: Whole
-    start: Whole
-    size: Whole
-    total: Whole
+    order: Ints
+    start: Ints
+    size: Ints
+    total: Ints
 
 
 def symbols_in_order(found: Iterable[tuple[int, int, int, int]]) -> Symbols:

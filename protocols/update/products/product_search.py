@@ -87,7 +87,7 @@ def _block(matrix: Matrix, count: int, most: int) -> tuple[list[Product], bool]:
 def _directions(matrix: WholeMatrix, count: int) -> tuple[Array, Array]:
     """Orthonormal left vectors, shape (rows, k <= count); the squares that each takes off, largest first."""
     rows = matrix.matrix.shape[0]
-    signs = _DRAWS.generator().integers(0, 2, (rows, count)) * 2.0 - 1
+    signs = _DRAWS.generator().choice(np.array([-1.0, 1.0]), (rows, count))
     right = _orthonormal(matrix.transposed_times(signs))
     left = _orthonormal(matrix.times(right))
     beside = matrix.transposed_times(left)
