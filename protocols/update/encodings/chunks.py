@@ -66,8 +66,8 @@ def difference(wanted: FlatArray, base: FlatArray | None) -> FlatArray:
     if base is None:
         return wanted
     with np.errstate(over="ignore"):
-        apart: FlatArray = np.clip(wanted - base, -LARGEST, LARGEST)
-        return apart
+        apart: FlatArray = wanted - base
+        return np.clip(apart, -LARGEST, LARGEST, out=apart)
 
 
 def with_base(differences: FlatArray, base: FlatArray | None) -> FlatArray:

@@ -1,7 +1,7 @@
 """What changed in each layer as a few outer products, rounded to steps; the rest waits for a later round.
 
-A round of local training changes a weight matrix by few outer products (`outer_products.py`): PowerSGD
-(Vogels et al. 2019, arXiv:1905.13727) sends a fixed number of them as float32, with error feedback. Where we
+A round of local training changes a weight matrix by few outer products (`update/products`): PowerSGD (Vogels
+et al. 2019, arXiv:1905.13727) sends a fixed number of them as float32, with error feedback. Where we
 differ: each device has its own, as many as are worth their bytes; both factors are rounded to one step for
 the whole patch, a multiple of what is to change on average, so that every layer and every product gets
 the bits that its size deserves (reverse water-filling); integers are entropy-coded by what is expected of
@@ -81,7 +81,9 @@ class LowRank(Encoding):
         for chunk in chunks(values.size):
             before = part_of(base, chunk)
             own += _square(difference(values[chunk], before))
-            wanted += _square(difference(wanted_of(values, residual, chunk), before))
+            if residual is not None:
+                wanted += _square(difference(wanted_of(values, residual, chunk), before))
+        wanted = own if residual is None else wanted
         usual = min(math.sqrt(wanted), _MOST_OF_OWN * math.sqrt(own))
         width = self.step * max(usual, _LEAST_OF_WANTED * math.sqrt(wanted)) / math.sqrt(values.size or 1)
         return nearest(width) if width > 0 else None
@@ -123,11 +125,14 @@ def _written(
     out.write(width or 0, 1, MAGNITUDES)
     writer = TensorWriter(out)
     for tensor in tensors_of(known, values.size):
-        here = slice(tensor.start, tensor.stop)
-        change = difference(wanted_of(values, residual, here), part_of(known.base, here))
-        steps = np.zeros_like(change) if width is None else _in_steps(change, width)
+        steps = np.zeros(tensor.size, np.float32)
+        for chunk in chunks(0 if width is None else tensor.size):
+            here = slice(tensor.start + chunk.start, tensor.start + chunk.stop)
+            change = difference(wanted_of(values, residual, here), part_of(known.base, here))
+            steps[chunk] = _in_steps(change, width or 0)
         with np.errstate(over="ignore", invalid="ignore"):
             _add(arrived, writer.write(tensor, steps), width or 0)
+    writer.finish()
     return out.finish(), arrived
 
 
@@ -137,11 +142,13 @@ def _copied(known: Known, count: int) -> FlatArray:
 
 def _in_steps(change: FlatArray, width: int) -> FlatArray:
     """At most what factors can say: more waits for a later round."""
-    steps = change.astype(np.float64) / float(magnitude(width))
-    return np.clip(steps, -_MOST_STEPS, _MOST_STEPS).astype(np.float32)
+    steps = change.astype(np.float64)
+    steps /= float(magnitude(width))
+    return np.clip(steps, -_MOST_STEPS, _MOST_STEPS, out=steps).astype(np.float32)
 
 
 def _add(values: FlatArray, parts: Parts, width: int) -> None:
     """Add changes in steps to `values`, in place: each is one float64 product, rounded to float32 once."""
+    factor = float(magnitude(width))
     for part, steps in parts:
-        values[part] += (steps * float(magnitude(width))).astype(np.float32)
+        values[part] += (steps * factor).astype(np.float32)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.update.encodings.chunks import chunks
 from fleetune.protocols.update.encodings.encoding import Known
-from fleetune.protocols.update.encodings.outer_products import MAX_PRODUCTS, Product, Steps, sum_of
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
+from fleetune.protocols.update.products.outer_products import MAX_PRODUCTS, Product, Steps, sum_of
 
 _NARROW = 4  # rows or columns, up to which a matrix is written by its entries
 _BUNDLE = 64  # entries, about, whose size is said before them

@@ -8,22 +8,41 @@ import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.update.encodings.chunks import chunks
 from fleetune.protocols.update.encodings.lowrank_choice import cheapest
-from fleetune.protocols.update.encodings.lowrank_contexts import BundleSizes, BusyColumns, BusyLines, size_of
+from fleetune.protocols.update.encodings.lowrank_contexts import BundleSizes, BusyColumns, BusyLines, sizes_of
 from fleetune.protocols.update.encodings.lowrank_grids import Tensor, changes_of
-from fleetune.protocols.update.encodings.outer_products import MAX_OCTAVES, MAX_PRODUCTS, Product, Steps
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
-from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.entropy.small_integers import IntegerReader, IntegerWriter
+from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder, intervals_of
+from fleetune.protocols.update.entropy.small_integers import MOST_TURNS, TURN, IntegerReader, IntegerWriter
+from fleetune.protocols.update.entropy.symbols import Interval, Symbols, symbols_in_order, write_symbols
+from fleetune.protocols.update.products.outer_products import MAX_OCTAVES, MAX_PRODUCTS, Product, Steps
 
+_AT_ONCE = 1 << 15  # integers that are put together, about
 _ENTRIES, _PRODUCTS, _KINDS = 1, 2, 4  # 0: nothing changed; 3: products, and entries of what they leave
 
 Parts = Iterator[tuple[slice, Steps]]  # entries of the patch, and their changes in steps
 
 
 @dataclass
+class _Batches:
+    """Integers that wait for being put together with others."""
+
+    integers: list[Ints] = field(default_factory=list)
+    squares: list[Ints] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    def symbols(self, writer: IntegerWriter) -> list[Symbols]:
+        if not self.sizes:
+            return []
+        numbers, squares = np.concatenate(self.integers), np.concatenate(self.squares)
+        return writer.symbols(numbers, squares, self.sizes, self.turns)
+
+
+@dataclass
 class TensorWriter:
-    """Writes tensor after tensor.
+    """Writes tensor after tensor. What is written waits until there is enough to be put together at once.
 
     Attributes:
         out: where to.
@@ -36,6 +55,12 @@ class TensorWriter:
 
     def __post_init__(self) -> None:
         self._of_products, self._of_entries = IntegerWriter(self.out), IntegerWriter(self.out)
+        self._start()
+
+    def _start(self) -> None:
+        self._turn, self._waiting = 0, 0
+        self._others = list[tuple[int, int, int, int]]()
+        self._products, self._entries = _Batches(), _Batches()
 
     def write(self, tensor: Tensor, steps: FlatArray) -> Parts:
         """Write one tensor's changes, in steps and finite, shape (size,).
@@ -44,36 +69,87 @@ class TensorWriter:
             What was written, as it will be read.
         """
         products, entries = cheapest(tensor, steps)
-        self.out.write(_PRODUCTS * bool(products) + _ENTRIES * (entries is not None), 1, _KINDS)
+        self._put((_PRODUCTS * bool(products) + _ENTRIES * (entries is not None), 1, _KINDS))
         parts = list[Parts]()
         if products:
             self._write_products(tensor, products)
             parts.append(changes_of(tensor, products))
         if entries is not None:
             self._write_entries(tensor, entries)
-            parts.append(iter([(slice(0, tensor.size), entries.astype(np.float64))]))
+            parts.append((chunk, entries[chunk].astype(np.float64)) for chunk in chunks(tensor.size))
         return _of_patch(tensor, chain(*parts))
 
+    def finish(self) -> None:
+        """Write all that waits."""
+        others = symbols_in_order(self._others)
+        of_products, of_entries = self._products, self._entries
+        write_symbols(
+            self.out,
+            [others, *of_products.symbols(self._of_products), *of_entries.symbols(self._of_entries)],
+        )
+        self._start()
+
+    def _put(self, interval: Interval) -> None:
+        """A symbol by itself."""
+        self._others.append((self._turn * TURN, *interval))
+        self._turn += 1
+        if self._turn + 3 > MOST_TURNS or self._waiting > _AT_ONCE:  # a product is three
+            self.finish()
+
+    def _put_batch(self, batches: _Batches, size: int) -> None:
+        """The next of some integers, which are put into `batches` beside."""
+        batches.sizes.append(size)
+        batches.turns.append(self._turn)
+        self._turn += 1
+        self._waiting += size
+
     def _write_products(self, tensor: Tensor, products: list[Product]) -> None:
-        self.out.write_number(len(products) - 1, MAX_PRODUCTS.bit_length() + 1)
+        for interval in intervals_of(len(products) - 1, MAX_PRODUCTS.bit_length() + 1):
+            self._put(interval)
         busy_rows, busy_columns = BusyLines(tensor.rows), BusyLines(tensor.columns)
-        for product in products:
-            self.out.write(product.octaves, 1, MAX_OCTAVES + 1)
-            for factor, busy in ((product.left, busy_rows), (product.right, busy_columns)):
-                self._of_products.write(factor, busy.expected(product.octaves))
-                busy.add(factor)
+        at_once = max(1, _AT_ONCE // (tensor.rows + tensor.columns))
+        for start in range(0, len(products), at_once):
+            some = products[start : start + at_once]
+            octaves = np.array([one.octaves for one in some])
+            left, right = np.stack([one.left for one in some]), np.stack([one.right for one in some])
+            of_left, of_right = busy_rows.passed(octaves, left), busy_columns.passed(octaves, right)
+            for number, one in enumerate(some):
+                self._put((one.octaves, 1, MAX_OCTAVES + 1))
+                self._put_batch(self._products, tensor.rows)
+                self._put_batch(self._products, tensor.columns)
+                self._products.integers += [one.left, one.right]
+                self._products.squares += [of_left[number], of_right[number]]
 
     def _write_entries(self, tensor: Tensor, entries: Ints) -> None:
         busy = BusyColumns(max(1, tensor.columns))
         self._sizes.start()
-        for bundle in tensor.bundles():
-            here = entries[bundle]
-            size = size_of(here)
-            self._sizes.write(self.out, size)
-            if size:
-                columns = tensor.columns_of(bundle)
-                self._of_entries.write(here, busy.expected(size, columns))
-                busy.add(columns, here)
+        for bundles in _in_portions(tensor.bundles()):
+            part = slice(bundles[0].start, bundles[-1].stop)
+            starts = np.array([bundle.start for bundle in bundles]) - part.start
+            here, lengths = entries[part], np.diff(starts, append=part.stop - part.start)
+            sizes = sizes_of(here, starts)
+            there, bundle = np.repeat(sizes > 0, lengths), np.repeat(np.arange(sizes.size), lengths)
+            here, columns = here[there], tensor.columns_of(part)[there]
+            expected, end = busy.passed(sizes, bundle[there], columns, here), 0
+            for size, length in zip(sizes.tolist(), lengths.tolist(), strict=True):
+                self._put(self._sizes.interval(size))
+                if size:
+                    self._put_batch(self._entries, length)
+                    begin, end = end, end + length
+                    self._entries.integers.append(here[begin:end])
+                    self._entries.squares.append(expected[begin:end])
+
+
+def _in_portions(bundles: Iterator[slice]) -> Iterator[list[slice]]:
+    """Bundles that are looked at at once, for time; not all of them, for memory."""
+    portion = list[slice]()
+    for bundle in bundles:
+        if portion and bundle.stop - portion[0].start > _AT_ONCE:
+            yield portion
+            portion = []
+        portion.append(bundle)
+    if portion:
+        yield portion
 
 
 @dataclass

@@ -72,3 +72,20 @@ def patterns(level: int) -> list[int]:
 def surprise(level: int) -> int:
     """The chance of a surprise, out of `TOTAL`; `level` from 0."""
     return _OF_LEVEL[level]
+
+
+@cache
+def pattern_table() -> Ints:
+    """`patterns` of all levels that have them, shape (RUNS_FROM, 257)."""
+    return np.array([patterns(level) for level in range(RUNS_FROM)])
+
+
+@cache
+def run_table() -> tuple[Ints, Ints]:
+    """`starts` of each level up to MOST, behind the last `TOTAL`; `escape` of each, 0: no runs."""
+    tables = [runs(level) for level in range(RUNS_FROM, MOST + 1)]
+    starts = np.full((MOST + 1, 1 + max(len(table.starts) for table in tables)), TOTAL)
+    escape = np.zeros(MOST + 1, np.int64)
+    for level, table in enumerate(tables, RUNS_FROM):
+        starts[level, : len(table.starts)], escape[level] = table.starts, table.escape
+    return starts, escape

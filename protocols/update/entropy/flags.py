@@ -17,23 +17,15 @@ from fleetune.protocols.update.entropy.flag_levels import (
     runs,
     surprise,
 )
+from fleetune.protocols.update.entropy.flag_symbols import symbols_of
 from fleetune.protocols.update.entropy.quarter_octaves import Ints
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.symbols import write_symbols
 
 
 def write_flags(out: RangeEncoder, flags: MaskArray, levels: Ints) -> None:
     """Level after level, of each its flags in their order; shapes (n,)."""
-    members, groups = _by_level(levels)
-    surprises = flags[members] ^ (levels[members] > 0)
-    places = np.flatnonzero(surprises)
-    ends = np.searchsorted(places, [stop for _, _, stop in groups]).tolist()
-    first = 0
-    for (level, start, stop), last in zip(groups, ends, strict=True):
-        if abs(level) >= RUNS_FROM:
-            _write_runs(out, (places[first:last] - start).tolist(), stop - start, runs(abs(level)))
-        else:
-            _write_patterns(out, surprises[start:stop], abs(level))
-        first = last
+    write_symbols(out, symbols_of(flags, levels, np.zeros(flags.size, np.uint16)))
 
 
 def read_flags(data: RangeDecoder, levels: Ints) -> MaskArray:
@@ -61,13 +53,6 @@ def _by_level(levels: Ints) -> tuple[Ints, list[tuple[int, int, int]]]:
     return members, list(zip((present - MOST).tolist(), starts.tolist(), stops.tolist(), strict=True))
 
 
-def _write_patterns(out: RangeEncoder, surprises: MaskArray, level: int) -> None:
-    whole, chance = surprises.size // PATTERN * PATTERN, surprise(level)
-    out.write_many(np.packbits(surprises[:whole]).tobytes(), patterns(level))
-    for one in surprises[whole:].tolist():
-        out.write(0 if one else chance, chance if one else TOTAL - chance, TOTAL)
-
-
 def _read_patterns(data: RangeDecoder, size: int, level: int) -> MaskArray:
     whole = np.frombuffer(data.read_many(patterns(level), size // PATTERN), np.uint8)
     single = [_read_surprise(data, surprise(level)) for _ in range(size % PATTERN)]
@@ -78,23 +63,6 @@ def _read_surprise(data: RangeDecoder, chance: int) -> bool:
     found = data.peek(TOTAL) < chance
     data.take(0 if found else chance, chance if found else TOTAL - chance)
     return found
-
-
-def _write_runs(out: RangeEncoder, places: list[int], size: int, table: Runs) -> None:
-    shift, starts, escape = table.shift, table.starts, table.escape
-    place = 0
-    for surprising in places:
-        while (cells := surprising - place >> shift) >= escape:
-            out.write(starts[escape], TOTAL - starts[escape], TOTAL)
-            place += escape << shift
-        out.write(starts[cells], starts[cells + 1] - starts[cells], TOTAL)
-        if shift:
-            out.write(surprising - place & ((1 << shift) - 1), 1, 1 << shift)
-        place = surprising + 1
-    while place < size:
-        last = min(escape, -(-(size - place) >> shift))
-        out.write(starts[last], TOTAL - starts[last], TOTAL)
-        place += last << shift
 
 
 def _read_runs(data: RangeDecoder, size: int, table: Runs) -> list[int]:

@@ -6,13 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 PER_OCTAVE = 4
-_STEPS = np.array([35734, 42495, 50536, 60097])  # 2^15 * 2^((k + 1/2) / 4)
+_STEPS = (35734, 42495, 50536, 60097)  # 2^15 * 2^((k + 1/2) / 4)
+_FRACTION, _EXPONENT, _ZERO = 15, 52, 1023  # bits that are looked at; of float64, and what 2^0 has there
 
 Ints = NDArray[np.integer[Any]]
+
+_QUARTERS = np.searchsorted(_STEPS, np.arange(1 << _FRACTION, 2 << _FRACTION), side="right").astype(np.int64)
 
 
 def quarter_octaves(numbers: Ints) -> Ints:
     """4 log2 of whole numbers from 1 to 2^53, to the nearest; shape as given."""
-    exponent = np.frexp(numbers.astype(np.float64))[1].astype(np.int64) - 1  # exact: below 2^53
-    leading = (numbers.astype(np.int64) << 10 >> np.maximum(exponent - 5, 0)) << np.maximum(5 - exponent, 0)
-    return PER_OCTAVE * exponent + np.searchsorted(_STEPS, leading, side="right")
+    bits = numbers.astype(np.float64).view(np.int64)  # exact: below 2^53
+    quarters = _QUARTERS[(bits >> _EXPONENT - _FRACTION) & ((1 << _FRACTION) - 1)]
+    levels: Ints = PER_OCTAVE * ((bits >> _EXPONENT) - _ZERO) + quarters
+    return levels

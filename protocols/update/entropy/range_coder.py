@@ -5,6 +5,7 @@ whoever reads walk through the same intervals, so both must derive them from wha
 Martin, Range encoding (1979), with the carry resolved in what was written.
 """
 
+import struct
 from bisect import bisect_right
 
 from fleetune.protocols.errors import PacketCorrupt, PacketTruncated
@@ -13,6 +14,15 @@ _WORD = 32
 _TOP = 1 << 64
 _LOW_WORD = (1 << _WORD) - 1
 _SLACK_BYTES = 8  # of zeros behind the end, which are not written
+
+
+def intervals_of(number: int, num_lengths: int) -> list[tuple[int, int, int]]:
+    """Start, size and total of the symbols of a whole number, see `RangeEncoder.write_number`."""
+    length = number.bit_length()
+    found = [(length, 1, num_lengths)]
+    if length > 1:
+        found.append((number - (1 << length - 1), 1, 1 << length - 1))
+    return found
 
 
 class RangeEncoder:
@@ -38,28 +48,27 @@ class RangeEncoder:
 
     def write_number(self, number: int, num_lengths: int) -> None:
         """A whole number: how many bits it has, below `num_lengths` <= 32, and these but the first."""
-        length = number.bit_length()
-        self.write(length, 1, num_lengths)
-        if length > 1:
-            self.write_bits(number - (1 << length - 1), length - 1)
+        for interval in intervals_of(number, num_lengths):
+            self.write(*interval)
 
     def write_counted(self, symbol: int, counts: list[int]) -> None:
         """One of 0..len(counts)-1, each as likely as its count."""
         self.write(sum(counts[:symbol]), counts[symbol], sum(counts))
 
-    def write_many(self, symbols: bytes, starts: list[int]) -> None:
-        """Symbols of one table: k owns what is from starts[k] up to starts[k + 1] of the last of `starts`."""
-        total, low, width = starts[-1], self._low, self._width
-        for symbol in symbols:
+    def write_all(self, starts: list[int], sizes: list[int], totals: list[int]) -> None:
+        """Symbol after symbol, each as `write` does it."""
+        low, width, words = self._low, self._width, self._words
+        for start, size, total in zip(starts, sizes, totals, strict=True):
             step = width // total
-            start = starts[symbol]
             low += step * start
-            width = step * (starts[symbol + 1] - start)
-            if width <= _LOW_WORD:
-                self._low, self._width = low, width
-                while self._width <= _LOW_WORD:
-                    self._shift()
-                low, width = self._low, self._width
+            width = step * size
+            while width <= _LOW_WORD:
+                if low >= _TOP:
+                    low -= _TOP
+                    self._carry()
+                words.append(low >> _WORD)
+                low = (low & _LOW_WORD) << _WORD
+                width <<= _WORD
         self._low, self._width = low, width
 
     def finish(self) -> bytes:
@@ -68,20 +77,23 @@ class RangeEncoder:
         self._low = -(-self._low >> zeros) << zeros
         self._shift()
         self._shift()
-        data = b"".join(word.to_bytes(4, "big") for word in self._words)
+        data = struct.pack(f">{len(self._words)}I", *self._words)
         return data[:-_SLACK_BYTES] + data[-_SLACK_BYTES:].rstrip(b"\0")
 
     def _shift(self) -> None:
         if self._low >= _TOP:
             self._low -= _TOP
-            place = len(self._words) - 1
-            while self._words[place] == _LOW_WORD:
-                self._words[place] = 0
-                place -= 1
-            self._words[place] += 1
+            self._carry()
         self._words.append(self._low >> _WORD)
         self._low = (self._low & _LOW_WORD) << _WORD
         self._width <<= _WORD
+
+    def _carry(self) -> None:
+        place = len(self._words) - 1
+        while self._words[place] == _LOW_WORD:
+            self._words[place] = 0
+            place -= 1
+        self._words[place] += 1
 
 
 class RangeDecoder:

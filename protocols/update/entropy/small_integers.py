@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.update.entropy.flag_levels import MOST
-from fleetune.protocols.update.entropy.flags import read_flags, write_flags
+from fleetune.protocols.update.entropy.flag_symbols import LEVELS, symbols_of
+from fleetune.protocols.update.entropy.flags import read_flags
 from fleetune.protocols.update.entropy.quarter_octaves import PER_OCTAVE, Ints, quarter_octaves
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.symbols import Symbols, write_symbols
 
 LARGEST = (1 << 14) - 1
 _CHAIN = 15  # answers; what is larger is written as a number
@@ -24,6 +26,9 @@ _BELIEVED = 8  # answers that what is expected at first counts for
 # quarter octaves of the odds of "yes" at first, by the expected square: of Laplace's distribution
 _NOT_ZERO = (-36, -36, -36, -28, -19, -13, -9, -5, -2, 1, 4, 6, 8, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
 _MORE = (-16, -16, -16, -16, -16, -16, -16, -11, -7, -3, 0, 2, 5, 7, 9, 12, 14, 16, 18, 20, 22, 24, 24, 24)
+_SLOTS = _CHAIN + 2  # of a batch: the answers, what is larger, signs
+_LARGER, _SIGNS = _CHAIN, _CHAIN + 1
+TURN, MOST_TURNS = _SLOTS * LEVELS, (1 << 16) // _SLOTS
 _POWERS = (16384, 19484, 23170, 27554)  # 2^14 * 2^(k / 4)
 
 
@@ -49,12 +54,40 @@ class _Chances:
 
     def levels(self, kind: int, expected: Ints) -> Ints:
         """Of answers of one kind, by what was expected of each, shape (n,)."""
-        levels: Ints = quarter_octaves(self.yes[kind]) - quarter_octaves(self.no[kind])
-        return np.clip(levels, -MOST, MOST)[expected]
+        yes, no = quarter_octaves(np.stack([self.yes[kind], self.no[kind]]))
+        levels: Ints = np.minimum(np.maximum(yes - no, -MOST), MOST)[expected]
+        return levels
+
+    def of_batches(self, asked: Ints) -> Ints:
+        """The levels of all answers of some batches, which are added.
+
+        Args:
+            asked: how often each question was asked, behind the last one how many were larger; by question,
+                batch and what was expected, shape (questions + 1, batches, expected).
+
+        Returns:
+            Shape (questions, batches, expected).
+        """
+        yes, no = 64 * asked[1:], 64 * (asked[:-1] - asked[1:])
+        levels = np.empty_like(yes)
+        for kind in range(_KINDS):
+            which = slice(kind, kind + 1 if kind < _KINDS - 1 else None)
+            before = [_before(one[which], own[kind]) for one, own in ((yes, self.yes), (no, self.no))]
+            levels[which] = quarter_octaves(before[0]) - quarter_octaves(before[1])
+        return np.clip(levels, -MOST, MOST)
 
     def add(self, kind: int, expected: Ints, answers: NDArray[np.bool_]) -> None:
         self.yes[kind] += 64 * np.bincount(expected[answers], minlength=_NUM_EXPECTED)
         self.no[kind] += 64 * np.bincount(expected[~answers], minlength=_NUM_EXPECTED)
+
+
+def _before(counts: Ints, total: Ints) -> Ints:
+    """What was counted before each question, batch after batch; `total`, before all, becomes that of all."""
+    questions, batches, expected = counts.shape
+    in_turn = counts.transpose(1, 0, 2).reshape(-1, expected)
+    before = np.cumsum(in_turn, axis=0) - in_turn + total
+    total += in_turn.sum(axis=0)
+    return before.reshape(batches, questions, expected).transpose(1, 0, 2)
 
 
 class IntegerWriter:
@@ -64,25 +97,66 @@ class IntegerWriter:
         self._out, self._chances = out, _Chances()
 
     def write(self, integers: Ints, square: Ints) -> None:
-        """Write integers from -LARGEST to LARGEST.
+        """Write one batch of integers from -LARGEST to LARGEST.
 
         Args:
             integers: shape (n,).
             square: 4 log2 of their expected squares, same shape.
         """
-        expected, sizes = expected_level(square), np.abs(integers)
+        write_symbols(self._out, self.symbols(integers, square, [integers.size], [0]))
+
+    def symbols(self, integers: Ints, square: Ints, sizes: list[int], turns: list[int]) -> list[Symbols]:
+        """What is to be written of several batches, which takes less time than one after the other.
+
+        Args:
+            integers: of all batches, shape (n,).
+            square: 4 log2 of their expected squares, same shape.
+            sizes: of the batches.
+            turns: of the batches, ascending, from 0 and below `MOST_TURNS`: symbols have the orders from TURN
+                times this on, so that others can come in between.
+        """
+        batch = np.repeat(np.arange(len(sizes)), sizes)
+        kind = batch * _NUM_EXPECTED + expected_level(square)
+        turn, magnitudes = np.repeat(np.array(turns, np.int64), sizes), np.abs(integers)
+        members = self._members(magnitudes)
+        asked = np.stack(
+            [np.bincount(kind[some], minlength=len(sizes) * _NUM_EXPECTED) for some in members]
+        ).reshape(_CHAIN + 1, len(sizes), _NUM_EXPECTED)
+        levels = self._chances.of_batches(asked).reshape(_CHAIN, -1)
+        signed = members[1]
+        flags = [magnitudes[some] > answer for answer, some in enumerate(members[:_CHAIN])]
+        of_flags = [levels[answer, kind[some]] for answer, some in enumerate(members[:_CHAIN])]
+        slots = [turn[some] * _SLOTS + answer for answer, some in enumerate(members[:_CHAIN])]
+        flags.append(integers[signed] < 0)
+        of_flags.append(np.zeros(signed.size, np.int64))
+        slots.append(turn[signed] * _SLOTS + _SIGNS)
+        slot = np.concatenate(slots).astype(np.uint16)
+        larger = members[_CHAIN]
+        return [
+            _of_larger(magnitudes[larger], turn[larger]),
+            *symbols_of(np.concatenate(flags), np.concatenate(of_flags), slot),
+        ]
+
+    @staticmethod
+    def _members(sizes: Ints) -> list[Ints]:
+        """Who is asked each question, those with as many and more; behind the last one, who is larger."""
+        members: list[Ints] = [np.arange(sizes.size)]
         for answer in range(_CHAIN):
-            yes = sizes > answer
-            kind = min(answer, _KINDS - 1)
-            write_flags(self._out, yes, self._chances.levels(kind, expected))
-            self._chances.add(kind, expected, yes)
-            sizes, expected = sizes[yes], expected[yes]
-            if not sizes.size:
-                break
-        for size in sizes.tolist():
-            self._out.write_number(size - _CHAIN, LARGEST.bit_length() + 1)
-        negative = integers[integers != 0] < 0
-        write_flags(self._out, negative, np.zeros(negative.size, np.int64))
+            members.append(members[-1][sizes[members[-1]] > answer])
+        return members
+
+
+def _of_larger(sizes: Ints, turns: Ints) -> Symbols:
+    """Numbers that the chain of answers does not reach, each as `RangeEncoder.write_number` does it."""
+    number = sizes.astype(np.int64) - _CHAIN
+    length = np.frexp(number.astype(np.float64))[1].astype(np.int64)  # bits
+    below = np.int64(1) << np.maximum(length - 1, 0)
+    of_length = np.stack([length, np.ones_like(length), np.full_like(length, LARGEST.bit_length() + 1)])
+    of_bits = np.stack([number - below, np.ones_like(length), below])
+    order = np.repeat(turns * TURN + _LARGER * LEVELS, 2)
+    pairs = np.stack([of_length, of_bits], axis=-1).reshape(3, -1)
+    there = np.stack([length >= 0, length > 1], axis=-1).reshape(-1)
+    return Symbols(order[there], *pairs[:, there])
 
 
 class IntegerReader:

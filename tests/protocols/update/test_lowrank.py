@@ -12,11 +12,13 @@ from fleetune.protocols.update.encodings.encoding import Known
 from fleetune.protocols.update.encodings.lowrank import LowRank
 from fleetune.protocols.update.encodings.lowrank_choice import cheapest
 from fleetune.protocols.update.encodings.lowrank_grids import tensors_of
-from fleetune.protocols.update.encodings.outer_products import products_of, sum_of
 from fleetune.protocols.update.encodings.sparse import Sparse
 from fleetune.protocols.update.entropy.magnitudes import magnitude, nearest
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
-from fleetune.protocols.update.entropy.small_integers import LARGEST, IntegerReader, IntegerWriter
+from fleetune.protocols.update.entropy.small_integers import LARGEST, TURN, IntegerReader, IntegerWriter
+from fleetune.protocols.update.entropy.symbols import symbols_in_order, write_symbols
+from fleetune.protocols.update.products.outer_products import sum_of
+from fleetune.protocols.update.products.product_search import products_of
 
 KEY = Key(5)
 
@@ -64,6 +66,32 @@ def test_integers_of_unlike_sizes_take_less_where_it_is_known_which():
         IntegerWriter(out).write(integers, expected.astype(np.int64))
         sizes.append(len(out.finish()))
     assert sizes[0] < 0.85 * sizes[1]
+
+
+def test_batches_that_are_written_at_once_are_the_bytes_of_one_after_the_other():
+    draw = drawn(4)
+    sizes = [7, 0, 900, 64, 1]
+    integers = np.rint(draw.laplace(0, np.repeat([0.1, 1, 4, 30, 9000], sizes))).astype(np.int16)
+    expected = np.rint(draw.normal(4, 12, integers.size)).astype(np.int64)
+    together, apart = RangeEncoder(), RangeEncoder()
+    heads = [(3, 1, 15), (0, 2, 4), None, (9, 1, 10), None]
+    parts = IntegerWriter(together).symbols(integers, expected, sizes, [1, 3, 5, 7, 9])
+    there = [(2 * number * TURN, *head) for number, head in enumerate(heads) if head is not None]
+    write_symbols(together, [symbols_in_order(there), *parts])
+    writer, ends = IntegerWriter(apart), np.cumsum(sizes)
+    for end, size, head in zip(ends, sizes, heads, strict=True):
+        if head is not None:
+            apart.write(*head)
+        writer.write(integers[end - size : end], expected[end - size : end])
+    data = together.finish()
+    assert data == apart.finish()
+    source = RangeDecoder(data)
+    reader = IntegerReader(source)
+    for end, size, head in zip(ends, sizes, heads, strict=True):
+        if head is not None:
+            assert source.peek(head[2]) >= head[0]
+            source.take(*head[:2])
+        assert np.array_equal(reader.read(expected[end - size : end]), integers[end - size : end])
 
 
 def test_what_is_three_products_goes_as_three():

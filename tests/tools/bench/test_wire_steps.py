@@ -1,21 +1,30 @@
 """Single steps in `edge-sim bench wire --steps`: what each encoding and rival costs and loses."""
 
+import sys
+
 import numpy as np
 import pytest
 from tests.conftest import tiny_spec
 
 from fleetune.protocols.randomness import Key
+from fleetune.tools.bench.own_environment import NotInstalled
 from fleetune.tools.bench.trained_differences import Sent, known_of
-from fleetune.tools.bench.wire.rate_distortion import markdown, measured
+from fleetune.tools.bench.wire import nnc
+from fleetune.tools.bench.wire.rate_distortion import markdown, measured, measured_nnc
 
 
 @pytest.fixture(scope="module")
-def found():
+def step():
     spec, draws = tiny_spec(60), Key.of("steps").generator()
     base = draws.standard_normal(spec.size).astype(np.float32)
     step = (1e-3 * draws.standard_normal(spec.size) ** 3).astype(np.float32)
     known = known_of(np.ones(spec.size, np.bool_), base, spec)
-    return measured([Sent(known, base + step, 2)])
+    return Sent(known, base + step, 2)
+
+
+@pytest.fixture(scope="module")
+def found(step):
+    return measured([step])
 
 
 def test_less_is_lost_where_more_is_sent(found):
@@ -30,7 +39,37 @@ def test_less_is_lost_where_more_is_sent(found):
 
 
 def test_a_table_has_a_line_each_the_largest_first(found):
-    lines = markdown(found).splitlines()
+    lines = markdown({"hot": found, "calm": found}).splitlines()
     assert len(lines) == 2 + len(found)
     shares = [float(line.split("|")[2]) for line in lines[2:]]
     assert shares == sorted(shares, reverse=True)
+
+
+def test_nncodec_gets_each_tensor_as_the_matrix_of_its_rows():
+    spec = tiny_spec(60)
+    values = np.arange(spec.size, dtype=np.float32)
+    known = known_of(np.ones(spec.size, np.bool_), np.ones_like(values), spec)
+    tensors = nnc.tensors_of(Sent(known, values, 1))
+    assert [one.shape[0] for one in tensors.values()] == [tensor.shape[0] for tensor in spec.tensors]
+    assert np.array_equal(np.concatenate([one.ravel() for one in tensors.values()]), values - 1)
+
+
+def test_nncodec_is_left_out_with_the_reason_where_it_does_not_run(tmp_path, step):
+    python = tmp_path / "nncodec" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)  # an environment without it
+    (tmp_path / "nncodec" / "made").touch()
+    with pytest.raises(NotInstalled, match="No module named 'nncodec'"):
+        measured_nnc([step], tmp_path)
+
+
+def test_what_nncodec_says_becomes_share_and_error(tmp_path, step, monkeypatch):
+    lines = {
+        name: {"num_bytes": 60, "squared_error": 0.0, "encode_s": 1.0, "decode_s": 2.0}
+        for name in nnc.settings()
+    }
+    monkeypatch.setattr(nnc, "measured", lambda patches, _: [lines for _ in patches])
+    row = measured_nnc([step, step], tmp_path)["nnc -38"]
+    assert row["share"] == 60 / step.values.nbytes
+    assert row["error"] == 0
+    assert row["encode"] == 2 * row["decode"] == step.values.nbytes / 1e6

@@ -18,7 +18,8 @@ import typer
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
-from fleetune.tools.bench.simulator.environments import NotInstalled, Player, players, python_of
+from fleetune.tools.bench.own_environment import NotInstalled
+from fleetune.tools.bench.simulator.environments import Player, players, python_of
 from fleetune.tools.bench.simulator.workloads import WORKLOADS
 
 if TYPE_CHECKING:

@@ -1,13 +1,12 @@
 """Rivals' own environments: made once, by pip, beside the results."""
 
-import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetune.tools.bench.own_environment import python_in
+
 _TORCH = "torch==2.13.0"  # the same for all, as in the Makefile
-_MADE = "made"
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,6 @@ def players(cores: int) -> dict[str, Player]:
     return {player.name: player for player in found}
 
 
-class NotInstalled(Exception):  # noqa: N818 - it reports why there is no such line in the table
-    """A rival's packages cannot be installed here."""
-
-
 def python_of(player: Player, folder: Path) -> Path:
     """The Python that a player's script is run by; its environment is made where there is none yet.
 
@@ -56,12 +51,4 @@ def python_of(player: Player, folder: Path) -> Path:
     if not player.packages:
         return Path(sys.executable)
     where = folder / player.packages[0].partition("=")[0].partition("[")[0]
-    python = where / "bin" / "python"
-    if not (where / _MADE).exists():
-        venv.create(where, clear=True, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", _TORCH, "numpy", *player.packages]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NotInstalled((done.stderr.strip().splitlines() or ["pip says nothing"])[-1])
-        (where / _MADE).touch()
-    return python
+    return python_in(where, (_TORCH, "numpy", *player.packages))

@@ -2,6 +2,7 @@
 
     edge-sim bench wire --out wire --seeds 3
     edge-sim bench wire --out wire --settings har --only "dense,stc*,sparse*"
+    edge-sim bench wire --out wire --settings none --steps
     edge-sim bench wire --out wire --settings fashion-0.5 --data idx:fashion-mnist --only sparse-50 --rate 0.5
 
 Every finished run is a file in OUT/runs; the same command goes on where it was stopped. The tables are of all
@@ -20,7 +21,9 @@ def wire(
     out: Annotated[Path, typer.Option(help="folder of finished runs, tables and plots")] = Path("wire"),
     settings: Annotated[
         str,
-        typer.Option(help="comma-separated: har, fashion-0.5, fashion-0.1, fashion-iid, news, digits-spoken"),
+        typer.Option(
+            help="comma-separated: har, fashion-0.5, fashion-0.1, fashion-iid, news, digits-spoken; none"
+        ),
     ] = "har,fashion-0.5",
     seeds: Annotated[int, typer.Option(min=1, help="runs of each contender, seeds from 0")] = 3,
     only: Annotated[str, typer.Option(help="contenders, comma-separated, `stc*`; dense always runs")] = "*",
@@ -30,7 +33,9 @@ def wire(
     data: Annotated[
         str | None, typer.Option(help="source of the one setting's samples instead of its own")
     ] = None,
-    steps: Annotated[bool, typer.Option(help="also weigh every encoding on single steps of a CNN")] = False,
+    steps: Annotated[
+        bool, typer.Option(help="also weigh every encoding, and NNCodec, on single steps of a CNN")
+    ] = False,
 ) -> None:
     """Bytes up to 90, 95 and 99 % of dense FedAvg's final accuracy, of encodings and published rivals."""
     with one_line_errors("edge-sim"):

@@ -1,5 +1,6 @@
 """The runs of `edge-sim bench wire`: those that are not there yet are played, all go into the tables."""
 
+import json
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,6 +10,7 @@ from rich.progress import Progress
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
+from fleetune.tools.bench.own_environment import NotInstalled
 from fleetune.tools.bench.trained_differences import Fleet as PatchFleet
 from fleetune.tools.bench.trained_differences import updates_of
 from fleetune.tools.bench.wire import rate_distortion
@@ -17,7 +19,7 @@ from fleetune.tools.bench.wire.fleet import SETTINGS, Fleet, Setting
 from fleetune.tools.bench.wire.race import OWN_TRAINING, Contender, Run, kept, race, recalled
 from fleetune.tools.bench.wire.report import written
 
-_PATCHES = 4
+NO_SETTING = "none"
 STEPS_OF_CNN = PatchFleet(model="cnn-kapc", devices=2, samples=500, rounds=4)
 
 
@@ -47,19 +49,34 @@ def play(wanted: Wanted, console: Console) -> None:
     if Contender("dense") not in contenders:
         contenders.insert(0, Contender("dense"))
     if wanted.steps:
-        patches = [sent for sent in updates_of("fedavg", STEPS_OF_CNN) if sent.round > 1][:_PATCHES]
-        table = rate_distortion.markdown(rate_distortion.measured(patches))
-        write_atomically(wanted.out / "steps.md", table.encode())
-        console.print(table)
+        _weighed(wanted.out, console)
+    if not chosen:
+        return
     _played(chosen, contenders, wanted.seeds, wanted.out, console)
     console.print(written(_all_runs(chosen, wanted.out), wanted.out), markup=False, soft_wrap=True)
 
 
+def _weighed(out: Path, console: Console) -> None:
+    """Leave steps.md and steps.json: of a device, the first round's step (hot) and the last one's (calm)."""
+    sent = list(updates_of("fedavg", STEPS_OF_CNN))
+    steps = {"hot": sent[:1], "calm": sent[-STEPS_OF_CNN.devices :][:1]}
+    tables = {sort: rate_distortion.measured(patches) for sort, patches in steps.items()}
+    try:
+        for sort, patches in steps.items():
+            tables[sort] |= rate_distortion.measured_nnc(patches, out / "environments")
+    except NotInstalled as problem:
+        console.print(f"without NNCodec: {problem}", markup=False, soft_wrap=True)
+    table = rate_distortion.markdown(tables)
+    write_atomically(out / "steps.json", json.dumps(tables, indent=1).encode())
+    write_atomically(out / "steps.md", table.encode())
+    console.print(table, markup=False, soft_wrap=True)
+
+
 def _settings(names: str, rounds: int | None, data: str | None) -> dict[str, Setting]:
-    chosen = {}
-    for name in names.split(","):
+    chosen: dict[str, Setting] = {}
+    for name in [] if names == NO_SETTING else names.split(","):
         if name not in SETTINGS:
-            raise SettingError(f"--settings: no {name!r}; there are {', '.join(SETTINGS)}")
+            raise SettingError(f"--settings: no {name!r}; there are {', '.join([*SETTINGS, NO_SETTING])}")
         chosen[name] = SETTINGS[name]
     if data is not None and len(chosen) > 1:
         raise SettingError("--data goes with one of --settings")
