@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.update.body import Source
-from fleetune.protocols.update.encodings.encoding import Encoding, Known
+from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, Known
 
 CHUNK = 2**16  # values: scratch arrays of this size stay in a processor's cache
 WITHOUT_BASE, WITH_BASE = b"\0", b"\1"
+AS_THEY_ARE = 0  # the first byte where values follow as they are, in encodings without chunks
 LARGEST = np.finfo(np.float32).max
 _ZSTD_LEVEL = 1  # higher ones gain nothing on what is left: their matches are accidents
 
@@ -76,6 +77,24 @@ def with_base(differences: FlatArray, base: FlatArray | None) -> FlatArray:
         if base is not None:
             differences += base
         return np.clip(differences, -LARGEST, LARGEST, out=differences)
+
+
+def whole(values: FlatArray, residual: FlatArray | None) -> Encoded:
+    """The values behind the byte that says so: there is no base, or noise could lead beyond float32."""
+    plain = wanted_of(values, residual, slice(None)).astype("<f4").tobytes()
+    return Encoded(bytes([AS_THEY_ARE]) + plain)
+
+
+def read_whole(data: bytes, count: int) -> FlatArray:
+    """Shape (count,). Raises PacketCorrupt: these are not so many."""
+    check_length(data, 1 + 4 * count)
+    return np.frombuffer(data, "<f4", offset=1).astype(np.float32)
+
+
+def check_length(data: bytes, length: int) -> None:
+    """Raises PacketCorrupt: it has another."""
+    if len(data) != length:
+        raise PacketCorrupt(f"encoded values of {len(data)} bytes; {length} are due")
 
 
 def stream_of(content: NDArray[Any], compressor: zstandard.ZstdCompressor) -> list[bytes]:

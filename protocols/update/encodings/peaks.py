@@ -26,8 +26,16 @@ from numpy.typing import NDArray
 from fleetune.protocols.errors import PacketCorrupt, SettingError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.encodings.as_they_are import AS_THEY_ARE, check_length, read_whole, whole
-from fleetune.protocols.update.encodings.chunks import LARGEST, difference, part_of, wanted_of
+from fleetune.protocols.update.encodings.chunks import (
+    AS_THEY_ARE,
+    LARGEST,
+    check_length,
+    difference,
+    part_of,
+    read_whole,
+    wanted_of,
+    whole,
+)
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 from fleetune.protocols.update.encodings.random_sums import added_up, entries_of, new_seed, rotate
 

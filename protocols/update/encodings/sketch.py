@@ -22,8 +22,16 @@ import numpy as np
 from fleetune.protocols.errors import PacketCorrupt, SettingError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.encodings.as_they_are import AS_THEY_ARE, check_length, read_whole, whole
-from fleetune.protocols.update.encodings.chunks import LARGEST, difference, part_of, wanted_of
+from fleetune.protocols.update.encodings.chunks import (
+    AS_THEY_ARE,
+    LARGEST,
+    check_length,
+    difference,
+    part_of,
+    read_whole,
+    wanted_of,
+    whole,
+)
 from fleetune.protocols.update.encodings.encoding import Encoded, Encoding, EncodingCost, Known
 from fleetune.protocols.update.encodings.lowrank import LowRank
 from fleetune.protocols.update.encodings.random_sums import (
