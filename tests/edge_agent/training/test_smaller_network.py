@@ -93,7 +93,9 @@ def test_it_trains_what_masking_trains(name, trainer, ratio, training, backends)
     masked, alone = both(backend, weights, part, training)
     size = backend.spec.num_parameters
     assert np.abs(masked.weights - cut(weights, part.mask(backend.spec), backend.spec))[:size].max() > 1e-4
-    np.testing.assert_allclose(alone.weights, masked.weights, rtol=0, atol=1e-6)
+    # AdamW divides by the root of a gradient's square, which makes more of its rounding where it is small.
+    near = 3e-6 if training is ADAMW else 1e-6
+    np.testing.assert_allclose(alone.weights, masked.weights, rtol=0, atol=near)
     assert not alone.weights[:size][~part.mask(backend.spec)[:size]].any()
     assert (alone.num_steps, alone.loss) == (masked.num_steps, pytest.approx(masked.loss, rel=1e-6))
 

@@ -235,7 +235,9 @@ def test_adapters_change_nothing_until_they_are_trained():
     plain.load_state_dict({name: torch.tensor(one) for name, one in state.items()}, strict=False)
     x, _ = batch(1)
     with torch.no_grad():
-        np.testing.assert_array_equal(backend.answer(x, "logits"), plain(torch.from_numpy(x)).numpy())
+        wanted = plain(torch.from_numpy(x)).numpy()
+    # Adding zeros is exact; what is below them is summed in another order on some processors.
+    np.testing.assert_allclose(backend.answer(x, "logits"), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_bundles_recipe_draws_both_parts_as_torch_does():

@@ -13,7 +13,7 @@ from typing import Any
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import flat
 
-NO_RAY = "--engine ray needs Ray, which is not installed here: pip install 'fleetune[ray]'"
+NO_RAY = "--engine ray needs Ray, which is not installed here: pip install ray"
 _TO_REACH_S = 10.0
 _OWN = "local"  # Ray's word for a cluster that is begun
 _OF_OUR_CLUSTER = {
