@@ -55,7 +55,7 @@ class LowRank(Encoding):
         error = min(1.0, 0.088 * self.step**0.72)
         return EncodingCost(
             bytes_per_value=min(4.0, 0.022 * self.step**-0.65),
-            encode_ns=150 + 500 / self.step,
+            encode_ns=150 + 60 / self.step,
             decode_ns=100 + 550 / self.step,
             held_bytes=8,
             relative_error=error,

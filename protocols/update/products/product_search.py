@@ -2,9 +2,9 @@
 
 Products are found many at a time. A few passes over the matrix find the directions in which it has most (a
 randomised range finder: Halko, Martinsson and Tropp 2011, arXiv:0909.4061, with one and a half power
-iterations and 8 columns to spare); these are rotated to the matrix's own (Rayleigh and Ritz), largest first.
-The shorter factors are rounded first, and the longer ones are the best, all together, for them as they were
-rounded. Where more products pay, the same is done with what is left.
+iterations, three where much is left, and 8 columns to spare); these are rotated to the matrix's own (Rayleigh
+and Ritz), largest first. The shorter factors are rounded first, and the longer ones are the best, all
+together, for them as they were rounded. Where more products pay, the same is done with what is left.
 
 Of a matrix of which some entries alone are sent, products are fitted to these (alternating least squares),
 one after the other, and tell them as well: two of three entries of a layer of LeNet-5 (SRP-pFed) take a third
@@ -37,6 +37,7 @@ _FIRST, _LATER, _SPARE = (
     48,
     8,
 )  # columns that are looked at at a time, and those of them that are not taken
+_FLAT = 0.2  # of what pays: where the smallest is more, squares fall so slowly that others may be larger
 _INDEPENDENT = 1e-9  # of the largest square: what is below is rounding
 _DRAWS = Key.of("outer products")
 
@@ -77,18 +78,24 @@ def _in_blocks(matrix: Matrix, most: int) -> list[Product]:
 def _block(matrix: Matrix, count: int, most: int) -> tuple[list[Product], bool]:
     """The largest products, from so many columns; are these all that pay, or that may be?"""
     whole = WholeMatrix(matrix)
-    directions, squares = _directions(whole, count)
-    paying = int(np.count_nonzero(squares >= _WORTH * sum(matrix.shape)))
-    taken = min(paying, most, count if count == min(matrix.shape) else count - _SPARE)
+    signs = _DRAWS.generator().choice(np.array([-1.0, 1.0]), (matrix.shape[0], count))
+    directions, squares = _directions(whole, signs)
+    least, at_most = _WORTH * sum(matrix.shape), count if count == min(matrix.shape) else count - _SPARE
+    if squares.size == count and squares[-1] > _FLAT * least:
+        directions, squares = _directions(whole, directions)
+    paying = int(np.count_nonzero(squares >= least))
+    taken = min(paying, most, at_most)
     block = _rounded(whole, directions[:, :taken], squares[:taken])
     return block, taken in (paying, most) or not block
 
 
-def _directions(matrix: WholeMatrix, count: int) -> tuple[Array, Array]:
-    """Orthonormal left vectors, shape (rows, k <= count); the squares that each takes off, largest first."""
-    rows = matrix.matrix.shape[0]
-    signs = _DRAWS.generator().choice(np.array([-1.0, 1.0]), (rows, count))
-    right = _orthonormal(matrix.transposed_times(signs))
+def _directions(matrix: WholeMatrix, start: Array) -> tuple[Array, Array]:
+    """What a step and a half of power iteration make of some left vectors, shape (rows, k).
+
+    Returns:
+        Orthonormal left vectors, at most as many; the squares that each takes off, largest first.
+    """
+    right = _orthonormal(matrix.transposed_times(start))
     left = _orthonormal(matrix.times(right))
     beside = matrix.transposed_times(left)
     squares, turn = np.linalg.eigh(gram(beside))
