@@ -139,14 +139,14 @@ def test_other_optimisers_clipping_and_augmentation_are_the_same_with_both(optim
 
 @pytest.mark.parametrize("name", [*NORMED, "resnet8"])
 def test_batch_norm_trains_alike_and_keeps_the_same_statistics(name):
-    """Where its inputs nearly cancel, rounding is what decides: a few steps, not a trajectory; of ResNet-8
-    one, since on some processors a ReLU at its kink parts the second.
+    """Where its inputs nearly cancel, rounding is what decides: a few steps, not a trajectory. They are of like
+    size: on the few samples that batches of 16 leave, torch parts from itself by 1e-3, too, when ResNet-8's
+    weights move by 1e-6.
     """
     torch_backend, onnx_backend = backends(name)
     spec, weights = torch_backend.spec, torch_backend.weights.copy()
     data = samples(spec.input_shape)
-    batch_size = len(data.y_train) if name == "resnet8" else 16
-    settings = TrainingSection(epochs=1, batch_size=batch_size, learning_rate=0.01)
+    settings = TrainingSection(epochs=1, batch_size=13, learning_rate=0.01)
     wanted, found = (
         trained(each, data, FitPlan(), weights, settings) for each in (torch_backend, onnx_backend)
     )
