@@ -13,6 +13,7 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
+from fleetune.tools.bench.ratios.command import ratios
 from fleetune.tools.bench.simulator.command import simulator
 from fleetune.tools.bench.wire.command import wire
 from fleetune.tools.simulator.workers.worker_processes import warm_up
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.add_typer(link_cli.app, name="link")
 coordinator.app.command()(wire)
 coordinator.app.command()(simulator)
+coordinator.app.command()(ratios)
 app.add_typer(coordinator.app, name="bench")
 
 RunFile = Annotated[Path, typer.Argument(help="the run's settings, see examples/")]

@@ -1,0 +1,176 @@
+"""`edge-sim bench ratios`: who comes to the target with how much less than the best fixed ratio."""
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from typer.testing import CliRunner
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.tools.bench.ratios.matrix import Group, groups_of, ways_of
+from fleetune.tools.bench.ratios.report import markdown, picture
+from fleetune.tools.bench.ratios.verdicts import scores, verdicts
+from fleetune.tools.cli import app
+from fleetune.tools.compare.played import Point
+
+RUN = """
+[run]
+name = "small"
+rounds = 3
+[data]
+source = "digits"
+partition = { kind = "iid", samples = 20 }
+[model]
+name = "mlp"
+input_shape = [1, 8, 8]
+num_classes = 10
+[method]
+name = "fedspu"
+[training]
+learning_rate = 0.1
+batch_size = 10
+[fleet]
+devices = 4
+boards = { raspberry-pi-4b = 2, raspberry-pi-zero-2w = 2 }
+links = { lan = 4 }
+"""
+
+
+@dataclass
+class Round:
+    participants: list[str]
+    devices: dict[str, None]
+
+
+@dataclass
+class Run:
+    """What is read of a finished run of a fleet of two."""
+
+    label: str
+    seed: int
+    points: list[Point]
+    idle_w: dict[str, float] = field(default_factory=lambda: {"a": 1.0, "b": 1.0})
+
+    @property
+    def records(self) -> list[Round]:
+        return [Round(["a", "b"], dict.fromkeys(["a", "b"][: point.known])) for point in self.points]
+
+
+def played(label, seed, round_s, accuracy, *, known=2):
+    return Run(
+        label,
+        seed,
+        [
+            Point(number, round_s * number, 1000 * number, 0, None, score, known, 2.0 * round_s * number)
+            for number, score in enumerate(accuracy, start=1)
+        ],
+    )
+
+
+WAYS = ways_of("0.2,0.4,fedavg,time")
+GROUP = Group("own", "fedspu", {way.words: way.words for way in WAYS})
+
+
+@pytest.fixture
+def run_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(RUN)
+    return path
+
+
+def test_who_never_took_part_counts_as_nothing_and_one_lucky_round_does_not_decide():
+    assert scores(played("x", 0, 1.0, [0.3, 0.9, 0.3])) == pytest.approx([0.3, 0.6, 0.5])
+    assert scores(played("x", 0, 1.0, [0.8], known=1)) == [0.4]
+
+
+def test_each_is_held_against_the_best_fixed_ratio_of_its_seed():
+    slow, quick = [0.2, 0.4, 0.6, 0.8, 0.8, 0.8], [0.5, 0.8, 0.8, 0.8]
+    runs = [
+        *(played("0.2", seed, 2.0, slow) for seed in (0, 1)),
+        *(played("0.4", seed, 3.0, slow) for seed in (0, 1)),
+        *(played("fedavg", seed, 9.0, slow, known=1) for seed in (0, 1)),
+        played("time", 0, 1.0, quick),
+        played("time", 1, 1.0, [0.3] * 4),
+    ]
+    found = {one.way.words: one for one in verdicts(GROUP, WAYS, runs, None)}
+    assert [one.target for one in found["0.2"].courses] == pytest.approx([0.97 * 0.8] * 2)
+    assert [one.round for one in found["0.2"].courses] == [6, 6]
+    assert found["time"].courses[0].seconds == 4.0
+    assert found["time"].times["seconds"] == [pytest.approx(12 / 4), None]
+    assert found["time"].times["megabytes"] == [pytest.approx(6 / 4), None]
+    assert found["fedavg"].courses[0].seconds is None, "half the fleet is not served"
+    assert (found["fedavg"].courses[0].served, found["fedavg"].courses[0].late) == (1, 0.5)
+    table = markdown(GROUP, list(found.values()))
+    assert "| `time` | 4, 1 of 2 (3x) | 8, 1 of 2 (3x) |" in table
+    assert "| `fedavg` | never | never | never | 40.0 % |" in table
+    assert "to 77.6 %" in table
+
+
+def test_a_seed_whose_ratios_are_not_all_played_yet_is_left_out():
+    runs = [played("0.2", 0, 1.0, [0.5]), played("time", 0, 1.0, [0.5])]
+    assert verdicts(GROUP, WAYS, runs, None) == []
+    assert picture({GROUP: []}, None) is None
+
+
+def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):
+    settings = read_run(
+        run_file, ["fleet.devices=7", "fleet.boards={raspberry-pi-4b=7}", "fleet.links={lan=7}"]
+    )
+    fleets, ways = ["own", "thin-links", "slow-boards", "batteries"], ways_of("0.4,fedavg,energy,0.4+oort")
+    groups, contenders = groups_of(settings, fleets, ["fedspu", "kapc-bls"], ways)
+    assert len(groups) == 8
+    assert len(contenders) == 4 * (2 * 3 + 1), "FedAvg is the same whatever the method"
+    for one in contenders:
+        for key in ("fleet.boards", "fleet.links"):
+            assert sum(one.changes.get(key, {"as the file has it": 7}).values()) == 7
+    assert contenders[-1].changes["round.prefer"] == "oort"
+    assert contenders[-1].changes["fleet.batteries"] == [0.0001, 0.0004]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--ways", "0.2,1.4,time"], "--ways 1.4"),
+        (["--ways", "0.2,0.4"], "what is to beat them"),
+        (["--ways", "time,energy"], "name some ratios"),
+        (["--ways", "0.2,quick"], "--ways quick"),
+        (["--fleets", "own,fast"], "--fleets fast: there is none; known: own, thin-links"),
+        (["--methods", "fedspy"], "--methods fedspy"),
+        (["--ways", "0.2,0.2+best,time"], "best"),
+        (["--target", "7"], "target"),
+    ],
+)
+def test_what_cannot_be_played_is_told_in_one_line(run_file, options, told):
+    found = CliRunner().invoke(app, ["bench", "ratios", str(run_file), "--workers", "0", *options])
+    assert found.exit_code == 2
+    assert told in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert not list(run_file.parent.glob("runs/**/rounds.jsonl"))
+
+
+def test_a_fleet_is_played_and_again_costs_nothing(run_file):
+    words = ["bench", "ratios", str(run_file), "--workers", "0", "--ways", "0.2,fedavg,time", "--seeds", "1"]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    folder = run_file.parent / "runs" / "small.ratios"
+    (group,) = json.loads((folder / "results.json").read_text())
+    assert (group["fleet"], group["method"]) == ("own", "fedspu")
+    ways = {one["way"]: one for one in group["ways"]}
+    assert list(ways) == ["0.2", "fedavg", "time"]
+    (course,) = ways["0.2"]["runs"]
+    assert course["served"] == 4
+    assert course["round"] <= 3
+    assert 0 < course["seconds"] <= course["lasted_s"]
+    assert ways["time"]["runs"][0]["lasted_s"] > 0
+    assert (folder / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert "**own, fedspu**" in (folder / "results.md").read_text()
+    again = CliRunner().invoke(app, [*words[:-3], "0.2,fedavg,time,bytes", "--seeds", "1"])
+    assert "3 of 4 runs are finished already" in again.output
+    assert "`bytes`" in (folder / "results.md").read_text()
+
+
+def test_ratios_that_are_no_ratios_are_refused():
+    with pytest.raises(SettingError, match="--ways nan"):
+        ways_of("0.2,nan,time")

@@ -1,0 +1,68 @@
+"""`edge-sim bench ratios`: do proposed ratios pay, and against which fixed ones?
+
+    edge-sim bench ratios examples/mixed-fleet.toml --seeds 3
+    edge-sim bench ratios examples/mixed-fleet.toml --fleets own,thin-links --methods fedspu,kapc-bls
+    edge-sim bench ratios examples/mixed-fleet.toml --set round.participants=5 --ways 0.4,0.4+oort,time
+
+Each run is kept in RUNS/NAME.ratios; the same command goes on where it was stopped, and with more fleets,
+methods, ways or seeds plays only what is new. The tables are of what was asked for and is finished.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleetune.protocols.settings.run_toml import read_run
+from fleetune.tools.bench.ratios.matrix import FLEETS, OWN_FLEET, groups_of, ways_of
+from fleetune.tools.stop_signals import in_one_line
+
+if TYPE_CHECKING:
+    from fleetune.tools.compare.side_by_side import Outcome
+
+
+def ratios(
+    run_file: Annotated[Path, typer.Argument(help="the run's settings, see examples/mixed-fleet.toml")],
+    fleets: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(FLEETS)}")] = OWN_FLEET,
+    methods: Annotated[str | None, typer.Option(help="comma-separated; else the file's own")] = None,
+    ways: Annotated[
+        str,
+        typer.Option(help="ratios, fedavg, and what is to beat them: time, bytes, energy, money, 0.4+oort"),
+    ] = "0.2,0.4,0.6,fedavg,time,bytes,energy",
+    seeds: Annotated[int, typer.Option(min=1, help="of each, with run.seed and the seeds after it")] = 3,
+    target: Annotated[
+        float | None, typer.Option(help="score, e.g. 0.72; else 97 % of what the best ratio ended with")
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="where runs are kept")] = Path("runs"),
+    workers: Annotated[int | None, typer.Option(help="runs at a time; else one a core")] = None,
+    changes: Annotated[
+        list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")
+    ] = [],  # noqa: B006 - typer's way of saying it
+) -> None:
+    """Seconds, joules and bytes until a fleet is good: proposed ratios against every fixed one."""
+    with in_one_line("edge-sim"):
+        from rich.console import Console
+
+        from fleetune.tools.bench.ratios.report import write_results
+        from fleetune.tools.bench.ratios.verdicts import verdicts
+        from fleetune.tools.compare.contenders import seeds_of
+        from fleetune.tools.compare.side_by_side import Question, Work, side_by_side
+
+        settings, console = read_run(run_file, changes), Console()
+        asked, wanted = ways_of(ways), (methods or settings.method["name"]).split(",")
+        groups, contenders = groups_of(settings, fleets.split(","), wanted, asked)
+        folder = runs / f"{settings.run.name}.ratios"
+        crew = os.cpu_count() or 1 if workers is None else workers
+        work = Work(folder, crew, fresh=False, console=console)
+
+        def report(outcome: "Outcome") -> None:
+            played = outcome.comparison.runs
+            found = {group: verdicts(group, asked, played, target) for group in groups}
+            there = {group: some for group, some in found.items() if some}
+            text = write_results(there, folder)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {folder / 'results.md'}", soft_wrap=True)
+
+        question = Question(settings, contenders, seeds_of(settings, seeds), target, "way")
+        side_by_side(question, work, report)

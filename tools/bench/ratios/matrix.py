@@ -1,0 +1,150 @@
+"""What is held against each other: ways to deal ratios, for each method, in each fleet of a run file.
+
+A way is written `RATIO` or `OBJECTIVE`, and `+PREFERENCE` behind it where devices are not drawn alike:
+
+    0.4         all devices at p = 0.4
+    fedavg      FedAvg, those who can afford whole models alone
+    time        as the coordinator proposes for `objective.minimise = "time"`; bytes, energy, money likewise
+    0.4+oort    all devices at p = 0.4, `round.prefer = "oort"`
+
+Ratios alone, and FedAvg, are what the others have to beat.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods import REGISTRY
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.compare.comparison import Contender
+
+OBJECTIVES = ("time", "bytes", "energy", "money")
+FEDAVG = "fedavg"
+OWN_FLEET = "own"
+FLEETS: dict[str, dict[str, dict[str, int]]] = {
+    OWN_FLEET: {},
+    "thin-links": {
+        "boards": {"n100-gateway": 1, "raspberry-pi-5": 1},
+        "links": {"lora-backhaul": 1, "rural-dsl": 1},
+    },
+    "slow-boards": {"boards": {"raspberry-pi-zero-2w": 3, "raspberry-pi-3b-plus": 2}, "links": {"lan": 1}},
+    "batteries": {"boards": {"phone-low": 1, "phone-mid": 1}, "links": {"4g": 1, "factory-wifi": 1}},
+}
+"""Shares of the fleet's devices, beside the run file's own: fast boards on thin links, slow boards on fast
+ones, phones whose batteries end.
+"""
+CHARGE = (0.0001, 0.0004)  # of `batteries`, unless the run file says
+
+
+@dataclass(frozen=True)
+class Way:
+    """How ratios are dealt.
+
+    Attributes:
+        words: as it was asked for.
+        ratio: of all devices; None: as each is proposed.
+        objective: `minimise`; None: a ratio is dealt.
+        prefer: `round.prefer`; None: the run file's.
+    """
+
+    words: str
+    ratio: float | None = None
+    objective: str | None = None
+    prefer: str | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is what the others have to beat."""
+        return self.objective is None and self.prefer is None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Of the run file's settings."""
+        found: dict[str, Any] = {"fleet.ratios": [] if self.ratio is None else [self.ratio]}
+        found["objective.minimise"] = self.objective or "none"
+        if self.prefer:
+            found["round.prefer"] = self.prefer
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One method in one fleet, and the label of each way's runs."""
+
+    fleet: str
+    method: str
+    labels: dict[str, str]
+
+
+def ways_of(words: str) -> list[Way]:
+    """Raises SettingError: one is none of these, or all are alike in who has to beat whom."""
+    found = [_way(one.strip()) for one in words.split(",")]
+    if all(one.is_fixed for one in found) or not any(one.is_fixed for one in found):
+        raise SettingError(
+            f"--ways {words}: name some ratios, and what is to beat them, e.g. 0.2,0.4,time,energy"
+        )
+    return found
+
+
+def _way(words: str) -> Way:
+    what, _, prefer = words.partition("+")
+    if what in OBJECTIVES:
+        return Way(words, objective=what, prefer=prefer or None)
+    if what == FEDAVG:
+        return Way(words, ratio=1.0, prefer=prefer or None)
+    try:
+        ratio = float(what)
+    except ValueError:
+        ratio = 0.0
+    if not 0 < ratio <= 1:
+        known = ", ".join((*OBJECTIVES, FEDAVG))
+        raise SettingError(f"--ways {words}: neither a ratio in (0, 1] nor one of {known}")
+    return Way(words, ratio=ratio, prefer=prefer or None)
+
+
+def groups_of(
+    settings: RunSettings, fleets: Sequence[str], methods: Sequence[str], ways: Sequence[Way]
+) -> tuple[list[Group], list[Contender]]:
+    """Every method in every fleet with every way. A fleet's runs of FedAvg are the same for all methods.
+
+    Raises:
+        SettingError: a fleet or a method that there is not.
+    """
+    for given, known, option in ((fleets, FLEETS, "fleets"), (methods, REGISTRY, "methods")):
+        for one in given:
+            if one not in known:
+                raise SettingError(f"--{option} {one}: there is none; known: {', '.join(known)}")
+    groups, contenders = [], dict[str, Contender]()
+    for fleet in fleets:
+        for method in methods:
+            labels = {}
+            for way in ways:
+                plays = FEDAVG if way.words.startswith(FEDAVG) else method
+                label = f"{fleet}, {way.words}" if plays == FEDAVG else f"{fleet}, {method}, {way.words}"
+                own = settings.method if plays == settings.method["name"] else {"name": plays}
+                changes = {**_of_fleet(settings, fleet), **way.changes}
+                contenders[label] = Contender(label, own, changes)
+                labels[way.words] = label
+            groups.append(Group(fleet, method, labels))
+    return groups, list(contenders.values())
+
+
+def _of_fleet(settings: RunSettings, fleet: str) -> dict[str, Any]:
+    shares = FLEETS[fleet]
+    changes: dict[str, Any] = {
+        f"fleet.{key}": _dealt(settings.fleet.devices, of) for key, of in shares.items()
+    }
+    if fleet == "batteries" and settings.fleet.batteries is None:
+        changes["fleet.batteries"] = list(CHARGE)
+    return changes
+
+
+def _dealt(devices: int, shares: dict[str, int]) -> dict[str, int]:
+    """So many devices by these shares, none left over."""
+    total, dealt, given, before = sum(shares.values()), {}, 0, 0
+    for name, share in shares.items():
+        given += share
+        upto = round(devices * given / total)
+        dealt[name], before = upto - before, upto
+    return {name: number for name, number in dealt.items() if number}

@@ -1,0 +1,136 @@
+"""What a matrix came to: results.json, results.md, and a picture of who wins by how much."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from fleetune.coordinator.reports.pictures.theme import LIGHT, Theme
+from fleetune.protocols.files import write_atomically
+from fleetune.tools.bench.ratios.matrix import Group
+from fleetune.tools.bench.ratios.verdicts import FIGURES, Verdict
+
+Found = Mapping[Group, Sequence[Verdict]]
+
+_NEVER = "never"
+_HEAD = ("", "seconds", "joules", "MB up", "in the end", "which took", "served", "late")
+_FIGURE_WORDS = {"seconds": "sooner", "joules": "fewer joules", "megabytes": "fewer bytes up"}
+_ROW_IN, _HEAD_IN, _WIDTH_IN = 0.34, 1.1, 8.2
+
+
+def write_results(found: Found, folder: Path) -> str:
+    """Write all; the tables."""
+    text = "\n".join(markdown(group, some) for group, some in found.items())
+    plain = [
+        {"fleet": group.fleet, "method": group.method, "ways": [_plain(one) for one in some]}
+        for group, some in found.items()
+    ]
+    write_atomically(folder / "results.json", json.dumps(plain, indent=1).encode())
+    write_atomically(folder / "results.md", text.encode())
+    figure = picture(found, LIGHT)
+    if figure is not None:
+        figure.savefig(folder / "results.png", dpi=150)
+    return text
+
+
+def _plain(one: Verdict) -> dict[str, Any]:
+    runs = [asdict(course) for course in one.courses]
+    return {"way": one.way.words, "fixed": one.way.is_fixed, "runs": runs, "times": dict(one.times)}
+
+
+def markdown(group: Group, some: Sequence[Verdict]) -> str:
+    """The table of one method in one fleet: medians over seeds, in brackets how many times less than the best
+    fixed way, from the worst seed to the best.
+    """
+    courses = [course for one in some for course in one.courses]
+    targets = sorted({course.target for course in courses})
+    seeds = sorted({course.seed for course in courses})
+    wanted = " to ".join(f"{100 * one:.1f}" for one in dict.fromkeys((targets[0], targets[-1])))
+    lines = [
+        f"**{group.fleet}, {group.method}**, to {wanted} %, seeds {', '.join(map(str, seeds))}",
+        "",
+        f"| {' | '.join(_HEAD)} |",
+        "|---|" + "--:|" * (len(_HEAD) - 1),
+    ]
+    lines += [f"| {' | '.join(_cells(one))} |" for one in some]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(one: Verdict) -> list[str]:
+    own = one.courses
+    ends = sorted(100 * course.score for course in own)
+    return [
+        f"p = {one.way.words}" if one.way.ratio and one.way.words[0].isdigit() else f"`{one.way.words}`",
+        *(_taken(one, figure) for figure in FIGURES),
+        f"{_between(ends, '.1f')} %",
+        f"{median(course.lasted_s for course in own):,.0f} s",
+        _between(sorted(float(course.served) for course in own), ".0f"),
+        f"{100 * max(course.late for course in own):.1f} %",
+    ]
+
+
+def _taken(one: Verdict, figure: str) -> str:
+    taken = [value for course in one.courses if (value := course.taken(figure)) is not None]
+    if not taken:
+        return _NEVER
+    text = _in_short(median(taken))
+    if len(taken) < len(one.courses):
+        text = f"{text}, {len(taken)} of {len(one.courses)}"
+    times = sorted(value for value in one.times[figure] if value is not None)
+    return text if one.way.is_fixed or not times else f"{text} ({_between(times, '.2g')}x)"
+
+
+def _between(values: Sequence[float], how: str) -> str:
+    """The least and the most, once where they read alike."""
+    return " to ".join(dict.fromkeys((format(values[0], how), format(values[-1], how))))
+
+
+def _in_short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def picture(found: Found, theme: Theme) -> Figure | None:
+    """A row a group and objective, a dot a seed: how many times less it took than the best fixed way; a cross
+    at the left edge where it never came there.
+    """
+    rows = [
+        (f"{group.method}, {group.fleet}: {one.way.words}", one)
+        for group, some in found.items()
+        for one in some
+        if not one.way.is_fixed
+    ]
+    if not rows:
+        return None
+    with rc_context(theme.settings):
+        figure = Figure(figsize=(_WIDTH_IN, _HEAD_IN + _ROW_IN * len(rows)), layout="constrained")
+        axes = figure.add_subplot()
+        colours = dict(zip(FIGURES, (theme.ours, theme.start, theme.up), strict=True))
+        all_times = [value for _, one in rows for value in one.times[one.judged_by] if value is not None]
+        least = min([0.8, *(0.8 * value for value in all_times)])
+        for place, (_, one) in enumerate(reversed(rows)):
+            for value in one.times[one.judged_by]:
+                mark = "x" if value is None else "o"
+                axes.plot(
+                    [least if value is None else value],
+                    [place],
+                    mark,
+                    color=colours[one.judged_by],
+                    clip_on=False,
+                )
+        axes.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
+        axes.axvline(1, color=theme.faint, linewidth=1)
+        axes.set_xscale("log")
+        axes.set_xlim(left=least)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+        axes.set_title("Against the best fixed ratio")
+        axes.set_xlabel("times less until the target; a dot a seed, a cross: never there")
+        there = dict.fromkeys(one.judged_by for _, one in rows)
+        for figure_name in there:
+            axes.plot([], [], "o", color=colours[figure_name], label=_FIGURE_WORDS[figure_name])
+        axes.legend(loc="lower right")
+    return figure
