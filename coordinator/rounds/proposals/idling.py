@@ -3,8 +3,8 @@
 A round at a pace takes of each board the joules of its work, and for the rest of the pace those of doing
 nothing. So waiting for a device that works more thriftily may cost the others more than it saves. Each pace
 is held against the others: at each of them a device does what brings most work for what its board takes of
-the whole round, and the pace is the one of most work for what all boards of the fleet take, those beside the
-round too.
+the whole round, and the pace is the one of most work (the geometric mean of what devices do, as for `time`:
+`proposals.pace`) for what all boards of the fleet take, those beside the round too.
 
 What a device says that it draws doing nothing can be no more than what it says that it draws at work, and
 counts up to `MOST_TIMES_USUAL` times the median of the fleet: one that lies shortens rounds for the others by
@@ -117,7 +117,7 @@ class _Table:
             np.take_along_axis(part, chosen, axis=1)[:, 0] for part in (self.work, taken_by, self.above)
         )
         all_take = take.sum() + others * pace_s
-        return float(work.sum() / all_take) if all_take else 0.0, above
+        return float(np.log(work).mean() - np.log(all_take)) if all_take else -np.inf, above
 
 
 def _paces(choices: Mapping[DeviceId, Choices], least_s: float) -> NDArray[np.float64]:

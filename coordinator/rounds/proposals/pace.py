@@ -5,7 +5,9 @@ not allow is not among that. Of that the coordinator proposes, for each task, a 
 training (or more of it than once) and an encoding of the update, as much of this as pays:
 
     time    what keeps the pace. A round is as long as its slowest participant; the pace, a time that nobody
-            should exceed and everybody can keep, is the one of most work a second (`work`)
+            should exceed and everybody can keep, is the one of most work a second (`offers.work`), where the
+            work of a fleet is the geometric mean of its devices': twice the work of one that does little is
+            worth as much as twice that of one that does much (proportional fairness; Kelly 1997)
     bytes   what sends no more than that of most work a byte; `energy` and `money` likewise, and where devices
             say what their boards draw doing nothing, at the pace that takes least of it (`proposals.idling`)
 
@@ -17,6 +19,7 @@ which devices choose without an objective. Who says too little is waited for as 
 """
 
 from collections.abc import Mapping, Sequence
+from math import log
 
 import numpy as np
 
@@ -99,16 +102,20 @@ def _pace_s(choices: Sequence[Choices], fixed_s: float) -> float:
     paces_s, done = np.maximum(steps[:, 0], least_s), np.cumsum(steps[:, 1])
     last = np.append(paces_s[1:] > paces_s[:-1], True)  # of those at the same pace: all is done by then
     paces_s, done = paces_s[last], done[last]
-    pays = np.divide(done, paces_s, out=np.zeros_like(done), where=paces_s > 0)
-    return float(paces_s[np.argmax(pays)])
+    if paces_s[0] <= 0:  # nobody knows what anything takes
+        return float(paces_s[-1])
+    return float(paces_s[np.argmax(done / len(choices) - np.log(paces_s))])
 
 
 def _steps(choices: Choices) -> list[tuple[float, float]]:
-    """How much more work a device can do from a pace on: seconds, work."""
-    steps, most = [], 0.0
-    for one in sorted(choices, key=lambda one: one.seconds):
-        if one.work > most:
-            steps.append((one.seconds, one.work - most))
+    """How much more work a device can do from a pace on: seconds, the logarithm of how many times as much; of
+    the first one, of the work itself.
+    """
+    steps: list[tuple[float, float]] = []
+    most = 1.0
+    for one in sorted(choices, key=lambda one: (one.seconds, -one.work)):
+        if not steps or one.work > most:
+            steps.append((one.seconds, log(one.work / most)))
             most = one.work
     return steps
 

@@ -1,5 +1,6 @@
 """The ratios that a coordinator proposes: rounds as short as it pays, and nobody is asked for too much."""
 
+import math
 from collections import defaultdict
 
 import msgspec
@@ -95,7 +96,7 @@ def test_no_other_pace_pays_more(fleet):
             d: [one for one in some if one.round_s <= pace_s] or some[:1] for d, some in choices.items()
         }
         takes_s = max(some[-1].round_s for some in within.values())
-        return sum(some[-1].work for some in within.values()) / takes_s
+        return math.prod(some[-1].work for some in within.values()) ** (1 / len(within)) / takes_s
 
     takes_s = max(some[-1].round_s for some in kept.values())
     least_s = max(some[0].round_s for some in choices.values())
@@ -130,13 +131,22 @@ def test_who_trains_slowly_does_a_share_of_the_local_training():
         Offer(Budget(ratio, share), 10.0 * share + ratio) for ratio in RATIOS for share in (0.25, 0.5, 1.0)
     ]
     found = keeping_pace({"a": offers(1.0, start_s=2.0), "b": offers(1.0, start_s=2.0), "c": slow})
-    assert largest(found)["a"] == 0.8, "a whole round of the slow one would take four times as long"
-    assert {one.budget.local_work for one in found["c"]} == {0.25}
+    assert largest(found)["a"] == 1.0
+    assert {one.budget.local_work for one in found["c"]} == {0.25}, "all of it would take four times as long"
     script = playing(start_with=1)
     affords = Affordable(0.5, 20.0, 1000, 8.0, 16.0, 4.0, 1.0)
     script.ready("a", affords=(affords,), ratio=0.5)
     assert script.state.members["a"].dealt == Budget(0.5), "a second of training is worth as much as any"
     assert (affords.seconds(0.25), affords.energy(0.25)) == (8.0, 5.0)
+
+
+def test_a_few_slow_devices_are_given_time_where_it_brings_them_much():
+    """A little longer, and they do four times as much; one of many holds up nobody for that."""
+    slow = [Offer(Budget(0.5, share), 2.0 + share) for share in (0.25, 0.5, 1.0)]
+    quick = {f"q{number}": offers(1.0) for number in range(7)}
+    found = keeping_pace(quick | {"a": slow, "b": slow, "c": slow})
+    assert {found[name][-1].budget.local_work for name in "abc"} == {1.0}
+    assert keeping_pace(quick | {"a": slow})["a"][-1].budget.local_work == 0.25
 
 
 def test_who_has_time_left_does_more_local_training_where_the_run_allows_it():
