@@ -1,5 +1,6 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
-# make test    every test
+# make test    the tests
+# make nightly tests that take long and are much like others
 # make check   style, types, layering, and that the documentation builds
 # make docs    the documentation: pages made from the code in docs/, and all of it as a site in site/
 
@@ -12,15 +13,18 @@ export OMP_NUM_THREADS := 1
 # What becomes of mkdocs: docs/decisions.md, "Documentation".
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test check docs clean
+.PHONY: demo test nightly check docs clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m fleetune.tools.demo
 
 # Tests of processes and brokers come last, two at a time; a file stays with one worker.
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -m 'not fleet' -n auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest -m fleet -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m 'not fleet and not nightly' -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m 'fleet and not nightly' -n 2 --dist loadfile
+
+nightly: $(VENV)/dev
+	$(BIN)/python -m pytest -m nightly -n 2 --dist loadfile
 
 check: $(VENV)/dev
 	$(BIN)/ruff check

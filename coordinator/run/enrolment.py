@@ -30,10 +30,12 @@ class Beginning:
     Attributes:
         enrolment: what each device gets.
         backbone: the file of what is frozen in its model; None: nothing is.
+        bundle: of its model, encoded; None: it is not made yet.
     """
 
     enrolment: Enrolment
     backbone: bytes | None = None
+    bundle: bytes | None = None
 
 
 def prepare(settings: RunSettings, runs: Path = Path("runs")) -> Enrolment:

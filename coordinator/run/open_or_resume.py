@@ -63,6 +63,7 @@ def open_run(
     durable: bool = True,
     enrolment: Enrolment | None = None,
     backbone: bytes | None = None,
+    bundle: bytes | None = None,
 ) -> Run:
     """Open `folder` for a run: anew, or to go on with it.
 
@@ -76,12 +77,13 @@ def open_run(
         durable: survive a power cut; simulations do without.
         enrolment: what a new run begins with; None: made here.
         backbone: of that enrolment, see `Beginning`.
+        bundle: of its model, if it is made.
 
     Raises:
         SettingError: the folder holds a finished run, or one of other settings.
         ModelError, StoreError: see `prepare` and `RunStore`.
     """
-    beginning = None if enrolment is None else Beginning(enrolment, backbone)
+    beginning = None if enrolment is None else Beginning(enrolment, backbone, bundle)
     is_there = (folder / STATE).exists() and not fresh
     new = None if is_there else _prepare(settings, beginning, folder.parent)
     if fresh:
@@ -97,10 +99,12 @@ def open_run(
 
 
 def _prepare(settings: RunSettings, beginning: Beginning | None, runs: Path) -> _New:
-    bundle = None
     if beginning is None:
         model = find_model(settings)
-        beginning, bundle = beginning_of(settings, model, runs), model.bundle
+        beginning = beginning_of(settings, model, runs)
+        if model.bundle is not None:
+            made = model.bundle.with_backbone_of(beginning.enrolment.spec).encoded()
+            beginning = Beginning(beginning.enrolment, beginning.backbone, made)
     enrolment = beginning.enrolment
     method = method_of(enrolment)
     check_method(settings, method)
@@ -113,8 +117,8 @@ def _prepare(settings: RunSettings, beginning: Beginning | None, runs: Path) -> 
             " leave it out, or choose a method such as fedavg"
         )
     settings = replace(settings, method=enrolment.method, training=enrolment.training)
-    made = None if bundle is None else bundle.with_backbone_of(enrolment.spec).encoded()
-    return _New(settings, codec.encode(enrolment, enrolment.spec), made, beginning.backbone)
+    payload = codec.encode(enrolment, enrolment.spec)
+    return _New(settings, payload, beginning.bundle, beginning.backbone)
 
 
 def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool) -> Run:

@@ -5,7 +5,7 @@ A real fleet brings itself. `edge-coordinator serve` heeds `fleet.ratios` of thi
 
 import re
 import zlib
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
@@ -135,6 +135,9 @@ class FleetSection(Settings, frozen=True):
             they drain, and nobody charges them. Without it all are on the mains.
         policy: of every owner, the keys of `edge-agent run --policy`.
         availability: chance that a device is there when a round starts.
+        trainer: what devices train with: `torch`; `onnx`, by the same bits as agents with ONNX Runtime, which
+            takes small models less time; `fastest`: whichever a short measurement on this machine finds
+            quicker, which the run keeps. They differ by rounding.
         days: after so many simulated days the run ends; an open run (`run.rounds`) needs it.
         starts_at: time of day when the simulation begins, on 1 January 2026, for [schedule]; its `zone` is
             UTC unless it says otherwise.
@@ -152,6 +155,7 @@ class FleetSection(Settings, frozen=True):
     batteries: tuple[Share, Share] | None = None
     policy: dict[str, Any] = field(default_factory=dict)
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    trainer: Literal["torch", "onnx", "fastest"] = "torch"
     days: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     starts_at: TimeOfDay = "00:00"
 

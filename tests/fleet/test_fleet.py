@@ -35,6 +35,16 @@ def test_fedspu_over_mqtt_is_its_simulation(tmp_path, tmp_path_factory, which):
     all_of_it_is_known_as_ours(fleet)
 
 
+def test_agents_with_onnx_runtime_over_mqtt_are_its_simulation(tmp_path, tmp_path_factory):
+    toml = run_toml(name="onnx", model="lenet5")
+    toml += 'trainer = "onnx"\n'
+    with Fleet(tmp_path, toml) as fleet:
+        fleet.start(trainer="onnx")
+        fleet.wait_finished()
+        found = fleet.outcome()
+    assert_equal(found, expected(toml, tmp_path_factory.mktemp("simulated")))
+
+
 def test_smaller_networks_over_mqtt_are_their_simulation(tmp_path, tmp_path_factory):
     """FedMP's devices choose their neurons in the first round, and train these alone from then on."""
     toml = run_toml(name="smaller", method="fedmp", model="cnn-kapc")

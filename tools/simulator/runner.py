@@ -23,6 +23,7 @@ from fleetune.coordinator.run.round_journal import RoundJournal
 from fleetune.coordinator.run.run_events import Notice, RunBegan, RunLeft
 from fleetune.coordinator.run.starting_weights import run_named
 from fleetune.coordinator.run.stored_run import (
+    BUNDLE,
     Run,
     mark_finished,
     method_of,
@@ -57,6 +58,7 @@ from fleetune.tools.simulator.simulation import OnRound, Simulation
 from fleetune.tools.simulator.starting_models import carry_over
 from fleetune.tools.simulator.stopping.standing import Standing, standing
 from fleetune.tools.simulator.workers import worker
+from fleetune.tools.simulator.workers.trainer_choice import Chosen, choose
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, warm_up
 from fleetune.tools.simulator.world import world_of
 
@@ -123,8 +125,7 @@ def simulate(
     if there is not None and there.finished:
         raise SettingError(f"{folder} holds this run, finished; --fresh plays it again")
     if there is None or there.why_anew:
-        find = partial(_found_aside, workers=workers)
-        opened = _begin(settings, folder, runs, given, find, fresh=fresh or there is not None)
+        opened = _begin(settings, folder, runs, given, workers, fresh=fresh or there is not None)
     else:
         opened = _go_on(there, folder, given)
     run = opened.run
@@ -166,12 +167,25 @@ def _found_aside(settings: RunSettings, *, workers: int) -> Model:
     return found
 
 
+def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, workers: int) -> Chosen:
+    """What trains in a run; a worker finds out, where there is something to find out."""
+    if settings.fleet.trainer == "torch":
+        return Chosen()
+    enrolment = beginning.enrolment
+    arguments = settings, enrolment, beginning.backbone, shares.of(0, enrolment.spec)
+    if not workers:
+        return choose(*arguments)
+    with WorkerProcesses(1) as aside:
+        chosen: Chosen = aside.submit(choose, *arguments).result()
+    return chosen
+
+
 def _begin(
     settings: RunSettings,
     folder: Path,
     runs: Path,
     given: Given,
-    find: Callable[[RunSettings], Model],
+    workers: int,
     *,
     fresh: bool,
 ) -> _Opened:
@@ -180,7 +194,7 @@ def _begin(
     check_ends(settings)
     shares = Shares(settings, given)
     settings = with_model_shape(settings, shares)
-    beginning = begin(settings, runs, find)
+    beginning = begin(settings, runs, partial(_found_aside, workers=workers))
     enrolment = beginning.enrolment
     check_method(settings, method_of(enrolment))
     growing = _growing(settings, shares)
@@ -188,12 +202,22 @@ def _begin(
     settings = replace(settings, round=replace(settings.round, start_with=_start_with(settings, players)))
     zone = settings.schedule.zone or UTC  # whatever this machine's is
     settings = replace(settings, schedule=replace(settings.schedule, zone=zone))
-    backbone = beginning.backbone
-    run = open_run(settings, folder, fresh=fresh, durable=False, enrolment=enrolment, backbone=backbone)
+    trains = _chosen_aside(settings, beginning, shares, workers)
+    settings = replace(settings, fleet=replace(settings.fleet, trainer=trains.kind))
+    run = open_run(
+        settings,
+        folder,
+        fresh=fresh,
+        durable=False,
+        enrolment=enrolment,
+        backbone=beginning.backbone,
+        bundle=trains.bundle,
+    )
     try:
         names = [player.name for player in players]
         begins = carry_over(settings, run.enrolment, names, folder / DEVICES, runs)
-        return _Opened(run, players, _sent_at_first(run, beginning, runs), growing, begins)
+        words = "; ".join(filter(None, (begins, trains.words)))
+        return _Opened(run, players, _sent_at_first(run, beginning, runs), growing, words)
     except BaseException:
         run.store.close()
         raise
@@ -313,7 +337,8 @@ def _start_with(settings: RunSettings, players: list[Player]) -> int:
 def _executor(
     run: Run, workers: int, given: Given, cluster: str | None, observers: Observers
 ) -> Iterator[Executor]:
-    arguments = run.settings, run.payload, run.folder / DEVICES, given
+    bundle = run.store.get(BUNDLE) if run.settings.fleet.trainer == "onnx" else None
+    arguments = run.settings, run.payload, run.folder / DEVICES, given, bundle
     if cluster is not None:
         from fleetune.tools.simulator.ray_engine.ray_workers import RayWorkers
         from fleetune.tools.simulator.ray_engine.shipment import shipment

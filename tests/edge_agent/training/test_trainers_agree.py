@@ -139,9 +139,9 @@ def test_other_optimisers_clipping_and_augmentation_are_the_same_with_both(optim
 
 @pytest.mark.parametrize("name", [*NORMED, "resnet8"])
 def test_batch_norm_trains_alike_and_keeps_the_same_statistics(name):
-    """Where its inputs nearly cancel, rounding is what decides: a few steps, not a trajectory. They are of like
-    size: on the few samples that batches of 16 leave, torch parts from itself by 1e-3, too, when ResNet-8's
-    weights move by 1e-6.
+    """Where its inputs nearly cancel, rounding is what decides: a few steps, not a trajectory. They are of
+    like size: on the few samples that batches of 16 leave, torch parts from itself by 1e-3, too, when
+    ResNet-8's weights move by 1e-6.
     """
     torch_backend, onnx_backend = backends(name)
     spec, weights = torch_backend.spec, torch_backend.weights.copy()

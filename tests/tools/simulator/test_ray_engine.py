@@ -10,6 +10,7 @@ from contextlib import closing
 import numpy as np
 import psutil
 import pytest
+from tests.helpers.nightly import sooner
 from tests.tools.simulator.test_simulate import BASE, settings
 from tests.tools.simulator.test_stopped import DEADLINE_S, TOML, Said, Stop, figures, stop
 
@@ -54,6 +55,7 @@ CASES = {
         "fleet": BASE["fleet"] | {"jitter": 1.0, "spread": 1.0, "ratios": [0.2, 1.0]},
         "round": {"deadline_s": 0.02, "quorum": 2},
     },
+    "ONNX Runtime": {"fleet": BASE["fleet"] | {"trainer": "onnx"}},
     "buffered": {"round": {"mode": "buffer", "buffer": 3}, "method": {"name": "fedavg"}},
     "data that grow": {
         "data": BASE["data"] | {"arrivals": {"first": 20, "per_day": 20}},
@@ -62,6 +64,7 @@ CASES = {
     },
     **{f"method {name}": {"method": {"name": name}} for name in ("dc-pfl", "fedpurin", "kapc", "lotteryfl")},
 }
+KEPT = ("personal models", "ONNX Runtime", "lossy both ways", "late devices", "data that grow")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +143,7 @@ def in_mid_round(kill):
     return on_round, done
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sooner(CASES, kept=KEPT))
 def test_a_cluster_changes_nothing(name, tmp_path, cluster):
     asked = settings(**{"run": {"name": "sim", "rounds": 3}, **CASES[name]})
     assert play(tmp_path / "b", asked, cluster=cluster.address) == alone(tmp_path / "a", asked)
@@ -214,6 +217,7 @@ def test_stopped_it_goes_on_with_either_engine(tmp_path, cluster):
     assert play(tmp_path / "b", asked, cluster=cluster.address) == unbroken
 
 
+@pytest.mark.nightly
 def test_a_task_that_is_the_death_of_workers_is_one_line(tmp_path, cluster, slow_alone, monkeypatch):
     """As for lack of memory; what is there goes on when it is asked for again."""
     asked = settings(**SLOW)

@@ -1,7 +1,8 @@
 """What a simulation remembers of the last tasks and reads before it is due changes no figure."""
 
 import pytest
-from tests.tools.simulator.test_stopped import CASES, figures, wanted
+from tests.helpers.nightly import OF_PAPERS, sooner
+from tests.tools.simulator.test_stopped import CASES, OTHERS, figures, wanted
 
 from fleetune.protocols.update.base import KnownBases
 from fleetune.protocols.update.once import ReadBefore, Written
@@ -18,7 +19,9 @@ def played(case, folder):
     return found
 
 
-@pytest.mark.parametrize("name", [*CASES, "semi-asynchronous"])
+@pytest.mark.parametrize(
+    "name", sooner([*CASES, "semi-asynchronous"], kept=(*OTHERS, "semi-asynchronous", *OF_PAPERS))
+)
 def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     case = CASES.get(name, SEMI)
     remembering = played(case, tmp_path / "a")

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
+from tests.helpers.nightly import OF_PAPERS, sooner
 from tests.tools.simulator.test_simulate import BASE, settings
 
 from fleetune.coordinator.run.run_controller import RunController
@@ -50,6 +51,7 @@ CASES = {
     },
     **{f"method {name}": {"method": {"name": name}} for name in sorted(REGISTRY)},
 }
+OTHERS = [name for name in CASES if not name.startswith("method")]
 
 
 TOML = """
@@ -121,7 +123,7 @@ def play(folder, asked, **how):
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sooner(CASES, kept=(*OTHERS, *OF_PAPERS)))
 def test_stopped_wherever_it_ends_as_if_it_never_had_been(name, tmp_path, stopping):
     asked = wanted(CASES[name])
     unbroken = play(tmp_path / "a", asked)
@@ -139,7 +141,7 @@ def test_stopped_wherever_it_ends_as_if_it_never_had_been(name, tmp_path, stoppi
     assert play(tmp_path / "b", asked) == unbroken
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("method")])
+@pytest.mark.parametrize("name", OTHERS)
 def test_stopped_after_each_round_it_ends_as_if_it_never_had_been(name, tmp_path):
     asked = wanted(CASES[name])
     unbroken = play(tmp_path / "a", asked)

@@ -58,7 +58,7 @@ class NodeWorker:
             os.chdir(code)  # there user's code is looked for
             if run.backbone is not None:
                 (self._devices.parent / BACKBONE).write_bytes(run.backbone)
-            worker.start(run.settings, run.enrolment, self._devices, run.given)
+            worker.start(run.settings, run.enrolment, self._devices, run.given, run.bundle)
         except Exception as fault:  # noqa: BLE001 - raised where it was asked for
             return Answer(fault=ExceptionWithTraceback(fault, fault.__traceback__))
         return Answer()

@@ -14,7 +14,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.given import Given
 
-SAME_BITS = ("fleetune", "torch", "numpy", "ray")  # packages by which results could differ
+SAME_BITS = ("fleetune", "torch", "onnxruntime", "numpy", "ray")  # packages by which results could differ
 _MOST_CODE_BYTES = 2**24
 _USER_CODE = re.compile(r"(?:^|:)([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]\w*$")
 
@@ -28,6 +28,7 @@ class Shipment:
         enrolment: its payload.
         given: its samples, and how they are dealt if the caller said so.
         backbone: the file of what is frozen in its model; None: nothing.
+        bundle: that it is trained from; None: torch trains.
         code: the user's own Python files, by their path below the current folder.
         versions: of `SAME_BITS`.
     """
@@ -36,11 +37,14 @@ class Shipment:
     enrolment: bytes
     given: Given
     backbone: bytes | None
+    bundle: bytes | None
     code: Mapping[str, bytes]
     versions: Mapping[str, str]
 
 
-def shipment(settings: RunSettings, enrolment: bytes, devices: Path, given: Given) -> Shipment:
+def shipment(
+    settings: RunSettings, enrolment: bytes, devices: Path, given: Given, bundle: bytes | None
+) -> Shipment:
     """What `worker.start` takes, without paths.
 
     Args:
@@ -48,6 +52,7 @@ def shipment(settings: RunSettings, enrolment: bytes, devices: Path, given: Give
         enrolment: its payload.
         devices: the folder of its devices' states.
         given: what the run has from its caller.
+        bundle: that its model is trained from; None: torch trains.
 
     Raises:
         DataError: its samples cannot be read.
@@ -59,6 +64,7 @@ def shipment(settings: RunSettings, enrolment: bytes, devices: Path, given: Give
         enrolment,
         Given(given.samples(settings), given.dealt),
         frozen.read_bytes() if frozen.exists() else None,
+        bundle,
         user_code_of(settings, Path.cwd()),
         versions(),
     )

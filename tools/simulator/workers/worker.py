@@ -15,7 +15,8 @@ from fleetune.edge_agent.training.backend import Backend, Upper
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.feature_data import FeatureData, features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
-from fleetune.edge_agent.training.trainers import make_backend
+from fleetune.edge_agent.training.trainers import Kind, make_backend
+from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.errors import BaseUnknown, TrainingStopped
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -114,13 +115,29 @@ def _num_bytes(data: FeatureData) -> int:
 _stage: Stage | None = None
 
 
-def start(settings: RunSettings, enrolment: bytes, folder: Path, given: Given = NOTHING_GIVEN) -> None:
-    """Set this process up, once; `folder` is that of the devices' states, in the run's folder."""
+def start(
+    settings: RunSettings,
+    enrolment: bytes,
+    folder: Path,
+    given: Given = NOTHING_GIVEN,
+    bundle: bytes | None = None,
+) -> None:
+    """Set this process up, once.
+
+    Args:
+        settings: of the run.
+        enrolment: its payload.
+        folder: of the devices' states, in the run's folder.
+        given: what the run has from its caller.
+        bundle: that its model is trained from; None: torch trains.
+    """
     global _stage  # noqa: PLW0603 - a worker process has one stage, and the pool calls plain functions
     decoded = codec.decode(enrolment, Enrolment, None)
     method = from_section(decoded.method, decoded.spec)
     frozen = stored_backbone(folder.parent, decoded.spec)
-    backend = make_backend("torch", decoded.spec, None, 1, task=decoded.learns, frozen=frozen)
+    read = None if bundle is None else read_bundle(bundle)
+    kind: Kind = "torch" if read is None else "onnx"
+    backend = make_backend(kind, decoded.spec, read, 1, task=decoded.learns, frozen=frozen)
     upper = upper_of(backend, decoded.training)
     shares = Shares(settings, given)
     growing = growing_devices(settings, decoded, shares, folder, backend)

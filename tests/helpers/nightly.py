@@ -1,0 +1,16 @@
+"""Of many cases that are alike, those that wait for `make nightly`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+OF_PAPERS = ("fedspu", "srp-pfed", "kapc", "kapc-bls", "fedpurin", "dc-pfl")
+
+
+def sooner(names: Iterable[str], kept: Iterable[str] = ("fedavg", *OF_PAPERS)) -> list[Any]:
+    """Cases by name, for `parametrize`: those that `make test` keeps, methods by their names too, and the
+    others.
+    """
+    there = {word for name in kept for word in (name, f"method {name}")}
+    return [name if name in there else pytest.param(name, marks=pytest.mark.nightly) for name in names]

@@ -1,0 +1,106 @@
+"""Simulated devices that train with ONNX Runtime, or with whatever is quicker: `fleet.trainer`."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+from tests.tools.simulator.test_simulate import BASE, settings
+from tests.tools.simulator.test_stopped import Said, Stop, figures, stop
+
+from fleetune.edge_agent.training import trainers
+from fleetune.edge_agent.training.onnx_backend import OnnxBackend
+from fleetune.protocols.errors import SettingError
+from fleetune.tools.simulator.runner import simulate
+from fleetune.tools.simulator.workers import trainer_choice
+
+TWO = {"run": {"name": "sim", "rounds": 2}}
+
+
+def asked(trainer, **sections):
+    return settings(**sections, fleet=BASE["fleet"] | {"trainer": trainer})
+
+
+def play(folder, wanted, workers=0, **how):
+    run, summary = simulate(wanted, folder, workers=workers, fresh=False, **how)
+    with closing(run.store):
+        return run, figures(run, summary)
+
+
+def test_it_learns_what_torch_learns_but_for_rounding(tmp_path):
+    (run, (theirs, *_)), (_, (ours, *_)) = (play(tmp_path / name, asked(name)) for name in ("torch", "onnx"))
+    assert run.settings.fleet.trainer == "torch"
+    assert ours.accuracy.after_mean == pytest.approx(theirs.accuracy.after_mean, abs=0.02)
+    weights = [np.frombuffer(play_again(tmp_path, name), np.float32) for name in ("torch", "onnx")]
+    assert 0 < np.abs(weights[0] - weights[1]).max() < 1e-4
+
+
+def play_again(tmp_path, name):
+    """The shared model's bytes; the same run once more gives the same."""
+    _, first = play(tmp_path / "first" / name, asked(name, **TWO))
+    _, again = play(tmp_path / "again" / name, asked(name, **TWO))
+    assert first == again
+    return first[2]
+
+
+def test_workers_and_a_stop_change_nothing(tmp_path):
+    _, unbroken = play(tmp_path / "a", asked("onnx"))
+    with pytest.raises(Stop):
+        play(tmp_path / "b", asked("onnx"), on_round=stop)
+    assert play(tmp_path / "b", asked("onnx"), workers=2)[1] == unbroken
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.5, "onnx"), (1.5, "torch")])
+def test_the_quicker_one_is_kept_when_the_run_goes_on(share, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_choice, "_share_of_torch", lambda *_: share)
+    said = Said()
+    with pytest.raises(Stop):
+        play(tmp_path / "b", asked("fastest"), on_round=stop, observers=[said])
+    name = "torch" if kind == "torch" else "ONNX Runtime"
+    told = f"{name} trains: ONNX Runtime takes {share:.2f} of the processor time that torch takes"
+    assert said.lines == [f"{told} for a training step"]
+    monkeypatch.setattr(trainer_choice, "_share_of_torch", lambda *_: 2 - share)
+    run, found = play(tmp_path / "b", asked("fastest"))
+    assert run.settings.fleet.trainer == kind
+    assert found == play(tmp_path / "c", asked(kind))[1]
+    with pytest.raises(SettingError, match=r"fleet\.trainer"):
+        play(tmp_path / "b", asked("onnx" if kind == "torch" else "torch"))
+
+
+@pytest.mark.parametrize("method", ["moon", "pfedsd"])
+def test_it_is_measured_where_torch_is_not_said(method, tmp_path, monkeypatch):
+    """Also methods whose loss has terms of other models."""
+    made = []
+    monkeypatch.setattr(OnnxBackend, "step", counted(OnnxBackend.step, made))
+    run, _ = play(tmp_path, asked("fastest", **TWO, method={"name": method}))
+    assert made, "ONNX Runtime was tried"
+    assert run.settings.fleet.trainer in ("torch", "onnx")
+
+
+def counted(whole, calls):
+    def step(*arguments, **named):
+        calls.append(None)
+        return whole(*arguments, **named)
+
+    return step
+
+
+def test_where_there_is_no_onnx_runtime_it_is_one_line_or_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_choice, "installed", lambda: ("torch",))
+    with pytest.raises(
+        SettingError, match=r"fleet\.trainer: ONNX Runtime is not installed here: pip install"
+    ):
+        play(tmp_path / "a", asked("onnx"))
+    assert not (tmp_path / "a").exists()
+    said = Said()
+    run, _ = play(tmp_path / "b", asked("fastest", **TWO), observers=[said])
+    assert run.settings.fleet.trainer == "torch"
+    assert "torch trains: fleet.trainer: ONNX Runtime is not installed" in said.lines[0]
+
+
+def test_a_model_that_has_no_bundle_is_one_line(tmp_path, monkeypatch):
+    def fails(_):
+        raise trainers.ModelError("model mine: aten::strange cannot be exported")
+
+    monkeypatch.setattr(trainer_choice, "find_model", fails)
+    with pytest.raises(SettingError, match=r'strange cannot be exported; trainer = "torch" simulates it'):
+        play(tmp_path / "a", asked("onnx"))

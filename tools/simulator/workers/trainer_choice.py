@@ -1,0 +1,112 @@
+"""What simulated devices train with, `fleet.trainer`, and the bundle that ONNX Runtime trains from.
+
+By a worker: it imports torch, which the process that plays the rounds has no need of.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from fleetune.coordinator.run.models import find_model, make_run_bundle
+from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
+from fleetune.edge_agent.training.feature_data import features_of, upper_of
+from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.training.trainers import PIP, installed, make_backend
+from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.model.backbone_file import Tensors, read_backbone
+from fleetune.protocols.model.spec import Backbone
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.skeletons.trainer import FitPlan
+from fleetune.protocols.wire.payloads import Enrolment
+
+Kind = Literal["torch", "onnx"]
+
+TRIED_STEPS = 12  # of each trainer in a turn
+TURNS = 6  # the first of which warms up
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What trains in a run.
+
+    Attributes:
+        kind: of trainer.
+        bundle: that it trains from, encoded; None: torch needs none.
+        words: why, where it was measured; "": it was said.
+    """
+
+    kind: Kind = "torch"
+    bundle: bytes | None = None
+    words: str = ""
+
+
+def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData) -> Chosen:
+    """What `fleet.trainer` says, or the quickest one.
+
+    Args:
+        settings: of the run.
+        enrolment: of the run.
+        backbone: the file of what is frozen in its model; None: nothing is.
+        data: of one of its devices, to measure on.
+
+    Raises:
+        SettingError: ONNX Runtime is asked for and not installed, or the model has no bundle.
+    """
+    if settings.fleet.trainer == "torch":
+        return Chosen()
+    try:
+        bundle = _bundle(settings, enrolment)
+    except SettingError as problem:
+        if settings.fleet.trainer == "fastest":
+            return Chosen(words=f"torch trains: {problem}")
+        raise
+    if settings.fleet.trainer == "onnx":
+        return Chosen("onnx", bundle.encoded())
+    share = _share_of_torch(enrolment, bundle, backbone, data)
+    told = f"ONNX Runtime takes {share:.2f} of the processor time that torch takes for a training step"
+    if share < 1:
+        return Chosen("onnx", bundle.encoded(), f"ONNX Runtime trains: {told}")
+    return Chosen(words=f"torch trains: {told}")
+
+
+def _bundle(settings: RunSettings, enrolment: Enrolment) -> Bundle:
+    if "onnx" not in installed():
+        raise SettingError(f"fleet.trainer: ONNX Runtime is not installed here: pip install {PIP['onnx']}")
+    try:
+        made = find_model(settings).bundle or make_run_bundle(settings)
+    except FleetuneError as problem:
+        raise SettingError(f'fleet.trainer: {problem}; trainer = "torch" simulates it') from None
+    return made.with_backbone_of(enrolment.spec)
+
+
+def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData) -> float:
+    """The processor time of steps with ONNX Runtime, over that with torch: the least of each, in turns."""
+    spec = enrolment.spec
+    frozen: Tensors = {}
+    if backbone is not None and isinstance(spec.backbone, Backbone):
+        frozen = read_backbone(memoryview(backbone), spec.backbone)
+    rows = np.resize(np.arange(len(data.y_train)), TRIED_STEPS * enrolment.training.batch_size)
+    tried = replace(data, x_train=data.x_train[rows], y_train=data.y_train[rows], order=None)
+    kinds: tuple[Kind, ...] = ("torch", "onnx")
+    trainers = {kind: _trainer(kind, enrolment, bundle, frozen, tried) for kind in kinds}
+    times: dict[Kind, list[float]] = {kind: [] for kind in kinds}
+    for turn in range(TURNS):
+        for kind, trainer in trainers.items():
+            began = time.process_time()
+            trainer.fit(enrolment.weights, FitPlan(epochs=1), Key.of("trainer choice", turn))
+            times[kind].append(time.process_time() - began)
+    return min(times["onnx"][1:]) / max(min(times["torch"][1:]), 1e-9)
+
+
+def _trainer(
+    kind: Kind, enrolment: Enrolment, bundle: Bundle, frozen: Tensors, data: DeviceData
+) -> LocalTrainer:
+    backend = make_backend(kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen)
+    data, upper = for_vocabulary(data, backend.vocabulary), upper_of(backend, enrolment.training)
+    if upper is None:
+        return LocalTrainer(backend, data, enrolment.training)
+    return LocalTrainer(upper.backend, features_of(upper, data), enrolment.training)
