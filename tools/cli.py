@@ -1,11 +1,8 @@
 """edge-sim: a fleet before any device is bought."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -13,9 +10,10 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
-from fleetune.tools.bench.ratios.command import ratios
 from fleetune.tools.bench.simulator.command import simulator
 from fleetune.tools.bench.wire.command import wire
+from fleetune.tools.compare.ratios.command import ratios
+from fleetune.tools.simulator.crew import Engine, crew
 from fleetune.tools.simulator.workers.worker_processes import warm_up
 from fleetune.tools.stop_signals import in_one_line
 
@@ -45,16 +43,6 @@ Trackers = Annotated[
 ]
 Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on top of RUN_FILE; may repeat")]
 
-ALL_CORES = os.cpu_count() or 1
-
-
-class Engine(StrEnum):
-    """Where devices work."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
 EngineChoice = Annotated[
     Engine, typer.Option(help="where devices work: here, or on the nodes of a Ray cluster")
 ]
@@ -64,13 +52,6 @@ Address = Annotated[
         help="of the Ray cluster; else $RAY_ADDRESS; without either one begins and ends with this command"
     ),
 ]
-
-
-class Crew(NamedTuple):
-    """How many train devices, and the address of the cluster that they are on; None: they are here."""
-
-    workers: int
-    cluster: str | None
 
 
 @app.callback()
@@ -86,28 +67,6 @@ def _begin(workers: int | None) -> None:
     """Workers import what they need while this process does."""
     if workers != 0:
         warm_up()
-
-
-@contextmanager
-def _crew(engine: Engine, address: str | None, workers: int | None) -> Iterator[Crew]:
-    """Who trains devices; a cluster that was begun for it ends with this block.
-
-    Raises:
-        SettingError: the options do not go together, Ray is not installed, or there is no such cluster.
-    """
-    from fleetune.protocols.errors import SettingError
-
-    if engine is Engine.LOCAL:
-        if address is not None:
-            raise SettingError("--address is that of a Ray cluster: add --engine ray")
-        yield Crew(ALL_CORES if workers is None else workers, None)
-        return
-    if workers is not None and workers < 1:
-        raise SettingError(f"--workers {workers}: with --engine ray at least 1")
-    from fleetune.tools.simulator.ray_engine.cluster import cluster
-
-    with cluster(address, workers or ALL_CORES) as found:
-        yield Crew(workers or max(1, found.num_cpus), found.address)
 
 
 @app.command()
@@ -129,7 +88,7 @@ def run(
 
         settings = read_run(run_file, changes)
         folder = runs / settings.run.name
-        with _crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers) as (most, cluster):
             show_run(
                 settings,
                 folder,
@@ -177,7 +136,7 @@ def compare(
 
         settings = read_run(run_file, changes)
         folder = runs / f"{settings.run.name}.compare"
-        with _crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers) as (most, cluster):
             side_by_side(
                 settings,
                 labels_of(settings, methods),
@@ -230,7 +189,7 @@ def sweep(
 
         settings = read_run(run_file, changes)
         axes, folder = axes_of(over), runs / f"{settings.run.name}.sweep"
-        with _crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers) as (most, cluster):
             work = Work(folder, most, fresh=fresh, console=console, trackers=tuple(tracker), cluster=cluster)
             all_combinations(settings, axes, work, seeds=seeds, target=target, search=search)
 
@@ -269,7 +228,7 @@ def paper(
         several = cell == ALL or bool(set(cell) & set("*?["))
         if several and (changes or data):
             raise SettingError("--set and --data go with one cell; data for many is found in $FLEETUNE_DATA")
-        with _crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers) as (most, cluster):
             how = {"seeds": seeds, "runs": runs, "workers": most, "fresh": fresh, "cluster": cluster}
             if several:
                 play_cells(cell, console=console, **how)  # type: ignore[arg-type]
@@ -304,7 +263,7 @@ def table(
         if name is None:
             list_tables(console)
             return
-        with _crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers) as (most, cluster):
             fill_table(name, Asked(seeds, changes, runs, most, fresh, show, cluster), console)
 
 

@@ -1,12 +1,15 @@
-"""What a caller from Python asks for: settings, and samples of its own."""
+"""What a caller from Python asks for: settings, samples of its own, and who trains."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fleetune.edge_agent.datasets.dataset import Dataset
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
+from fleetune.tools.simulator.crew import Crew, Engine, crew
 from fleetune.tools.simulator.given import Data, given_data
 
 
@@ -23,3 +26,17 @@ def asked_for(
     if isinstance(dataset, str):
         return settings_of(settings, {**changes, "data.source": dataset}), None
     return settings_of(settings, changes), dataset
+
+
+@contextmanager
+def crew_of(engine: str, address: str | None, workers: int) -> Iterator[Crew]:
+    """Who trains; 0 workers: none but this process, and on a Ray cluster as many as it has processors.
+
+    Raises:
+        SettingError: as `crew`, in the words of an argument.
+    """
+    try:
+        with crew(engine, address, None if engine == Engine.RAY and workers == 0 else workers) as found:
+            yield found
+    except SettingError as problem:
+        raise SettingError(str(problem).removeprefix("--")) from None

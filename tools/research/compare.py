@@ -21,7 +21,7 @@ from fleetune.tools.compare.cells import RoundDone
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.contenders import labels_of
 from fleetune.tools.compare.figures import inside, metrics
-from fleetune.tools.research.asked import asked_for
+from fleetune.tools.research.asked import asked_for, crew_of
 from fleetune.tools.research.columns import device_rows, round_rows
 from fleetune.tools.research.frames import frame_of
 from fleetune.tools.simulator.given import Data, Deal, given
@@ -158,6 +158,8 @@ def compare(
     workers: int = 0,
     fresh: bool = False,
     trackers: Sequence[str | Make] = (),
+    engine: str = "local",
+    address: str | None = None,
 ) -> ComparisonResult:
     """Simulate several methods with several seeds and put them side by side, in `runs`/<name>.compare.
 
@@ -181,6 +183,8 @@ def compare(
             this under `if __name__ == "__main__":`.
         fresh: play finished runs again, too.
         trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
+        engine: as of `fleetune.simulate`.
+        address: likewise.
 
     Raises:
         FleetuneError: a setting is wrong, and nothing was played; or runs could not be played, and the others
@@ -195,19 +199,21 @@ def compare(
     folder = Path(runs) / f"{asked.run.name}.compare"
     try:
         column = column_of(AFTER, task_of(asked.task).score)
-        comparison = command.compare(
-            asked,
-            _labels(asked, methods),
-            folder,
-            seeds=seeds if isinstance(seeds, int) else tuple(map(int, seeds)),
-            target=target,
-            workers=workers,
-            fresh=fresh,
-            console=Console(quiet=True),
-            give=lambda seeded: given(seeded, dataset, partition),
-            hear=lambda news: _tell(news, on_round, column),
-            trackers=trackers,
-        )
+        with crew_of(engine, address, workers) as (most, cluster):
+            comparison = command.compare(
+                asked,
+                _labels(asked, methods),
+                folder,
+                seeds=seeds if isinstance(seeds, int) else tuple(map(int, seeds)),
+                target=target,
+                workers=most,
+                fresh=fresh,
+                console=Console(quiet=True),
+                give=lambda seeded: given(seeded, dataset, partition),
+                hear=lambda news: _tell(news, on_round, column),
+                trackers=trackers,
+                cluster=cluster,
+            )
     except SettingError as problem:
         raise SettingError(str(problem).removeprefix("--")) from None
     return ComparisonResult(folder, asked, comparison)

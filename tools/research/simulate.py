@@ -16,7 +16,7 @@ from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
-from fleetune.tools.research.asked import asked_for
+from fleetune.tools.research.asked import asked_for, crew_of
 from fleetune.tools.research.result import Result, read_result
 from fleetune.tools.simulator import runner
 from fleetune.tools.simulator.given import Data, Deal, given
@@ -39,6 +39,8 @@ def simulate(
     fresh: bool = False,
     report: bool = True,
     trackers: Sequence[str | Make] = (),
+    engine: str = "local",
+    address: str | None = None,
 ) -> Result:
     """Simulate a run and leave its report, weights and pictures in `runs`/<name>; what it came to.
 
@@ -56,12 +58,14 @@ def simulate(
             a NumPy generator that the run's seed decides).
         on_round: told of every training round when it closed, as a row of `Result.rounds`; when it answers
             True, no further round begins. What it raises ends the simulation.
-        workers: processes that train devices, one torch thread each; 0: none but this one. With some, a
-            script calls this under `if __name__ == "__main__":`.
+        workers: processes that train devices, one torch thread each; 0: none but this one, and on a Ray
+            cluster one a processor. With some, a script calls this under `if __name__ == "__main__":`.
         fresh: replace what an earlier run of this name left.
         report: leave pictures and report.html, too; they take longer than a small run.
         trackers: experiment trackers that follow the run: "tensorboard", "mlflow", or what makes one of your
             own (docs/python.md).
+        engine: where devices work: "local", here, or "ray", on the nodes of a Ray cluster.
+        address: of that cluster; None: $RAY_ADDRESS, and without it one begins and ends with this call.
 
     Raises:
         FleetuneError: settings, data or model are wrong; there is another run of this name, or somebody
@@ -77,11 +81,15 @@ def simulate(
     if there is not None and there.finished:
         return read_result(folder)
     stopped = _Stop(asked, on_round)
-    with Following(makers, folder, folder.name) as following:
+    with (
+        crew_of(engine, address, workers) as (most, cluster),
+        Following(makers, folder, folder.name) as following,
+    ):
         run, summary = runner.simulate(
             asked,
             folder,
-            workers=workers,
+            workers=most,
+            cluster=cluster,
             fresh=fresh,
             observers=[_Logged(), following],
             given=brought,

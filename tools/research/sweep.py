@@ -19,7 +19,7 @@ from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.figures import metrics
 from fleetune.tools.compare.side_by_side import Work
 from fleetune.tools.compare.sweep_tables import in_words, value_of
-from fleetune.tools.research.asked import asked_for
+from fleetune.tools.research.asked import asked_for, crew_of
 from fleetune.tools.research.columns import round_rows
 from fleetune.tools.research.frames import frame_of
 from fleetune.tools.simulator.given import Data, Deal, given
@@ -119,6 +119,8 @@ def sweep(
     workers: int = 0,
     fresh: bool = False,
     trackers: Sequence[str | Make] = (),
+    engine: str = "local",
+    address: str | None = None,
 ) -> SweepResult:
     """Simulate every combination of some settings, or those that a search chooses, with several seeds, and
     rank them, in `runs`/<name>.sweep.
@@ -142,6 +144,8 @@ def sweep(
             this under `if __name__ == "__main__":`.
         fresh: play finished runs again, too.
         trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
+        engine: as of `fleetune.simulate`.
+        address: likewise.
 
     Raises:
         FleetuneError: a setting is wrong, and nothing was played; or runs could not be played, and the others
@@ -151,18 +155,20 @@ def sweep(
     asked, dataset = asked_for(settings, set or {}, data)
     folder = Path(runs) / f"{asked.run.name}.sweep"
     console = Console(quiet=True)
-    work = Work(
-        folder,
-        workers,
-        fresh=fresh,
-        console=console,
-        give=lambda seeded: given(seeded, dataset, partition),
-        trackers=tuple(trackers),
-    )
     try:
         axes = axes_of(over)
         wanted = seeds if isinstance(seeds, int) else tuple(map(int, seeds))
-        comparison = command.sweep(asked, axes, work, seeds=wanted, target=target, search=search)
+        with crew_of(engine, address, workers) as (most, cluster):
+            work = Work(
+                folder,
+                most,
+                fresh=fresh,
+                console=console,
+                give=lambda seeded: given(seeded, dataset, partition),
+                trackers=tuple(trackers),
+                cluster=cluster,
+            )
+            comparison = command.sweep(asked, axes, work, seeds=wanted, target=target, search=search)
     except SettingError as problem:
         raise SettingError(str(problem).removeprefix("--")) from None
     return SweepResult(folder, asked, tuple(axis.key for axis in axes), comparison)

@@ -479,3 +479,24 @@ def test_a_folder_without_a_run_and_a_damaged_one_are_one_line(table, tmp_path):
     (damaged / "rounds.jsonl").write_text("{")
     with pytest.raises(StoreError, match="is damaged"):
         fleetune.read_result(damaged)
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ({"engine": "spark"}, "^engine spark: choose local, ray"),
+        ({"address": "1.2.3.4:6379"}, "^address is that of a Ray cluster"),
+        ({"engine": "ray", "address": "127.0.0.1:9"}, "^no Ray cluster at 127.0.0.1:9"),
+    ],
+)
+def test_where_nobody_can_work_it_is_one_line(how, line, tmp_path):
+    if how.get("engine") == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'fleetune[ray]'")
+    asked = {"run": {"name": "x", "rounds": 1}, "data": {"source": "digits"}, "method": {"name": "fedavg"}}
+    asked |= {"model": {"name": "mlp"}}
+    for play in (fleetune.simulate, fleetune.compare):
+        with pytest.raises(SettingError, match=line):
+            play(asked, runs=tmp_path, **how)
+    with pytest.raises(SettingError, match=line):
+        fleetune.sweep(asked, {"training.epochs": [1]}, runs=tmp_path, **how)
+    assert not list(tmp_path.rglob("rounds.jsonl"))

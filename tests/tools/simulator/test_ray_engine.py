@@ -14,6 +14,7 @@ from tests.helpers.nightly import sooner
 from tests.tools.simulator.test_simulate import BASE, settings
 from tests.tools.simulator.test_stopped import DEADLINE_S, TOML, Said, Stop, figures, stop
 
+import fleetune
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.compare.cells import Cell, play_all
 from fleetune.tools.simulator.given import Given
@@ -24,7 +25,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'flee
 from ray.cluster_utils import Cluster  # noqa: E402 - once it is known to be there
 
 from fleetune.tools.simulator.ray_engine import node_worker, ray_workers, shipment  # noqa: E402
-from fleetune.tools.simulator.ray_engine.cluster import imported  # noqa: E402
+from fleetune.tools.simulator.ray_engine.cluster import imported, join  # noqa: E402
 
 pytestmark = [
     pytest.mark.fleet,
@@ -179,6 +180,35 @@ def test_a_model_of_ones_own_goes_along(tmp_path, cluster, monkeypatch):
     assert play(tmp_path / "b", asked, cluster=cluster.address) == alone(tmp_path / "a", asked)
 
 
+def test_from_python_it_is_an_argument(tmp_path, cluster):
+    """Samples of the caller's, too, and both in a run and in a comparison."""
+    noise = np.random.default_rng(1)
+    asked = {
+        "run": {"name": "mine", "rounds": 2},
+        "model": {"name": "mlp"},
+        "method": {"name": "fedspu"},
+        "data": {"partition": {"kind": "iid", "samples": 20}},
+        "fleet": {"devices": 3},
+    }
+    data = noise.normal(size=(60, 1, 8, 8)).astype(np.float32), np.arange(60) % 10
+    there = {"engine": "ray", "address": cluster.address}
+    join(cluster.address)
+    here, far = (
+        fleetune.simulate(asked, tmp_path / name, data=data, report=False, **how)
+        for name, how in (("a", {}), ("b", there))
+    )
+    assert far.summary.accuracy == here.summary.accuracy
+    assert far.records == here.records
+    here, far = (
+        fleetune.compare(asked, ["fedspu", "fedavg"], runs=tmp_path / name, data=data, **how)
+        for name, how in (("a", {}), ("b", there))
+    )
+    assert far.frame.equals(here.frame)
+    assert ray.is_initialized(), "who has Ray already keeps it"
+    with pytest.raises(SettingError, match=r"address 1\.2\.3\.4:6379: this process is a client of the Ray"):
+        fleetune.simulate(asked, tmp_path / "c", data=data, engine="ray", address="1.2.3.4:6379")
+
+
 def test_a_worker_that_is_killed_in_mid_round_costs_its_task(tmp_path, cluster, slow_alone):
     asked, said = settings(**SLOW), Said()
 
@@ -300,6 +330,7 @@ def command(folder, runs, *more):
     return {"args": [sys.executable, "-m", "fleetune.tools.cli", *words], "cwd": folder}
 
 
+@pytest.mark.nightly
 def test_a_command_that_was_killed_leaves_no_ray_and_goes_on(tmp_path):
     """As a user does it, without a cluster: one begins and ends with the command, whatever happens."""
     (tmp_path / "run.toml").write_text(TOML.replace("rounds = 40", "rounds = 50"))

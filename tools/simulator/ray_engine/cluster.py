@@ -38,7 +38,8 @@ class Cluster:
 
 @contextmanager
 def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
-    """A cluster while it is used.
+    """A cluster while it is used. One that this process is a client of already, as a notebook may be, is used
+    and left as it is.
 
     Args:
         address: of one that is there, or "auto"; None: $RAY_ADDRESS, and without it one is begun on this
@@ -49,6 +50,9 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
         SettingError: Ray is not installed, or there is no such cluster.
     """
     ray = imported()
+    if ray.is_initialized():
+        yield _of_this_process(ray, address)
+        return
     address = address or os.environ.get("RAY_ADDRESS") or None
     try:
         if address is None:
@@ -56,10 +60,19 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Cluster]:
         else:
             _check_reached(address)
             _begin(ray, address=address)
-        found = int(ray.cluster_resources().get("CPU", 0))
-        yield Cluster(ray.get_runtime_context().gcs_address, found)
+        yield _of_this_process(ray, None)
     finally:
         ray.shutdown()
+
+
+def _of_this_process(ray: ModuleType, address: str | None) -> Cluster:
+    """The cluster that this process is a client of. Raises SettingError: that is not the one at `address`."""
+    there = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", there):
+        raise SettingError(
+            f"--address {address}: this process is a client of the Ray cluster at {there} already"
+        )
+    return Cluster(there, int(ray.cluster_resources().get("CPU", 0)))
 
 
 def _check_reached(address: str) -> None:

@@ -35,6 +35,14 @@ _GLANCE_S, _TO_LEAVE_S = 0.5, 30.0
 _spare: list["_Node"] = []  # of this process: workers that a run left, for its next one
 
 
+def dismiss() -> None:
+    """End the workers that this process keeps for its next run: others may want their processors."""
+    import ray
+
+    while _spare:
+        ray.kill(_spare.pop().actor)
+
+
 @dataclass(eq=False)
 class _Node:
     """A worker on a node.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.tools.bench.ratios.matrix import FLEETS, OWN_FLEET, groups_of, ways_of
+from fleetune.tools.compare.ratios.matrix import FLEETS, OWN_FLEET, groups_of, ways_of
 from fleetune.tools.stop_signals import in_one_line
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def ratios(
     with in_one_line("edge-sim"):
         from rich.console import Console
 
-        from fleetune.tools.bench.ratios.report import write_results
-        from fleetune.tools.bench.ratios.verdicts import verdicts
         from fleetune.tools.compare.contenders import seeds_of
+        from fleetune.tools.compare.ratios.report import write_results
+        from fleetune.tools.compare.ratios.verdicts import verdicts
         from fleetune.tools.compare.side_by_side import Question, Work, side_by_side
 
         settings, console = read_run(run_file, changes), Console()

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.tools.bench.ratios.matrix import Group, groups_of, ways_of
-from fleetune.tools.bench.ratios.report import markdown, picture
-from fleetune.tools.bench.ratios.verdicts import scores, verdicts
 from fleetune.tools.cli import app
 from fleetune.tools.compare.played import Point
+from fleetune.tools.compare.ratios.matrix import Group, groups_of, ways_of
+from fleetune.tools.compare.ratios.report import markdown, picture
+from fleetune.tools.compare.ratios.verdicts import scores, verdicts
 
 RUN = """
 [run]

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from fleetune.coordinator.reports.pictures.theme import LIGHT, Theme
 from fleetune.protocols.files import write_atomically
-from fleetune.tools.bench.ratios.matrix import Group
-from fleetune.tools.bench.ratios.verdicts import FIGURES, Verdict
+from fleetune.tools.compare.ratios.matrix import Group
+from fleetune.tools.compare.ratios.verdicts import FIGURES, Verdict
 
 Found = Mapping[Group, Sequence[Verdict]]
 

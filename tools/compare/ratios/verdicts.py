@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fleetune.tools.bench.ratios.matrix import FEDAVG, Group, Way
 from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.ratios.matrix import FEDAVG, Group, Way
 
 SHARE = 0.97
 SMOOTHED = 3  # rounds
