@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fleetune.coordinator.reports.pictures.theme import LIGHT, Theme
@@ -20,7 +21,8 @@ Found = Mapping[Group, Sequence[Verdict]]
 _NEVER = "never"
 _HEAD = ("", "seconds", "joules", "MB up", "in the end", "which took", "served", "late")
 _FIGURE_WORDS = {"seconds": "sooner", "joules": "fewer joules", "megabytes": "fewer bytes up"}
-_ROW_IN, _HEAD_IN, _WIDTH_IN = 0.34, 1.1, 8.2
+_ROW_IN, _HEAD_IN, _WIDTH_IN = 0.34, 1.6, 8.2
+_LEFT = 0.8  # of the least that is drawn: where the axis begins
 
 
 def write_results(found: Found, folder: Path) -> str:
@@ -98,39 +100,39 @@ def picture(found: Found, theme: Theme) -> Figure | None:
     """A row a group and objective, a dot a seed: how many times less it took than the best fixed way; a cross
     at the left edge where it never came there.
     """
-    rows = [
-        (f"{group.method}, {group.fleet}: {one.way.words}", one)
+    rows = {
+        f"{group.method}, {group.fleet}: {one.way.words}": one
         for group, some in found.items()
         for one in some
         if not one.way.is_fixed
-    ]
+    }
     if not rows:
         return None
     with rc_context(theme.settings):
         figure = Figure(figsize=(_WIDTH_IN, _HEAD_IN + _ROW_IN * len(rows)), layout="constrained")
         axes = figure.add_subplot()
         colours = dict(zip(FIGURES, (theme.ours, theme.start, theme.up), strict=True))
-        all_times = [value for _, one in rows for value in one.times[one.judged_by] if value is not None]
-        least = min([0.8, *(0.8 * value for value in all_times)])
-        for place, (_, one) in enumerate(reversed(rows)):
-            for value in one.times[one.judged_by]:
-                mark = "x" if value is None else "o"
-                axes.plot(
-                    [least if value is None else value],
-                    [place],
-                    mark,
-                    color=colours[one.judged_by],
-                    clip_on=False,
-                )
-        axes.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
+        for name in dict.fromkeys(one.judged_by for one in rows.values()):
+            axes.plot([], [], "o", color=colours[name], label=_FIGURE_WORDS[name])
+        _draw_rows(axes, list(rows.values()), colours)
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.axvline(1, color=theme.faint, linewidth=1)
-        axes.set_xscale("log")
-        axes.set_xlim(left=least)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
         axes.set_title("Against the best fixed ratio")
         axes.set_xlabel("times less until the target; a dot a seed, a cross: never there")
-        there = dict.fromkeys(one.judged_by for _, one in rows)
-        for figure_name in there:
-            axes.plot([], [], "o", color=colours[figure_name], label=_FIGURE_WORDS[figure_name])
-        axes.legend(loc="lower right")
+        figure.legend(loc="outside lower center", ncols=len(FIGURES))
     return figure
+
+
+def _draw_rows(axes: Axes, rows: Sequence[Verdict], colours: Mapping[str, str]) -> None:
+    known = [value for one in rows for value in one.times[one.judged_by] if value is not None]
+    edge = _LEFT * min([1.0, *known])
+    for place, one in enumerate(rows):
+        colour, times = colours[one.judged_by], one.times[one.judged_by]
+        there = [value for value in times if value is not None]
+        never = [edge] * (len(times) - len(there))
+        axes.plot(there, [place] * len(there), "o", color=colour, clip_on=False)
+        axes.plot(never, [place] * len(never), "x", color=colour, clip_on=False)
+    axes.set_xscale("log")
+    axes.set_xlim(left=edge)
