@@ -121,7 +121,7 @@ def picture(found: Found, theme: Theme) -> Figure | None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
         axes.set_title("Against the best fixed ratio")
         axes.set_xlabel("times less until the target; a dot a seed, a cross: never there")
-        figure.legend(loc="outside lower center", ncols=len(FIGURES))
+        figure.legend(loc="outside upper right", ncols=len(FIGURES))
     return figure
 
 
