@@ -4,11 +4,11 @@ A figure is the lower median of the last five rounds that say something about it
 three new ones move it, a single stray one does not. What cannot be true (see `plausible`) is never taken in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median, median_low
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -70,8 +70,13 @@ class LinkTimes:
         return self.latency_s + num_bytes * self.s_per_byte
 
 
-class CostHistory(Struct, frozen=True):
+_Found = TypeVar("_Found")
+
+
+class CostHistory(Struct, frozen=True, dict=True):
     """The last rounds of one device in one run; at most 4 kB in MessagePack, and 2 kB of errors.
+
+    Figures are worked out once: a choice among ratios asks for the same ones again and again.
 
     Attributes:
         past_rounds: oldest first.
@@ -125,15 +130,23 @@ class CostHistory(Struct, frozen=True):
                 return None
             return _over(_bytes(past.actual, direction), past.demand.estimate(direction))
 
-        return _middle(self._figures(ratio, factor))
+        return _middle(self._figures(("bytes", direction, uplink), ratio, factor))
 
     def s_per_sample(self, ratio: float) -> float | None:
         """Seconds of work for each sample that was asked for, by rounds at this ratio, or else by all."""
-        return _middle(self._figures(ratio, lambda one: _over(one.actual.train_s, one.demand.samples)))
+
+        def seconds(past: PastRound) -> float | None:
+            return _over(past.actual.train_s, past.demand.samples)
+
+        return _middle(self._figures("work", ratio, seconds))
 
     def processor_s_per_sample(self, ratio: float) -> float | None:
         """Likewise, of processors: what the work takes of them, whatever else runs."""
-        return _middle(self._figures(ratio, lambda one: _over(one.actual.processor_s, one.demand.samples)))
+
+        def seconds(past: PastRound) -> float | None:
+            return _over(past.actual.processor_s, past.demand.samples)
+
+        return _middle(self._figures("processor", ratio, seconds))
 
     def base_bytes(self, ratio: float) -> int | None:
         """What the process holds before it works: peak memory without the working memory of the demand.
@@ -145,7 +158,7 @@ class CostHistory(Struct, frozen=True):
             peak = past.actual.memory_bytes
             return None if peak is None else peak - past.demand.working_bytes
 
-        figures = self._figures(ratio, base)
+        figures = self._figures("base", ratio, base)
         return int(max(figures)) if figures else None
 
     def joules_factor(self, expected: Callable[[RoundCost], float | None]) -> float | None:
@@ -158,6 +171,9 @@ class CostHistory(Struct, frozen=True):
 
         `latency_s` is taken for its latency as long as all transfers are of one size.
         """
+        return self._once(("link", direction, latency_s), lambda: self._link(direction, latency_s))
+
+    def _link(self, direction: Direction, latency_s: float | None) -> LinkTimes | None:
         seen = [
             (float(num_bytes), seconds)
             for one in self.past_rounds
@@ -171,11 +187,25 @@ class CostHistory(Struct, frozen=True):
         latency = min((latency_s or 0.0) if found is None else found, MOST_LATENCY * quickest)
         return LinkTimes(latency, median_low([(seconds - latency) / size for size, seconds in recent]))
 
-    def _figures(self, ratio: float, figure: Callable[[PastRound], float | None]) -> list[float]:
-        """The last figures of rounds at this ratio, or else of all rounds."""
-        found = [(one.demand.ratio, value) for one in self.past_rounds if (value := figure(one)) is not None]
+    def _figures(
+        self, what: Hashable, ratio: float, figure: Callable[[PastRound], float | None]
+    ) -> list[float]:
+        """The last figures of rounds at this ratio, or else of all rounds; `what` they are of."""
+
+        def all_of_them() -> list[tuple[float, float]]:
+            pairs = ((one.demand.ratio, figure(one)) for one in self.past_rounds)
+            return [(at, value) for at, value in pairs if value is not None]
+
+        found = self._once(what, all_of_them)
         own = [value for at, value in found if at == ratio]
         return (own or [value for _, value in found])[-RECENT:]
+
+    def _once(self, what: Hashable, work: Callable[[], _Found]) -> _Found:
+        memory: dict[Any, Any] = self.__dict__
+        if what not in memory:
+            memory[what] = work()
+        found: _Found = memory[what]
+        return found
 
 
 def plausible(actual: RoundCost) -> RoundCost:

@@ -15,6 +15,7 @@ samples are within must fit the deadline (`late_within`).
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from statistics import NormalDist
 
 from msgspec import Struct
@@ -115,14 +116,15 @@ def late_within(expected: RoundCost, errors: Sequence[RoundError], late: float) 
     """
     work_s = expected.train_s or 0.0
     transfers_s = expected.known_s - work_s
-    shares = _shares(errors)
+    shares = _shares(tuple(errors))
     samples = [(transfers_s * one.transfers + work_s * one.work, share) for one, share in shares]
     left = max(0.0, 1.0 - sum(share for _, share in shares))
     samples.append((BEYOND * max(seconds for seconds, _ in samples), left))
     return max(expected.known_s, _quantile(samples, late))
 
 
-def _shares(errors: Sequence[RoundError]) -> list[tuple[RoundError, float]]:
+@lru_cache(maxsize=4)  # a choice among ratios asks about the same rounds again
+def _shares(errors: tuple[RoundError, ...]) -> list[tuple[RoundError, float]]:
     """What share of rounds is like each of those that were done (the product-limit estimate), the prior's
     among them; the rest is longer than all of them. One that was given up has none of its own: it would have
     been like those that went beyond more.
