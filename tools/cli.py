@@ -10,6 +10,7 @@ from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
+from fleetune.tools.bench.growth.command import growth
 from fleetune.tools.bench.simulator.command import simulator
 from fleetune.tools.bench.wire.command import wire
 from fleetune.tools.compare.ratios.command import ratios
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.add_typer(link_cli.app, name="link")
 coordinator.app.command()(wire)
 coordinator.app.command()(simulator)
+coordinator.app.command()(growth)
 coordinator.app.command()(ratios)
 app.add_typer(coordinator.app, name="bench")
 

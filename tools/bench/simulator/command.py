@@ -8,7 +8,6 @@ end is a file in OUT/plays; the same command goes on where it was stopped.
 """
 
 import os
-import platform
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +17,7 @@ import typer
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
+from fleetune.tools.bench.looked_at import machine
 from fleetune.tools.bench.own_environment import NotInstalled
 from fleetune.tools.bench.simulator.environments import Player, players, python_of
 from fleetune.tools.bench.simulator.workloads import WORKLOADS
@@ -97,7 +97,7 @@ def _play_all(
     everything = {name: _plays_of(name, out / _PLAYS) for name in WORKLOADS}
     there = {name: plays for name, plays in everything.items() if plays}
     console.print(
-        write_results(there, missing, _machine(), out), markup=False, highlight=False, soft_wrap=True
+        write_results(there, missing, machine(), out), markup=False, highlight=False, soft_wrap=True
     )
 
 
@@ -114,11 +114,3 @@ def _plays_of(name: str, folder: Path) -> "list[Played]":
 
     found = [recalled(path) for path in sorted(folder.glob(f"{name}-*.json"))]
     return [one for one in found if one is not None]
-
-
-def _machine() -> str:
-    """In words."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{model or platform.processor() or platform.machine()}, {os.cpu_count()} cores"

@@ -4,23 +4,19 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 
 import numpy as np
-import psutil
 
 from fleetune.protocols.files import write_atomically
+from fleetune.tools.bench.looked_at import Memory, processor_s
 from fleetune.tools.bench.simulator.environments import Player
 
 _SCRIPTS = Path(__file__).parent / "players"
 _WARM = 2  # rounds that do not count for the time of a round
-_SAMPLED_EVERY_S = 0.5
 
 
 class PlayFailed(Exception):  # noqa: N818 - it reports why there is no such line in the table
@@ -74,12 +70,12 @@ def play(player: Player, python: Path, workload: Path, repeat: int) -> Played:
         began = time.perf_counter()
         ended, processor = [], []
         with _started(player, python, workload, Path(folder)) as process:
-            memory = _Memory(process.pid)
+            memory = Memory(process.pid)
             assert process.stdout is not None, "it is a pipe"
             for line in process.stdout:
                 if line.startswith("round "):
                     ended.append(time.perf_counter() - began)
-                    processor.append(_processor_s(process.pid))
+                    processor.append(processor_s(process.pid))
             highest = memory.highest()
         if process.returncode or len(ended) <= _WARM:
             raise PlayFailed(_last_line(Path(folder) / "said"))
@@ -103,46 +99,6 @@ def _started(player: Player, python: Path, workload: Path, folder: Path) -> "sub
 
 def _last_line(file: Path) -> str:
     return next((line for line in reversed(file.read_text().splitlines()) if line.strip()), "it said nothing")
-
-
-def _family(pid: int) -> Iterator[psutil.Process]:
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        yield process
-        yield from process.children(recursive=True)
-
-
-def _processor_s(pid: int) -> float:
-    """Of a process and its children, those that have ended included."""
-    total = 0.0
-    for one in _family(pid):
-        with suppress(psutil.Error):
-            times = one.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
-class _Memory:
-    """Looks at how much memory a process and its children have."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid, self._highest, self._over = pid, 0, Event()
-        self._thread = Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def highest(self) -> int:
-        """So far; it looks no more."""
-        self._over.set()
-        self._thread.join()
-        return self._highest
-
-    def _look(self) -> None:
-        while not self._over.wait(_SAMPLED_EVERY_S):
-            total = 0
-            for one in _family(self._pid):
-                with suppress(psutil.Error):
-                    total += one.memory_full_info().pss
-            self._highest = max(self._highest, total)
 
 
 def _accuracy(folder: Path, workload: Path) -> float:

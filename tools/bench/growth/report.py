@@ -1,0 +1,80 @@
+"""What the plays came to: results.json, results.md, log-log plots with the power that a round grows with."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from fleetune.protocols.files import write_atomically
+from fleetune.tools.bench.growth.courses import Play, exponent
+from fleetune.tools.bench.growth.summing import Summed
+
+_HEAD = ("", "a round, s", "processor a round, s", "first round after, s", "memory, MB")
+_SUMMING = ("parameters", "density", "an update, ms", "floor, ms", "times the floor")
+
+
+def markdown(name: str, plays: Sequence[Play]) -> str:
+    """The table of what was varied."""
+    power = exponent(plays)
+    grows = "" if power is None else f": a round's processor time grows with its power of {power:.2f}"
+    lines = [f"**{name}**{grows}", "", f"| {' | '.join(_HEAD)} |", "|--:" * len(_HEAD) + "|"]
+    for one in plays:
+        cells = (
+            f"{one.value:,}",
+            f"{one.round_s:.3f}",
+            f"{one.round_processor_s:.3f}",
+            f"{one.first_s:.1f}",
+            f"{one.memory_bytes / 1e6:,.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def summing_markdown(found: Sequence[Summed]) -> str:
+    """The table of sums."""
+    lines = ["**summing updates**", "", f"| {' | '.join(_SUMMING)} |", "|--:" * len(_SUMMING) + "|"]
+    lines += [
+        f"| {one.parameters:,} | {one.density:g} | {one.ms:.3g} | {one.floor_ms:.3g} |"
+        f" {one.ms / one.floor_ms:.1f} |"
+        for one in found
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_results(
+    plays: Mapping[str, Sequence[Play]], found: Sequence[Summed], machine: str, folder: Path
+) -> str:
+    """Write all; the tables."""
+    tables = [markdown(name, own) for name, own in plays.items()]
+    text = "\n".join([*tables, *([summing_markdown(found)] if found else [])])
+    whole = {
+        "machine": machine,
+        "plays": {name: [asdict(one) for one in own] for name, own in plays.items()},
+        "exponents": {name: exponent(own) for name, own in plays.items()},
+        "summing": [asdict(one) for one in found],
+    }
+    write_atomically(folder / "results.json", json.dumps(whole, indent=1).encode())
+    write_atomically(folder / "results.md", f"{machine}\n\n{text}".encode())
+    if plays:
+        _draw(plays, folder / "results.png")
+    return text
+
+
+def _draw(plays: Mapping[str, Sequence[Play]], path: Path) -> None:
+    """A panel for each thing that is varied, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(plays), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(plays), squeeze=False)[0]
+    for axes, (name, own) in zip(panels, plays.items(), strict=True):
+        x = np.array([one.value for one in own], float)
+        axes.loglog(x, [one.round_processor_s for one in own], "o-", color="#1f6f50", label="processor")
+        axes.loglog(x, [one.round_s for one in own], "o-", color="#9aa5ad", label="by the clock")
+        power = exponent(own)
+        axes.set(title=name if power is None else f"{name}: power {power:.2f}", xlabel=name)
+        axes.set_ylabel("seconds a round")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)

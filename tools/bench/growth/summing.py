@@ -1,0 +1,60 @@
+"""What it takes to sum up updates, against what reading and writing the memory of it takes at least."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.selection import Entries, Everything
+
+DENSITY = 0.3
+TURNS = 7
+
+
+@dataclass(frozen=True)
+class Summed:
+    """One update into the sum.
+
+    Attributes:
+        parameters: of the model.
+        density: share of the entries that it has.
+        ms: that it takes, the least of some turns.
+        floor_ms: that NumPy takes to add as many float64 as it has to others, likewise.
+    """
+
+    parameters: int
+    density: float
+    ms: float
+    floor_ms: float
+
+
+def summed(parameters: int, density: float) -> Summed:
+    """Measured here and now."""
+    spec = _spec(parameters)
+    draws = Key.of("summing").generator()
+    values = draws.standard_normal(parameters).astype(np.float32)
+    selection = Everything() if density == 1 else Entries(draws.random(parameters) < density)
+    patch, mean = Patch.of(values, selection, spec), CoveredMean(spec)
+    sums, more = np.zeros(patch.values.size), np.ones(patch.values.size)
+    took: dict[str, list[float]] = {"ours": [], "floor": []}
+    for _ in range(TURNS):
+        took["ours"].append(_seconds(lambda: mean.add(patch, 1.0)))
+        took["floor"].append(_seconds(lambda: np.add(sums, more, out=sums)))
+    return Summed(parameters, density, 1e3 * min(took["ours"]), 1e3 * min(took["floor"]))
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def _spec(parameters: int) -> ModelSpec:
+    """One layer."""
+    whole = (Span(ALWAYS_ACTIVE, 0, parameters),)
+    tensor = TensorSpec("0.weight", (1, parameters), "weight", "0", ((), whole))
+    return ModelSpec(name="summing", tensors=(tensor,), groups=(), input_shape=(parameters,), num_classes=1)
