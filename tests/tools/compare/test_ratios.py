@@ -140,6 +140,7 @@ def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):
         (["--methods", "fedspy"], "--methods fedspy"),
         (["--ways", "0.2,0.2+best,time"], "best"),
         (["--target", "7"], "target"),
+        (["--set", "task.kind=regression"], "scores of which more is better"),
     ],
 )
 def test_what_cannot_be_played_is_told_in_one_line(run_file, options, told):

@@ -34,6 +34,12 @@ def test_it_learns_what_torch_learns_but_for_rounding(tmp_path):
     assert 0 < np.abs(weights[0] - weights[1]).max() < 1e-4
 
 
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch):
+    monkeypatch.setattr(trainer_choice, "_bundles", {})
+    monkeypatch.setattr(trainer_choice, "_shares", {})
+
+
 def play_again(tmp_path, name):
     """The shared model's bytes; the same run once more gives the same."""
     _, first = play(tmp_path / "first" / name, asked(name, **TWO))
@@ -84,6 +90,21 @@ def counted(whole, calls):
     return step
 
 
+def test_runs_that_are_alike_share_a_bundle_and_a_measurement(tmp_path, monkeypatch):
+    made, measured = [], []
+    monkeypatch.setattr(trainer_choice, "is_at_hand", lambda _: False)
+    make, measure = trainer_choice.make_run_bundle, trainer_choice._share_of_torch
+    monkeypatch.setattr(trainer_choice, "make_run_bundle", lambda asked: made.append(1) or make(asked))
+    monkeypatch.setattr(trainer_choice, "_share_of_torch", lambda *all_: measured.append(1) or measure(*all_))
+    kinds = set()
+    for method in ("fedavg", "fedspu"):
+        run, _ = play(tmp_path / method, asked("fastest", **TWO, method={"name": method}))
+        kinds.add(run.settings.fleet.trainer)
+    assert (len(made), len(measured), len(kinds)) == (1, 1, 1)
+    play(tmp_path / "other", asked("onnx", run={"name": "sim", "rounds": 1, "seed": 7}))
+    assert len(made) == 2
+
+
 def test_where_there_is_no_onnx_runtime_it_is_one_line_or_torch(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_choice, "installed", lambda: ("torch",))
     with pytest.raises(
@@ -101,6 +122,7 @@ def test_a_model_that_has_no_bundle_is_one_line(tmp_path, monkeypatch):
     def fails(_):
         raise trainers.ModelError("model mine: aten::strange cannot be exported")
 
-    monkeypatch.setattr(trainer_choice, "find_model", fails)
+    monkeypatch.setattr(trainer_choice, "is_at_hand", lambda _: False)
+    monkeypatch.setattr(trainer_choice, "make_run_bundle", fails)
     with pytest.raises(SettingError, match=r'strange cannot be exported; trainer = "torch" simulates it'):
         play(tmp_path / "a", asked("onnx"))

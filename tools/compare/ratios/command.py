@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.tasks import task_of
 from fleetune.tools.compare.ratios.matrix import FLEETS, OWN_FLEET, groups_of, ways_of
 from fleetune.tools.stop_signals import in_one_line
 
@@ -44,12 +46,15 @@ def ratios(
     with in_one_line("edge-sim"):
         from rich.console import Console
 
+        from fleetune.coordinator.reports.outcome import better_by
         from fleetune.tools.compare.contenders import seeds_of
         from fleetune.tools.compare.ratios.report import write_results
         from fleetune.tools.compare.ratios.verdicts import verdicts
         from fleetune.tools.compare.side_by_side import Question, Work, side_by_side
 
         settings, console = read_run(run_file, changes), Console()
+        if better_by(task_of(settings.task).score) < 0:
+            raise SettingError("bench ratios: it is for scores of which more is better, such as accuracy")
         asked, wanted = ways_of(ways), (methods or settings.method["name"]).split(",")
         groups, contenders = groups_of(settings, fleets.split(","), wanted, asked)
         folder = runs / f"{settings.run.name}.ratios"

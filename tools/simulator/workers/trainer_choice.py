@@ -5,11 +5,12 @@ By a worker: it imports torch, which the process that plays the rounds has no ne
 
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
+import msgspec
 import numpy as np
 
-from fleetune.coordinator.run.models import find_model, make_run_bundle
+from fleetune.coordinator.run.models import find_model, is_at_hand, make_run_bundle
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.feature_data import features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
@@ -27,6 +28,11 @@ Kind = Literal["torch", "onnx"]
 
 TRIED_STEPS = 12  # of each trainer in a turn
 TURNS = 6  # the first of which warms up
+KEPT = 4  # bundles and measurements of a process: runs that are played side by side share them
+
+_Kept = TypeVar("_Kept", Bundle, float)
+_bundles: dict[bytes, Bundle] = {}
+_shares: dict[bytes, float] = {}
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,11 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
         raise
     if settings.fleet.trainer == "onnx":
         return Chosen("onnx", bundle.encoded())
-    share = _share_of_torch(enrolment, bundle, backbone, data)
+    if not len(data.y_train):
+        return Chosen(words="torch trains: the first device has no samples to try both on")
+    alike = _of_run(settings) + msgspec.json.encode(enrolment.training)
+    share = _shares.get(alike) or _share_of_torch(enrolment, bundle, backbone, data)
+    _keep(_shares, alike, share)
     told = f"ONNX Runtime takes {share:.2f} of the processor time that torch takes for a training step"
     if share < 1:
         return Chosen("onnx", bundle.encoded(), f"ONNX Runtime trains: {told}")
@@ -76,11 +86,26 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
 def _bundle(settings: RunSettings, enrolment: Enrolment) -> Bundle:
     if "onnx" not in installed():
         raise SettingError(f"fleet.trainer: ONNX Runtime is not installed here: pip install {PIP['onnx']}")
+    at_hand = _bundles.get(_of_run(settings))
     try:
-        made = find_model(settings).bundle or make_run_bundle(settings)
+        if at_hand is None:
+            at_hand = find_model(settings).bundle if is_at_hand(settings) else make_run_bundle(settings)
     except FleetuneError as problem:
         raise SettingError(f'fleet.trainer: {problem}; trainer = "torch" simulates it') from None
-    return made.with_backbone_of(enrolment.spec)
+    assert at_hand is not None, "is_at_hand says so"
+    _keep(_bundles, _of_run(settings), at_hand)
+    return at_hand.with_backbone_of(enrolment.spec)
+
+
+def _of_run(settings: RunSettings) -> bytes:
+    """What a bundle depends on."""
+    return msgspec.json.encode((settings.model, settings.task, settings.data, settings.run.seed))
+
+
+def _keep(known: dict[bytes, _Kept], key: bytes, value: _Kept) -> None:
+    known[key] = value
+    while len(known) > KEPT:
+        del known[next(iter(known))]
 
 
 def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData) -> float:
