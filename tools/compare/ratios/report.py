@@ -53,8 +53,9 @@ def markdown(group: Group, some: Sequence[Verdict]) -> str:
     targets = sorted({course.target for course in courses})
     seeds = sorted({course.seed for course in courses})
     wanted = " to ".join(f"{100 * one:.1f}" for one in dict.fromkeys((targets[0], targets[-1])))
+    played = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     lines = [
-        f"**{group.fleet}, {group.method}**, to {wanted} %, seeds {', '.join(map(str, seeds))}",
+        f"**{group.fleet}, {group.method}**, to {wanted} %, {played}",
         "",
         f"| {' | '.join(_HEAD)} |",
         "|---|" + "--:|" * (len(_HEAD) - 1),
