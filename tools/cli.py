@@ -14,7 +14,7 @@ from fleetune.tools.bench.growth.command import growth
 from fleetune.tools.bench.simulator.command import simulator
 from fleetune.tools.bench.wire.command import wire
 from fleetune.tools.compare.ratios.command import ratios
-from fleetune.tools.simulator.crew import Engine, crew
+from fleetune.tools.simulator.ray_engine.crew import Engine, crew
 from fleetune.tools.simulator.workers.worker_processes import warm_up
 from fleetune.tools.stop_signals import in_one_line
 

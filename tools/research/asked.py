@@ -9,8 +9,8 @@ from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
-from fleetune.tools.simulator.crew import Crew, Engine, crew
 from fleetune.tools.simulator.given import Data, given_data
+from fleetune.tools.simulator.ray_engine.crew import Crew, Engine, crew
 
 
 def asked_for(
