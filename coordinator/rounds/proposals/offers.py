@@ -14,6 +14,7 @@ from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.choice import LOCAL_WORKS, Affordable, Budget
 
 HALF = 0.25  # the ratio of half the work that could be; measured: rounds to 60 %, FedSPU (docs/ratios.md)
+LEAST_WORK = 0.01  # that counts: a quarter of the training at p = 0.05; who claims to do less lies
 BEYOND = 0.7  # more local training than once is worth as much, to this power; measured there, too
 KILOWATT_HOUR = 3.6e6  # joules
 
@@ -38,8 +39,12 @@ class Offer:
 
     @property
     def work(self) -> float:
-        """See `work`; an encoding leaves as much of it as it has fidelity (`EncodingCost`)."""
-        return work(self.budget) * self.fidelity
+        """See `work`; an encoding leaves as much of it as it has fidelity (`EncodingCost`).
+
+        At least `LEAST_WORK`: one device of n that makes much of its least choice lengthens a round by no more
+        than the n-th root of how many times as much its largest one is.
+        """
+        return max(LEAST_WORK, work(self.budget) * self.fidelity)
 
 
 Choices = Sequence[Offer]

@@ -12,7 +12,7 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.deadlines import proposed_s
-from fleetune.coordinator.rounds.proposals.offers import Offer, choices_of, work
+from fleetune.coordinator.rounds.proposals.offers import LEAST_WORK, Offer, choices_of, work
 from fleetune.coordinator.rounds.proposals.pace import frugal, keeping_pace
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.protocols.errors import SettingError
@@ -147,6 +147,23 @@ def test_a_few_slow_devices_are_given_time_where_it_brings_them_much():
     found = keeping_pace(quick | {"a": slow, "b": slow, "c": slow})
     assert {found[name][-1].budget.local_work for name in "abc"} == {1.0}
     assert keeping_pace(quick | {"a": slow})["a"][-1].budget.local_work == 0.25
+
+
+@pytest.mark.parametrize("objective", [TIME, ENERGY, ObjectiveSection("bytes")])
+@pytest.mark.parametrize("share", [5e-324, 1e-300, 1e-9])
+def test_who_makes_much_of_its_least_choice_holds_up_a_round_by_a_bound(share, objective):
+    """One of ten says that it does next to nothing in a moment, and 10^300 times as much in a while."""
+    liar = (Affordable(0.2, 0.1, 1000, 0.1, local_work=share), Affordable(1.0, 60.0, 1000, 60.0))
+    honest = {f"q{number}": needing(1.0, start_s=1.0) for number in range(9)}
+    script = playing(objective, start_with=10)
+    for name, affords in (honest | {"liar": liar}).items():
+        script.ready(name, affords=affords, ratio=affords[0].ratio, idle_w=1.0)
+    assert all(member.dealt for member in script.state.members.values())
+    offers_of_liar = choices_of(script.state.members["liar"], TIME)
+    assert offers_of_liar[0].work == pytest.approx(LEAST_WORK)
+    times = (offers_of_liar[-1].work / LEAST_WORK) ** (1 / 10)
+    kept = keeping_pace({name: choices_of(member, TIME) for name, member in script.state.members.items()})
+    assert max(one.seconds for some in kept.values() for one in some) <= 2.0 * times
 
 
 def test_who_has_time_left_does_more_local_training_where_the_run_allows_it():
