@@ -41,8 +41,8 @@ class Offer:
     def work(self) -> float:
         """See `work`; an encoding leaves as much of it as it has fidelity (`EncodingCost`).
 
-        At least `LEAST_WORK`: one device of n that makes much of its least choice lengthens a round by no more
-        than the n-th root of how many times as much its largest one is.
+        At least `LEAST_WORK`: one device of n that makes much of its least choice lengthens a round by no
+        more than the n-th root of how many times as much its largest one is.
         """
         return max(LEAST_WORK, work(self.budget) * self.fidelity)
 
