@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from safetensors.numpy import load_file
 from tests.helpers.fleet_processes import Fleet, assert_equal, run_toml, simulated, wait_until
+from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.edge_agent.personal.served_model import read_served
@@ -48,7 +49,7 @@ def test_agents_that_stayed_play_more_rounds_and_a_run_that_starts_from_the_firs
             assert agent.stop() == 0
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedspu"])
+@pytest.mark.parametrize("method", sooner(["fedper", "fedspu"]))
 def test_a_run_that_goes_on_from_another_is_its_simulation(tmp_path, tmp_path_factory, method):
     first = run_toml(method=method, rounds=2)
     second = going_on("second", "fleet", method=method)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.helpers.fleet_processes import Fleet, expected, run_toml
+from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.run.models import find_model
 from fleetune.coordinator.store.device_rows import read_ledger
@@ -51,7 +52,7 @@ def agent_says(*words):
     return done.stdout
 
 
-@pytest.mark.parametrize("numbers", ["float32", "int8"])
+@pytest.mark.parametrize("numbers", sooner(["float32", "int8"], kept=["int8"]))
 def test_the_frozen_part_travels_once_and_both_trainers_agree_with_the_simulation(tmp_path, numbers):
     weights = tmp_path / "pretrained.safetensors"
     pretrained(weights)

@@ -62,6 +62,7 @@ def one_step(method):
     return toml.replace("batch_size = 16", "batch_size = 1000")
 
 
+@pytest.mark.nightly
 def test_one_step_of_every_method_is_the_same_with_every_trainer(tmp_path, third):
     trainer, paths = third
     with Fleet(tmp_path, one_step(METHODS[0])) as fleet:

@@ -189,6 +189,7 @@ class OneDevice:
         return tracemalloc.get_traced_memory()[0], self.run.store.path.stat().st_size
 
 
+@pytest.mark.nightly
 def test_hundreds_of_rounds_leave_memory_store_and_summary_as_large_as_they_are(tmp_path, monkeypatch):
     """10,000 were measured by hand, see docs/open-runs.md.
 

@@ -151,7 +151,9 @@ def test_real_processes_beside_the_simulation(run_file, tmp_path):
 
 @pytest.mark.fleet
 @needs_namespaces
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)]
+)
 def test_stopped_it_leaves_no_process_and_no_network(run_file, tmp_path, number, status):
     before, out = set(networks()), tmp_path / "out"
     bench = subprocess.Popen(

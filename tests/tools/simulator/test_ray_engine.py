@@ -319,6 +319,7 @@ def side_by_side(folder, address):
     return [(cell.folder / "rounds.jsonl").read_bytes() for cell in cells]
 
 
+@pytest.mark.nightly
 def test_runs_side_by_side_share_a_cluster(tmp_path, cluster):
     """As `compare`, `sweep` and `paper` play them: each a process here with workers of its own there."""
     free()

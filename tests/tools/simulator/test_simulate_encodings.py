@@ -77,7 +77,7 @@ def test_devices_that_come_and_go_and_are_late_are_still_sent_differences(tmp_pa
     assert encoded.bytes.down < 0.7 * plain.bytes.down
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sooner(sorted(METHODS)))
 def test_every_method_goes_through_its_rounds(tmp_path, method):
     _, encoded, weights = play(tmp_path, "int4", **asked("int4", method={"name": method}, **SMALL))
     assert encoded.rounds == 2
