@@ -1,5 +1,6 @@
 """Simulations on a Ray cluster: two nodes on this machine, equal to local workers whatever dies."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -121,7 +122,8 @@ def soon(true):
 
 def free():
     """No workers, who hold the processors of the cluster, are left of runs before."""
-    ray_workers._spare.clear()
+    ray_workers.dismiss()
+    gc.collect()  # a run that failed lets go of its workers with what it raised
     soon(lambda: not actors())
 
 
