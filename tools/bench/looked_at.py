@@ -2,8 +2,11 @@
 
 import os
 import platform
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
@@ -50,6 +53,41 @@ class Memory:
                 with suppress(psutil.Error):
                     total += one.memory_full_info().pss
             self._highest = max(self._highest, total)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What a process that says so took of each round.
+
+    Attributes:
+        ended_s: when each was over, in seconds since `began`.
+        processor_s: processor time by then, of the process and all that it started.
+        memory_bytes: at its highest, shared pages counted once (PSS).
+    """
+
+    ended_s: list[float]
+    processor_s: list[float]
+    memory_bytes: int
+
+
+def rounds_of(process: "subprocess.Popen[str]", began: float, most: int | None = None) -> Rounds:
+    """Look at it while it writes a line `round ...` when one is over.
+
+    Args:
+        process: its output is a pipe.
+        began: `time.perf_counter()` when it did.
+        most: after so many it is killed; None: it comes to its end.
+    """
+    memory, ended, processor = Memory(process.pid), list[float](), list[float]()
+    assert process.stdout is not None, "it is a pipe"
+    for line in process.stdout:
+        if line.startswith("round "):
+            ended.append(time.perf_counter() - began)
+            processor.append(processor_s(process.pid))
+        if len(ended) == most:
+            process.kill()
+            break
+    return Rounds(ended, processor, memory.highest())
 
 
 def machine() -> str:

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fleetune.protocols.errors import FleetuneError
-from fleetune.tools.bench.growth import courses
+from fleetune.protocols.update.patch import CoveredMean
+from fleetune.tools.bench.growth import courses, summing
 from fleetune.tools.bench.growth.courses import COURSES, Course, Play, exponent, keep, play
 from fleetune.tools.bench.growth.report import markdown
 from fleetune.tools.bench.growth.summing import summed
@@ -45,11 +47,19 @@ def test_the_power_is_that_of_a_straight_line_through_the_logarithms():
     assert "grows with its power of 0.50" in markdown("devices", [a_play(10, 0.1), a_play(1000, 1.0)])
 
 
-def test_summing_is_held_against_numpys_own():
-    for density in (0.3, 1.0):
-        found = summed(50_000, density)
-        assert found.ms > 0
-        assert found.floor_ms > 0
+@pytest.mark.parametrize("density", [0.3, 1.0])
+def test_as_many_entries_as_were_asked_for_are_summed(density, monkeypatch):
+    added, whole = [], CoveredMean.add
+
+    def add(mean, patch, weight):
+        whole(mean, patch, weight)
+        added.append(patch.values.size)
+        assert np.count_nonzero(mean.weights) == patch.values.size
+
+    monkeypatch.setattr(CoveredMean, "add", add)
+    found = summed(50_000, density)
+    assert (found.parameters, found.density) == (50_000, density)
+    assert added == [pytest.approx(density * 50_000, rel=0.02)] * summing.TURNS
 
 
 def test_what_was_played_is_not_played_again(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.files import write_atomically
-from fleetune.tools.bench.looked_at import Memory, processor_s
+from fleetune.tools.bench.looked_at import rounds_of
 
 ROUNDS, WARM = 8, 2  # of a play; the first few are not counted
 DEVICES, PARTICIPANTS = 1000, 10  # where others are varied
@@ -113,7 +113,7 @@ def play(course: Course, value: int, workers: int) -> Play:
         words = [one for said in sets for one in ("--set", said)]
         command = [sys.executable, "-m", "fleetune.tools.cli", "run", "run.toml", "--follow"]
         command += ["--workers", str(workers), *words]
-        began, ended, processor = time.perf_counter(), list[float](), list[float]()
+        began = time.perf_counter()
         with (
             (Path(folder) / "said").open("w") as said,
             subprocess.Popen(
@@ -125,21 +125,13 @@ def play(course: Course, value: int, workers: int) -> Play:
                 text=True,
             ) as process,
         ):
-            memory = Memory(process.pid)
-            assert process.stdout is not None, "it is a pipe"
-            for line in process.stdout:
-                if line.startswith("round "):
-                    ended.append(time.perf_counter() - began)
-                    processor.append(processor_s(process.pid))
-                if len(ended) == ROUNDS:  # its report is no matter here
-                    process.kill()
-                    break
-            highest = memory.highest()
-        if len(ended) < ROUNDS:
+            found = rounds_of(process, began, ROUNDS)  # its report is no matter here
+        if len(found.ended_s) < ROUNDS:
             lines = (Path(folder) / "said").read_text().splitlines() or ["it said nothing"]
             raise FleetuneError(f"{course.name} {value:,}: {lines[-1]}")
-    rounds, work = np.diff(ended[WARM - 1 :]), np.diff(processor[WARM - 1 :])
-    return Play(course.name, value, float(median(rounds)), float(work.mean()), ended[0], highest)
+    rounds, work = (np.diff(one[WARM - 1 :]) for one in (found.ended_s, found.processor_s))
+    figures = float(median(rounds)), float(work.mean()), found.ended_s[0], found.memory_bytes
+    return Play(course.name, value, *figures)
 
 
 def _as_toml(value: Any) -> str:

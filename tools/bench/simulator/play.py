@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fleetune.protocols.files import write_atomically
-from fleetune.tools.bench.looked_at import Memory, processor_s
+from fleetune.tools.bench.looked_at import rounds_of
 from fleetune.tools.bench.simulator.environments import Player
 
 _SCRIPTS = Path(__file__).parent / "players"
@@ -68,19 +68,13 @@ def play(player: Player, python: Path, workload: Path, repeat: int) -> Played:
     name = json.loads((workload / "workload.json").read_bytes())["name"]
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
-        ended, processor = [], []
         with _started(player, python, workload, Path(folder)) as process:
-            memory = Memory(process.pid)
-            assert process.stdout is not None, "it is a pipe"
-            for line in process.stdout:
-                if line.startswith("round "):
-                    ended.append(time.perf_counter() - began)
-                    processor.append(processor_s(process.pid))
-            highest = memory.highest()
-        if process.returncode or len(ended) <= _WARM:
+            rounds = rounds_of(process, began)
+        if process.returncode or len(rounds.ended_s) <= _WARM:
             raise PlayFailed(_last_line(Path(folder) / "said"))
         accuracy = _accuracy(Path(folder), workload)
-        return Played(player.name, name, repeat, ended, processor, highest, accuracy)
+        looked_at = rounds.ended_s, rounds.processor_s, rounds.memory_bytes
+        return Played(player.name, name, repeat, *looked_at, accuracy)
 
 
 def _started(player: Player, python: Path, workload: Path, folder: Path) -> "subprocess.Popen[str]":
