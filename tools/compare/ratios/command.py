@@ -30,7 +30,7 @@ def ratios(
     methods: Annotated[str | None, typer.Option(help="comma-separated; else the file's own")] = None,
     ways: Annotated[
         str,
-        typer.Option(help="ratios, fedavg, and what is to beat them: time, bytes, energy, money, 0.4+oort"),
+        typer.Option(help="ratios, fedavg, and what is to beat them: time, bytes, energy, 0.4+oort"),
     ] = "0.2,0.4,0.6,fedavg,time,bytes,energy",
     seeds: Annotated[int, typer.Option(min=1, help="of each, with run.seed and the seeds after it")] = 3,
     target: Annotated[

@@ -4,7 +4,7 @@ A way is written `RATIO` or `OBJECTIVE`, and `+PREFERENCE` behind it where devic
 
     0.4         all devices at p = 0.4
     fedavg      FedAvg, those who can afford whole models alone
-    time        as the coordinator proposes for `objective.minimise = "time"`; bytes, energy, money likewise
+    time        as the coordinator proposes for `objective.minimise = "time"`; bytes, energy likewise
     0.4+oort    all devices at p = 0.4, `round.prefer = "oort"`
 
 Ratios alone, and FedAvg, are what the others have to beat.
@@ -19,7 +19,7 @@ from fleetune.protocols.methods import REGISTRY
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.comparison import Contender
 
-OBJECTIVES = ("time", "bytes", "energy", "money")
+OBJECTIVES = ("time", "bytes", "energy")
 FEDAVG = "fedavg"
 OWN_FLEET = "own"
 FLEETS: dict[str, dict[str, dict[str, int]]] = {
