@@ -75,8 +75,7 @@ def simulate(
     asked, dataset = asked_for(settings, set or {}, data)
     brought = given(asked, dataset, partition)
     asked = brought.named_in(asked)
-    folder = Path(runs) / asked.run.name
-    makers = makers_of(trackers)
+    folder, makers = Path(runs) / asked.run.name, makers_of(trackers)
     there = None if fresh else _standing(asked, folder)
     if there is not None and there.finished:
         return read_result(folder)
