@@ -45,6 +45,7 @@ def test_what_devices_adopt_is_what_they_adopt_in_the_simulation(tmp_path, tmp_p
     assert summary["adoption"]["told"] == 3
 
 
+@pytest.mark.nightly
 def test_a_roll_out_goes_on_when_its_coordinator_is_killed_and_is_that_of_the_simulation(
     tmp_path, tmp_path_factory
 ):

@@ -50,6 +50,7 @@ def source(tmp_path, monkeypatch):
     return "noise:made"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("trainer", "limit"), [("torch", 512 * MB), ("onnx", 150 * MB)])
 def test_an_agent_trains_lenet_within_a_limit_and_is_not_killed(
     tmp_path, monkeypatch, cgroup, trainer, limit

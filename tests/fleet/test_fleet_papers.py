@@ -92,6 +92,7 @@ def play(fleet, tmp_path):
     return played
 
 
+@pytest.mark.nightly
 def test_fedspu_stops_a_device_early(fleet, play):
     text = toml("fedspu", "early_stopping = true", rounds=5, learning_rate=0.3)
     ear = Ear(fleet.broker.port, fleet.name)
@@ -132,6 +133,7 @@ def test_bls_leaves_layers_out_both_ways(play):
     assert max(down[0]) > 20 * min(down[-1])
 
 
+@pytest.mark.nightly
 def test_fedpurin_collaborates_until_beta_and_not_beyond(play, tmp_path):
     settings = ("tau = 0.5", "beta = 2")
     model = {"model": "cnn-fedspu-emnist"}
@@ -148,6 +150,7 @@ def test_fedpurin_collaborates_until_beta_and_not_beyond(play, tmp_path):
     assert (state.weights == 0).any(), "bar shrinks: what nobody sends is 0"
 
 
+@pytest.mark.nightly
 def test_dc_pfl_splits_by_a_trial_and_lets_layers_wait(play):
     settings = ("start_rounds = 1", "window = 1", "observe = 1", "low_discrepancy = 1.0")
     _, state, wanted = play(toml("dc-pfl", *settings, rounds=9))

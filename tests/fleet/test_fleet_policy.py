@@ -39,6 +39,7 @@ def test_an_agent_rests_until_it_is_charged_and_the_coordinator_knows_why(tmp_pa
         assert fleet.summary()["rounds"] == 3
 
 
+@pytest.mark.nightly
 def test_an_agent_stops_in_mid_epoch_and_goes_on_when_it_may(tmp_path, board):
     battery(board, "Charging")
     with Fleet(tmp_path, run_toml(devices=1, start_with=1, rounds=1, epochs=4000)) as fleet:
@@ -53,6 +54,7 @@ def test_an_agent_stops_in_mid_epoch_and_goes_on_when_it_may(tmp_path, board):
         assert fleet.summary()["rounds"] == 1
 
 
+@pytest.mark.nightly
 def test_where_nothing_fits_into_memory_it_declines_with_the_figures(tmp_path):
     with Fleet(tmp_path, run_toml(devices=2, start_with=1, rounds=2)) as fleet:
         fleet.start_coordinator()
@@ -64,6 +66,7 @@ def test_where_nothing_fits_into_memory_it_declines_with_the_figures(tmp_path):
         assert set(fleet.outcome().rounds[0][3]) == {large}
 
 
+@pytest.mark.nightly
 def test_what_was_expected_and_what_happened_stand_side_by_side(tmp_path):
     with Fleet(tmp_path, run_toml(devices=2, start_with=2, rounds=7)) as fleet:
         fleet.start()

@@ -108,6 +108,7 @@ def test_a_mixed_fleet_comes_to_what_a_torch_fleet_comes_to(tmp_path, third):
     assert enrolments[1] == enrolments[2] == enrolments[0] + len(payload)
 
 
+@pytest.mark.nightly
 def test_a_model_that_has_no_bundle_is_trained_by_those_with_torch(tmp_path):
     (tmp_path / "sorting_model.py").write_text(
         "from torch import nn\n"

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.open_or_resume import open_run
@@ -131,7 +132,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", sooner(MOMENTS, kept=("works", "replies")))
 def test_a_device_that_was_told_wrongly_that_the_run_is_over_comes_back_and_works(world, moment):
     # It says that it works now and then only; an update is there when its offer is, and not offered again.
     times = 1 if moment in ("works", "replies") else 3

@@ -113,6 +113,7 @@ def served(tmp_path):
                 print(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
 
 
+@pytest.mark.nightly
 def test_two_fleets_are_served_side_by_side_and_orders_are_obeyed(served):
     for name in NAMES:
         served.wait_for_rounds(name)

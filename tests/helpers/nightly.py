@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 OF_PAPERS = ("fedspu", "srp-pfed", "kapc", "kapc-bls", "fedpurin", "dc-pfl")
+SOME = ("fedavg", "fedspu", "kapc-bls", "fedpurin")  # where each takes seconds
 
 
-def sooner(names: Iterable[str], kept: Iterable[str] = ("fedavg", *OF_PAPERS)) -> list[Any]:
+def sooner(names: Iterable[Any], kept: Iterable[Any] = ("fedavg", *OF_PAPERS)) -> list[Any]:
     """Cases by name, for `parametrize`: those that `make test` keeps, methods by their names too, and the
     others.
     """

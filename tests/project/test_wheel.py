@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.helpers.nightly import sooner
 from tests.helpers.places import ROOT
 
 from fleetune.protocols.version import VERSION
@@ -111,7 +112,7 @@ def editable(source, tmp_path_factory):
     return install(tmp_path_factory.mktemp("editable"), "--editable", source)
 
 
-@pytest.fixture(params=["programs", "editable"])
+@pytest.fixture(params=sooner(["programs", "editable"], kept=["programs"]))
 def either(request):
     """Programs of the wheel, then of the checkout itself."""
     return request.getfixturevalue(request.param)
@@ -193,6 +194,7 @@ def test_the_doctor_finds_the_trainers(call):
     assert '"trainer"' in said
 
 
+@pytest.mark.nightly
 def test_a_run_with_workers_finds_a_users_own_model_beside_such_folders(call, programs, tmp_path):
     (tmp_path / "mine.py").write_text(MODEL)
     demo = next(programs.parent.rglob("tools/demo.toml"))
@@ -232,6 +234,7 @@ def test_a_users_own_packages_of_our_folders_names_are_found(either, users_folde
     assert "600 samples" in said, said
 
 
+@pytest.mark.nightly
 def test_a_users_type_checker_knows_what_is_public(either, tmp_path):
     """Of the wheel and of an editable install alike: py.typed is found, and so is every type behind it."""
     (tmp_path / "mine.py").write_text(TYPED)

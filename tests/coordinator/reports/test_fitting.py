@@ -6,6 +6,7 @@ from matplotlib import rc_context
 from matplotlib.text import Text
 from msgspec.structs import replace
 from tests.coordinator.reports.test_report import foretold, shown, summary_of
+from tests.helpers.nightly import sooner
 from tests.tools.compare.test_compare import hand_made, side_by_side
 
 from fleetune.coordinator.reports.adoption.outcome import adoption_of
@@ -73,7 +74,7 @@ def is_within(box, whole):
     return box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.width and box.y1 <= whole.height
 
 
-@pytest.mark.parametrize("num_devices", [3, 40])
+@pytest.mark.parametrize("num_devices", sooner([3, 40], kept=[40]))
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_every_text_of_a_runs_pictures_is_inside(name, num_devices):
     told = story(num_devices, name, (name + LONG)[:64])

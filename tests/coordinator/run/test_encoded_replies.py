@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from tests.conftest import tiny_spec
+from tests.helpers.nightly import sooner
 from tests.helpers.played_run import MODES, PlayedRun
 
 from fleetune.coordinator.run.run_events import ReplyRefused
@@ -18,7 +19,7 @@ SPEC = tiny_spec()
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("down", ["raw", "as up"])
+@pytest.mark.parametrize("down", sooner(["raw", "as up"], kept=["as up"]))
 @pytest.mark.parametrize("name", NAMES)
 def test_kills_of_both_sides_change_no_bit(tmp_path, name, down, mode):
     if down == "as up" and encodings.find(name).on_average:

@@ -60,6 +60,7 @@ def share_late(known, world, deadline_s=20.0, seeds=6, rounds=150):
     return np.mean([late for rounds_ in played for _, late in rounds_])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
 def test_at_most_the_stated_share_of_rounds_is_late(noise):
     """And without a margin up to nearly half of them are."""

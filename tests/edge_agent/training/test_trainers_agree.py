@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.helpers.nightly import sooner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
 from fleetune.edge_agent.training.device_data import DeviceData
@@ -137,7 +138,7 @@ def test_other_optimisers_clipping_and_augmentation_are_the_same_with_both(optim
     assert error(plain.weights, wanted.weights) > 1e-3
 
 
-@pytest.mark.parametrize("name", [*NORMED, "resnet8"])
+@pytest.mark.parametrize("name", sooner([*NORMED, "resnet8"], kept=NORMED))
 def test_batch_norm_trains_alike_and_keeps_the_same_statistics(name):
     """Where its inputs nearly cancel, rounding is what decides: a few steps, not a trajectory. They are of
     like size: on the few samples that batches of 16 leave, torch parts from itself by 1e-3, too, when

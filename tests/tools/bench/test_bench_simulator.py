@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.helpers.nightly import sooner
 from typer.testing import CliRunner
 
 from fleetune.protocols.errors import DataError
@@ -24,7 +25,7 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["fleetune-1", "bare"])
+@pytest.mark.parametrize("name", sooner(["fleetune-1", "bare"], kept=["fleetune-1"]))
 def test_a_simulator_plays_a_workload_and_is_looked_at(name: str, workload: Path, tmp_path: Path) -> None:
     player = players(2)[name]
     played = play(player, python_of(player, tmp_path), workload, 0)

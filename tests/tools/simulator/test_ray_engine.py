@@ -66,7 +66,7 @@ CASES = {
     },
     **{f"method {name}": {"method": {"name": name}} for name in ("dc-pfl", "fedpurin", "kapc", "lotteryfl")},
 }
-KEPT = ("personal models", "ONNX Runtime", "lossy both ways", "late devices", "data that grow")
+KEPT = ("personal models", "ONNX Runtime", "lossy both ways")
 
 
 @pytest.fixture(scope="module")

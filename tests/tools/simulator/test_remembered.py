@@ -1,7 +1,7 @@
 """What a simulation remembers of the last tasks and reads before it is due changes no figure."""
 
 import pytest
-from tests.helpers.nightly import OF_PAPERS, sooner
+from tests.helpers.nightly import SOME, sooner
 from tests.tools.simulator.test_stopped import CASES, OTHERS, figures, wanted
 
 from fleetune.protocols.update.base import KnownBases
@@ -20,7 +20,7 @@ def played(case, folder):
 
 
 @pytest.mark.parametrize(
-    "name", sooner([*CASES, "semi-asynchronous"], kept=(*OTHERS, "semi-asynchronous", *OF_PAPERS))
+    "name", sooner([*CASES, "semi-asynchronous"], kept=(*OTHERS, "semi-asynchronous", *SOME))
 )
 def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     case = CASES.get(name, SEMI)

@@ -113,6 +113,7 @@ def test_epochs_of_a_method_s_own_take_as_long_as_what_they_train(tmp_path):
     assert seconds[3] == pytest.approx(seconds[1] + (epochs - 4) * (seconds[2] - seconds[1]))
 
 
+@pytest.mark.nightly
 def test_collaboration_helps_where_samples_are_few(tmp_path):
     sections = {
         "run": {"rounds": 30},

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
-from tests.helpers.nightly import OF_PAPERS, sooner
+from tests.helpers.nightly import SOME, sooner
 from tests.tools.simulator.test_simulate import BASE, settings
 
 from fleetune.coordinator.run.run_controller import RunController
@@ -123,7 +123,7 @@ def play(folder, asked, **how):
     return found
 
 
-@pytest.mark.parametrize("name", sooner(CASES, kept=(*OTHERS, *OF_PAPERS)))
+@pytest.mark.parametrize("name", sooner(CASES, kept=(*OTHERS, *SOME)))
 def test_stopped_wherever_it_ends_as_if_it_never_had_been(name, tmp_path, stopping):
     asked = wanted(CASES[name])
     unbroken = play(tmp_path / "a", asked)
@@ -141,6 +141,7 @@ def test_stopped_wherever_it_ends_as_if_it_never_had_been(name, tmp_path, stoppi
     assert play(tmp_path / "b", asked) == unbroken
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", OTHERS)
 def test_stopped_after_each_round_it_ends_as_if_it_never_had_been(name, tmp_path):
     asked = wanted(CASES[name])
