@@ -260,7 +260,7 @@ def test_a_deep_network_without_kinks_is_right_in_every_batch(monkeypatch):
         assert_alike(run(graph, tensors | given), torch_step(module, given), spec)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sooner(MODELS, kept=MODELS.keys() - {"resnet18"}))
 def test_answers_are_those_of_evaluation(name):
     module, spec, made = exported(name)
     given = batch(module, spec, 5)
@@ -270,7 +270,7 @@ def test_answers_are_those_of_evaluation(name):
         assert relative(found[what], backend.answer(given["x"], what)) < 1e-5
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sooner(MODELS, kept=MODELS.keys() - {"resnet18"}))
 def test_files_are_valid_and_small(name):
     _, _, made = exported(name)
     for graph in made.graphs.values():
