@@ -25,22 +25,25 @@ def with_ratios():
             yield name
 
 
-def played(folder, method="fedspu", normalise=False, **part):
-    run = PlayedRun(folder, method, "synchronous", minimise="time", normalise=normalise)
+def played(folder, method="fedspu", normalise=False, minimise="time", **part):
+    run = PlayedRun(folder, method, "synchronous", minimise=minimise, normalise=normalise)
     run.play(**part)
     found = run.end()
     run.close()
     return found
 
 
-@pytest.mark.parametrize("method", list(with_ratios()))
-def test_kills_of_both_sides_change_no_bit(tmp_path, method):
-    wanted = played(tmp_path / "whole", method)
+@pytest.mark.parametrize(
+    ("method", "minimise"),
+    [*((method, "time") for method in with_ratios()), ("fedspu", "energy"), ("fedspu", "bytes")],
+)
+def test_kills_of_both_sides_change_no_bit(tmp_path, method, minimise):
+    wanted = played(tmp_path / "whole", method, minimise=minimise)
     for stopped in (3, 8):
         folder = tmp_path / f"stopped-{stopped}"
-        played(folder, method, end=stopped)
+        played(folder, method, minimise=minimise, end=stopped)
         shutil.copytree(folder, tmp_path / f"copy-{stopped}")
-        found = played(tmp_path / f"copy-{stopped}", method, begin=stopped)
+        found = played(tmp_path / f"copy-{stopped}", method, minimise=minimise, begin=stopped)
         assert (found["shared"], found["personal"]) == (wanted["shared"], wanted["personal"])
         assert found["records"] == wanted["records"]
 

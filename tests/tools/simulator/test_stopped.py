@@ -37,6 +37,7 @@ CASES = {
     },
     "batteries that end": {"fleet": FLEET | {"batteries": [0.0005, 0.02]}, "round": {"quorum": 1}},
     "proposals": {**LATE, "fleet": WIDE, "objective": {"minimise": "time"}},
+    "least energy": {**LATE, "fleet": WIDE, "objective": {"minimise": "energy"}},
     "fewest bytes": {"fleet": FLEET, "objective": {"minimise": "bytes"}, "encoding": {"up": "int4"}},
     "lossy both ways": {**LATE, "encoding": {"up": "int4", "down": "int8"}},
     "who takes part": {"fleet": FLEET, "round": {"participants": 3, "prefer": "pyramid"}},

@@ -7,6 +7,18 @@ from pathlib import Path
 from fleetune.tools.bench.own_environment import python_in
 
 _TORCH = "torch==2.13.0"  # the same for all, as in the Makefile
+# Of what APPFL requires, what its simulator imports: pip is at odds with all of it, clouds included, for hours.
+_FOR_APPFL = (
+    "colorama",
+    "lz4",
+    "matplotlib",
+    "omegaconf",
+    "opacus",
+    "pandas",
+    "scikit-learn",
+    "seaborn",
+    "wandb",
+)
 
 
 @dataclass(frozen=True)
@@ -18,14 +30,18 @@ class Player:
         script: in `players`.
         processes: that train.
         packages: that pip installs for it; empty: it runs here.
+        bare: that pip installs besides, without what they require.
         by_torchrun: it is started in as many copies as it has processes.
+        arguments: that its script takes besides.
     """
 
     name: str
     script: str
     processes: int = 1
     packages: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
     by_torchrun: bool = False
+    arguments: tuple[str, ...] = ()
 
 
 def players(cores: int) -> dict[str, Player]:
@@ -34,10 +50,12 @@ def players(cores: int) -> dict[str, Player]:
     found = [
         Player("fleetune", "play_fleetune.py", cores),
         Player("fleetune-1", "play_fleetune.py", 1),
+        Player("fleetune-fastest", "play_fleetune.py", cores, arguments=("fastest",)),
         Player("bare", "play_bare.py"),
         Player("pfl", "play_pfl.py", 1, pfl),
         Player("pfl-all", "play_pfl.py", cores, pfl, by_torchrun=True),
         Player("flwr", "play_flwr.py", cores, flwr),
+        Player("appfl", "play_appfl.py", 1, _FOR_APPFL, bare=("appfl==1.12.0",)),
     ]
     return {player.name: player for player in found}
 
@@ -50,5 +68,7 @@ def python_of(player: Player, folder: Path) -> Path:
     """
     if not player.packages:
         return Path(sys.executable)
-    where = folder / player.packages[0].partition("=")[0].partition("[")[0]
-    return python_in(where, (_TORCH, "numpy", *player.packages))
+    named = (*player.bare, *player.packages)[0]
+    where = folder / named.partition("=")[0].partition("[")[0]
+    bare = (("--no-deps", *player.bare),) if player.bare else ()
+    return python_in(where, (_TORCH, "numpy", *player.packages), *bare)

@@ -82,6 +82,7 @@ def _started(player: Player, python: Path, workload: Path, folder: Path) -> "sub
     if player.by_torchrun:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={player.processes}"]
     command += [str(_SCRIPTS / player.script), str(workload.resolve()), str(player.processes)]
+    command += player.arguments
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if player.packages:
         environment.pop("PYTHONPATH", None)

@@ -1,11 +1,13 @@
 """Fleetune, from Python: the whole of it, with every device's reports, bytes, seconds and joules."""
 
+import sys
+
 from workload_files import Files, given, round_over
 
 from fleetune import simulate
 
 
-def settings_of(files: Files) -> dict:
+def settings_of(files: Files, trainer: str) -> dict:
     """As a run.toml would say it."""
     asked = files.asked
     training = {name: getattr(asked, name) for name in ("epochs", "batch_size", "learning_rate")}
@@ -19,6 +21,7 @@ def settings_of(files: Files) -> dict:
             "devices": asked.devices,
             "ratios": [1.0],
             "boards": {"raspberry-pi-4b": asked.devices},
+            "trainer": trainer,
         },
     }
 
@@ -27,8 +30,9 @@ def main() -> None:
     files, processes = given()
     asked = files.asked
     told = iter(range(1, asked.rounds + 1))
+    trainer = (*sys.argv[3:], "torch")[0]
     result = simulate(
-        settings_of(files),
+        settings_of(files, trainer),
         "runs",
         data=(files.x, files.y),
         partition=list(zip(files.rows, files.test_rows, strict=True)),
