@@ -7,7 +7,7 @@ from pathlib import Path
 from fleetune.tools.bench.own_environment import python_in
 
 _TORCH = "torch==2.13.0"  # the same for all, as in the Makefile
-# Of what APPFL requires, what its simulator imports: pip is at odds with all of it, clouds included, for hours.
+# Of what APPFL requires, what its simulator imports: with all of it, clouds included, pip does not end.
 _FOR_APPFL = (
     "colorama",
     "lz4",

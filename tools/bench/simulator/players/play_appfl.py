@@ -1,12 +1,7 @@
 """APPFL: its virtual-time driver, all clients one after the other in one process, without evaluation."""
 
 import logging
-import sys
 from pathlib import Path
-from types import ModuleType
-
-# Image quality for reports on data, which nobody asks for here; it needs a torchvision made for this torch.
-sys.modules["piq"] = ModuleType("piq")
 
 import torch
 from appfl.agent import SimClientAgent, SimServerAgent
