@@ -9,7 +9,7 @@ from tests.tools.simulator.test_stopped import Said, Stop, figures, stop
 
 from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
-from fleetune.protocols.errors import SettingError
+from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.workers import trainer_choice
 
@@ -126,3 +126,16 @@ def test_a_model_that_has_no_bundle_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_choice, "make_run_bundle", fails)
     with pytest.raises(SettingError, match=r'strange cannot be exported; trainer = "torch" simulates it'):
         play(tmp_path / "a", asked("onnx"))
+
+
+def test_where_onnx_runtime_cannot_train_the_model_torch_does(tmp_path, monkeypatch):
+    def too_old(kind, *arguments, **named):
+        if kind == "onnx":
+            raise ModelError("this ONNX Runtime reads no operator of version 22")
+        return trainers.make_backend(kind, *arguments, **named)
+
+    monkeypatch.setattr(trainer_choice, "make_backend", too_old)
+    said = Said()
+    run, _ = play(tmp_path, asked("fastest", **TWO), observers=[said])
+    assert run.settings.fleet.trainer == "torch"
+    assert said.lines[0] == "torch trains: this ONNX Runtime reads no operator of version 22"

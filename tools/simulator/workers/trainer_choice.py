@@ -75,7 +75,10 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
     if not len(data.y_train):
         return Chosen(words="torch trains: the first device has no samples to try both on")
     alike = _of_run(settings) + msgspec.json.encode(enrolment.training)
-    share = _shares.get(alike) or _share_of_torch(enrolment, bundle, backbone, data)
+    try:
+        share = _shares.get(alike) or _share_of_torch(enrolment, bundle, backbone, data)
+    except FleetuneError as problem:  # an ONNX Runtime of before what the bundle needs, say
+        return Chosen(words=f"torch trains: {problem}")
     _keep(_shares, alike, share)
     told = f"ONNX Runtime takes {share:.2f} of the processor time that torch takes for a training step"
     if share < 1:
