@@ -68,7 +68,7 @@ def played(label, seed, round_s, accuracy, *, known=2):
     )
 
 
-WAYS = ways_of("0.2,0.4,fedavg,time")
+WAYS = ways_of("0.2,0.4,fedavg,time,bytes")
 GROUP = Group("own", "fedspu", {way.words: way.words for way in WAYS})
 
 
@@ -93,6 +93,7 @@ def test_each_is_held_against_the_best_fixed_ratio_of_its_seed():
         *(played("fedavg", seed, 9.0, slow, known=1) for seed in (0, 1)),
         played("time", 0, 1.0, quick),
         played("time", 1, 1.0, [0.3] * 4),
+        *(played("bytes", seed, 0.01, slow) for seed in (0, 1)),
     ]
     found = {one.way.words: one for one in verdicts(GROUP, WAYS, runs, None)}
     assert [one.target for one in found["0.2"].courses] == pytest.approx([0.97 * 0.8] * 2)
@@ -105,6 +106,7 @@ def test_each_is_held_against_the_best_fixed_ratio_of_its_seed():
     table = markdown(GROUP, list(found.values()))
     assert "| `time` | 4, 1 of 2 (3x) | 8, 1 of 2 (3x) |" in table
     assert "| `fedavg` | never | never | never | 40.0 % |" in table
+    assert "| `bytes` | 0.06 (200x) |" in table
     assert "to 77.6 %" in table
 
 

@@ -1,7 +1,7 @@
 """What a matrix came to: results.json, results.md, and a picture of who wins by how much."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -70,9 +70,9 @@ def _cells(one: Verdict) -> list[str]:
     return [
         f"p = {one.way.words}" if one.way.ratio and one.way.words[0].isdigit() else f"`{one.way.words}`",
         *(_taken(one, figure) for figure in FIGURES),
-        f"{_between(ends, '.1f')} %",
+        f"{_between(ends, '{:.1f}'.format)} %",
         f"{median(course.lasted_s for course in own):,.0f} s",
-        _between(sorted(float(course.served) for course in own), ".0f"),
+        _between(sorted(float(course.served) for course in own), "{:.0f}".format),
         f"{100 * max(course.late for course in own):.1f} %",
     ]
 
@@ -85,12 +85,16 @@ def _taken(one: Verdict, figure: str) -> str:
     if len(taken) < len(one.courses):
         text = f"{text}, {len(taken)} of {len(one.courses)}"
     times = sorted(value for value in one.times[figure] if value is not None)
-    return text if one.way.is_fixed or not times else f"{text} ({_between(times, '.2g')}x)"
+    return text if one.way.is_fixed or not times else f"{text} ({_between(times, _as_factor)}x)"
 
 
-def _between(values: Sequence[float], how: str) -> str:
+def _between(values: Sequence[float], in_words: Callable[[float], str]) -> str:
     """The least and the most, once where they read alike."""
-    return " to ".join(dict.fromkeys((format(values[0], how), format(values[-1], how))))
+    return " to ".join(dict.fromkeys(map(in_words, (values[0], values[-1]))))
+
+
+def _as_factor(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _in_short(value: float) -> str:
