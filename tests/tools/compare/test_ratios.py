@@ -10,7 +10,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.cli import app
 from fleetune.tools.compare.played import Point
-from fleetune.tools.compare.ratios.matrix import Group, groups_of, ways_of
+from fleetune.tools.compare.ratios.matrix import FLEETS, Group, groups_of, ways_of
 from fleetune.tools.compare.ratios.report import markdown, picture
 from fleetune.tools.compare.ratios.verdicts import scores, verdicts
 
@@ -177,3 +177,8 @@ def test_a_fleet_is_played_and_again_costs_nothing(run_file):
 def test_ratios_that_are_no_ratios_are_refused():
     with pytest.raises(SettingError, match="--ways nan"):
         ways_of("0.2,nan,time")
+
+
+def test_its_help_names_every_fleet():
+    told = CliRunner().invoke(app, ["bench", "ratios", "--help"], env={"COLUMNS": "300"}).output
+    assert f"comma-separated: {', '.join(FLEETS)}" in told

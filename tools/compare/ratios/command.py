@@ -17,7 +17,6 @@ import typer
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.tasks import task_of
-from fleetune.tools.compare.ratios.matrix import FLEETS, OWN_FLEET, groups_of, ways_of
 from fleetune.tools.stop_signals import in_one_line
 
 if TYPE_CHECKING:
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
 
 def ratios(
     run_file: Annotated[Path, typer.Argument(help="the run's settings, see examples/mixed-fleet.toml")],
-    fleets: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(FLEETS)}")] = OWN_FLEET,
+    fleets: Annotated[
+        str, typer.Option(help="comma-separated: own, thin-links, slow-boards, batteries")
+    ] = "own",
     methods: Annotated[str | None, typer.Option(help="comma-separated; else the file's own")] = None,
     ways: Annotated[
         str,
@@ -48,6 +49,7 @@ def ratios(
 
         from fleetune.coordinator.reports.outcome import better_by
         from fleetune.tools.compare.contenders import seeds_of
+        from fleetune.tools.compare.ratios.matrix import groups_of, ways_of
         from fleetune.tools.compare.ratios.report import write_results
         from fleetune.tools.compare.ratios.verdicts import verdicts
         from fleetune.tools.compare.side_by_side import Question, Work, side_by_side
