@@ -29,12 +29,12 @@ from fleetune.coordinator.run.stored_run import (
     BUNDLE,
     FINISHED,
     Run,
-    backbone_payload,
     method_of,
     read_enrolment,
 )
 from fleetune.coordinator.store.run_folder import BACKBONE, STATE, clear
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.store.stored_backbone import backbone_payload
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.model.spec import Backbone

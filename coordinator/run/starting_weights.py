@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.coordinator.run.models import Model
-from fleetune.coordinator.run.stored_run import Run, look_at, stored_backbone
+from fleetune.coordinator.run.stored_run import Run, look_at
+from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.carried_layers import carry_over

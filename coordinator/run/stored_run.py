@@ -8,18 +8,16 @@ from typing import Any
 
 from fleetune.coordinator.run.changed_settings import stored_settings
 from fleetune.coordinator.run.run_controller import RunController
-from fleetune.coordinator.store.run_folder import BACKBONE, SHARED, STATE
+from fleetune.coordinator.store.run_folder import SHARED, STATE
 from fleetune.coordinator.store.run_store import RunStore
+from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.protocols.errors import PacketError, PacketVersion, SettingError, StoreError, StoreVersion
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section
-from fleetune.protocols.model.backbone_file import Tensors, mapped, read_backbone
-from fleetune.protocols.model.spec import Backbone, ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.protocols.wire.transfer import digest_of
 
 BUNDLE, FINISHED = "bundle", "finished"  # names in the store, once the bundle is made and the run is over
 
@@ -100,30 +98,6 @@ def look_at(folder: Path) -> Iterator[Run]:
 def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
     """The run's method. Raises SettingError when its settings are wrong, or it is not for the run's task."""
     return from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
-
-
-def backbone_payload(folder: Path, spec: ModelSpec) -> memoryview:
-    """The file of what is frozen in a run's model, as it is sent.
-
-    Raises:
-        StoreError: it is missing or damaged.
-    """
-    assert isinstance(spec.backbone, Backbone)
-    found = mapped(folder / BACKBONE)
-    if found is None or digest_of(found) != spec.backbone.digest:
-        state = "missing" if found is None else "damaged"
-        raise StoreError(f"{folder / BACKBONE}, what is frozen in the run's model, is {state}: restore it")
-    return found
-
-
-def stored_backbone(folder: Path, spec: ModelSpec) -> Tensors:
-    """The tensors in it by name; empty: nothing is frozen. Raises StoreError: it is missing or damaged."""
-    if not isinstance(spec.backbone, Backbone):
-        return {}
-    try:
-        return read_backbone(backbone_payload(folder, spec), spec.backbone)
-    except PacketError as problem:
-        raise StoreError(f"{folder / BACKBONE}: {problem}") from None
 
 
 def mark_finished(run: Run) -> None:

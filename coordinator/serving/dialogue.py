@@ -24,7 +24,7 @@ from fleetune.coordinator.run.run_events import (
     RoundClosed,
     RunFinished,
 )
-from fleetune.coordinator.run.stored_run import Run, backbone_payload
+from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.serving.admission import Gate
 from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.coordinator.serving.burst import Burst
@@ -34,6 +34,7 @@ from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.coordinator.serving.reply_intake import take_in
+from fleetune.coordinator.store.stored_backbone import backbone_payload
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics

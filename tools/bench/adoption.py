@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from fleetune.coordinator.run.stored_run import stored_backbone
+from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.edge_agent.personal.served_model import read_served
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import make_backend

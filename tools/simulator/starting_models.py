@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from fleetune.coordinator.run.starting_weights import run_named
-from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.edge_agent.state.agent_store import FileMemory
@@ -66,6 +64,10 @@ def carry_over(
     Raises:
         StoreError: a served model is damaged or cannot be read, or the disk is full.
     """
+    # Workers, which read what a device begins with, start sooner without all that can open a run.
+    from fleetune.coordinator.run.starting_weights import run_named
+    from fleetune.coordinator.run.stored_run import stored_run
+
     before = run_named(settings)
     if before is None:
         return ""

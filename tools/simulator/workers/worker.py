@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleetune.coordinator.run.stored_run import stored_backbone
+from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.edge_agent.personal.serving import serving_of
 from fleetune.edge_agent.run.beside import Beside
 from fleetune.edge_agent.run.session import Session

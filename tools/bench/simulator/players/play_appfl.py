@@ -8,7 +8,7 @@ from appfl.agent import SimClientAgent, SimServerAgent
 from appfl.vsim import ClientProfile, SyncSimDriver
 from workload_files import Files, given, round_over, save
 
-PARTS = """
+OWN = """
 import torch
 
 def network():
@@ -37,13 +37,13 @@ def settings_of(files: Files) -> dict:
         "optim": "SGD",
         "optim_args": {"lr": asked.learning_rate},
         "loss_fn": "CrossEntropyLoss",
-        "metric_path": "parts.py",
+        "metric_path": "mymodels.py",
         "metric_name": "accuracy",
         "train_batch_size": asked.batch_size,
         "optimize_memory": False,
     }
     return {
-        "model_configs": {"model_path": "parts.py", "model_name": "network"},
+        "model_configs": {"model_path": "mymodels.py", "model_name": "network"},
         "algorithm_configs": {
             "trainer": "VanillaTrainer",
             "trainer_kwargs": training,
@@ -60,7 +60,7 @@ def main() -> None:
     files, _processes = given()
     asked = files.asked
     torch.set_num_threads(1)
-    Path("parts.py").write_text(PARTS.format(module=str(files.folder.absolute() / "module.pt")))
+    Path("mymodels.py").write_text(OWN.format(module=str(files.folder.absolute() / "module.pt")))
     settings = settings_of(files)
     server = SimServerAgent(settings, num_clients=asked.devices)
     clients = [

@@ -1,0 +1,33 @@
+"""What is frozen in a run's model: a file in the run's folder."""
+
+from pathlib import Path
+
+from fleetune.coordinator.store.run_folder import BACKBONE
+from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.model.backbone_file import Tensors, mapped, read_backbone
+from fleetune.protocols.model.spec import Backbone, ModelSpec
+from fleetune.protocols.wire.transfer import digest_of
+
+
+def backbone_payload(folder: Path, spec: ModelSpec) -> memoryview:
+    """The file of what is frozen in a run's model, as it is sent.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    assert isinstance(spec.backbone, Backbone)
+    found = mapped(folder / BACKBONE)
+    if found is None or digest_of(found) != spec.backbone.digest:
+        state = "missing" if found is None else "damaged"
+        raise StoreError(f"{folder / BACKBONE}, what is frozen in the run's model, is {state}: restore it")
+    return found
+
+
+def stored_backbone(folder: Path, spec: ModelSpec) -> Tensors:
+    """The tensors in it by name; empty: nothing is frozen. Raises StoreError: it is missing or damaged."""
+    if not isinstance(spec.backbone, Backbone):
+        return {}
+    try:
+        return read_backbone(backbone_payload(folder, spec), spec.backbone)
+    except PacketError as problem:
+        raise StoreError(f"{folder / BACKBONE}: {problem}") from None
