@@ -133,8 +133,10 @@ class Tasks:
             held.forget(device)
         elif not held.is_known(device, digest):
             delivered = None if awaited is None else self.delivered(device, awaited, open_turn)
-            if delivered is None or delivered.base.digest != digest:  # else its reply is on the way
+            if delivered is None or delivered.base.digest != digest:
                 held.begin_anew(device)
+            elif held.of(device) is None:  # its reply is on the way, to a task that was no difference
+                held.advance(device, delivered.base)
 
     def taken(self, device: DeviceId, delivered: Delivered) -> None:
         """It has answered: it holds what its task brought. Inside `store.step()`."""
