@@ -39,7 +39,7 @@ def simulator(
     only: Annotated[str, typer.Option(help="simulators, comma-separated, `pfl*`")] = "*",
     repeats: Annotated[int, typer.Option(min=1, help="plays of each")] = 5,
 ) -> None:
-    """Seconds a round and until the first one, processor time and memory: ours, pfl-research's, Flower's."""
+    """Seconds of a round, processor time, memory: ours, pfl-research's, Flower's, APPFL's, a bare loop's."""
     with one_line_errors("edge-sim"):
         from rich.console import Console
 
