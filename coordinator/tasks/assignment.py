@@ -135,7 +135,7 @@ class Tasks:
             delivered = None if awaited is None else self.delivered(device, awaited, open_turn)
             if delivered is None or delivered.base.digest != digest:
                 held.begin_anew(device)
-            elif held.of(device) is None:  # its reply is on the way, to a task that was no difference
+            elif held.of(device) is None:  # forgotten here; it has done its task, and its reply is on the way
                 held.advance(device, delivered.base)
 
     def taken(self, device: DeviceId, delivered: Delivered) -> None:
