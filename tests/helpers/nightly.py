@@ -10,8 +10,6 @@ SOME = ("fedavg", "fedspu", "kapc-bls", "fedpurin")  # where each takes seconds
 
 
 def sooner(names: Iterable[Any], kept: Iterable[Any] = ("fedavg", *OF_PAPERS)) -> list[Any]:
-    """Cases by name, for `parametrize`: those that `make test` keeps, methods by their names too, and the
-    others.
-    """
+    """Cases for `parametrize`, all but those that `make test` keeps marked; "method NAME" goes with NAME."""
     there = {word for name in kept for word in (name, f"method {name}")}
     return [name if name in there else pytest.param(name, marks=pytest.mark.nightly) for name in names]
