@@ -8,6 +8,7 @@ import numpy as np
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.update.compiled_sum import compiled_sum
 from fleetune.protocols.update.selection import Layers, Selection
 
 _CHUNK = 2**15  # entries: what is made of so many stays in a processor's cache
@@ -76,10 +77,14 @@ class CoveredMean:
         self._spec = spec
         self.sums = np.zeros(spec.size)
         self.weights = np.zeros(spec.size)
+        self._compiled = compiled_sum(spec.size)
 
     def add(self, patch: Patch, weight: float) -> None:
         """Take one patch in; `weight` is at least 0 (usually the device's number of samples)."""
         mask, start = patch.selection.mask(self._spec), 0
+        if self._compiled is not None and patch.values.dtype == np.float32:
+            self._compiled(self.sums, self.weights, mask, patch.values, weight)
+            return
         for place in range(0, mask.size, _CHUNK):
             inside = mask[place : place + _CHUNK]
             stop = start + int(np.count_nonzero(inside))

@@ -12,7 +12,7 @@ from fleetune.tools.bench.growth.courses import Play, exponent
 from fleetune.tools.bench.growth.summing import Summed
 
 _HEAD = ("", "a round, s", "processor a round, s", "first round after, s", "memory, MB")
-_SUMMING = ("parameters", "density", "an update, ms", "floor, ms", "times the floor")
+_SUMMING = ("parameters", "density", "summed by", "an update, ms", "floor, ms", "times the floor")
 
 
 def markdown(name: str, plays: Sequence[Play]) -> str:
@@ -35,11 +35,17 @@ def markdown(name: str, plays: Sequence[Play]) -> str:
 def summing_markdown(found: Sequence[Summed]) -> str:
     """The table of sums."""
     lines = ["**summing updates**", "", f"| {' | '.join(_SUMMING)} |", "|--:" * len(_SUMMING) + "|"]
-    lines += [
-        f"| {one.parameters:,} | {one.density:g} | {one.ms:.3g} | {one.floor_ms:.3g} |"
-        f" {one.ms / one.floor_ms:.1f} |"
-        for one in found
-    ]
+    for one in found:
+        by = "Numba" if one.compiled else "NumPy"
+        cells = (
+            f"{one.parameters:,}",
+            f"{one.density:g}",
+            by,
+            f"{one.ms:.3g}",
+            f"{one.floor_ms:.3g}",
+            f"{one.ms / one.floor_ms:.1f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.update.compiled_sum import compiled_sum
 from fleetune.protocols.update.patch import CoveredMean, Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
@@ -23,13 +24,15 @@ class Summed:
         parameters: of the model.
         density: share of the entries that it has.
         ms: that it takes, the least of some turns.
-        floor_ms: that NumPy takes to add as many float64 as it has to others, likewise.
+        floor_ms: that NumPy takes to add as many float64 as the model has to others, likewise.
+        compiled: by the compiled loop, see `protocols.update.compiled_sum`.
     """
 
     parameters: int
     density: float
     ms: float
     floor_ms: float
+    compiled: bool
 
 
 def summed(parameters: int, density: float) -> Summed:
@@ -39,12 +42,13 @@ def summed(parameters: int, density: float) -> Summed:
     values = draws.standard_normal(parameters).astype(np.float32)
     selection = Everything() if density == 1 else Entries(draws.random(parameters) < density)
     patch, mean = Patch.of(values, selection, spec), CoveredMean(spec)
-    sums, more = np.zeros(patch.values.size), np.ones(patch.values.size)
+    sums, more = np.zeros(parameters), np.ones(parameters)
     took: dict[str, list[float]] = {"ours": [], "floor": []}
     for _ in range(TURNS):
         took["ours"].append(_seconds(lambda: mean.add(patch, 1.0)))
         took["floor"].append(_seconds(lambda: np.add(sums, more, out=sums)))
-    return Summed(parameters, density, 1e3 * min(took["ours"]), 1e3 * min(took["floor"]))
+    compiled = compiled_sum(parameters) is not None
+    return Summed(parameters, density, 1e3 * min(took["ours"]), 1e3 * min(took["floor"]), compiled)
 
 
 def _seconds(act: Callable[[], object]) -> float:
