@@ -38,7 +38,14 @@ log = logging.getLogger(__name__)
 
 
 class Memory(Protocol):
-    """Where the served model, or a session, is kept: one value, which is replaced as a whole."""
+    """Where the served model, or a session, is kept: one value, which is replaced as a whole.
+
+    Attributes:
+        plain: what is kept there should take little time rather than few bytes.
+    """
+
+    @property
+    def plain(self) -> bool: ...
 
     def read(self) -> bytes | None: ...
 
@@ -370,5 +377,6 @@ class Adoption:
 
     def _serve(self, standing: Standing, weights: FlatArray) -> None:
         standing = with_threshold(standing, weights, self._enrolment, self._judge)
-        self._memory.write(codec.encode(Served(standing, weights), self._enrolment.spec, own=True))
+        kept, plain = Served(standing, weights), self._memory.plain
+        self._memory.write(codec.encode(kept, self._enrolment.spec, own=True, plain=plain))
         self.served = standing

@@ -347,7 +347,7 @@ class Session:
         return bool(self._kept.reply) and done == (self._device, self._kept.round, self._kept.attempt)
 
     def _keep(self, kept: Kept[Any]) -> None:
-        self._memory.write(codec.encode(kept, self.spec, own=True))
+        self._memory.write(codec.encode(kept, self.spec, own=True, plain=self._memory.plain))
         self._kept = kept
 
 

@@ -57,6 +57,11 @@ class FileMemory:
     durable: bool = True
 
     @property
+    def plain(self) -> bool:
+        """What need not last is not packed: on a device it is, for the sake of its flash."""
+        return not self.durable
+
+    @property
     def identity(self) -> tuple[int, int] | None:
         """Another one when the file was replaced; None: it is not there."""
         try:

@@ -23,6 +23,7 @@ from fleetune.protocols.update.body import STEP, Source
 from fleetune.protocols.update.byte_planes import read_unshuffled, shuffle_into
 
 FLOAT32 = "f4"
+AS_IT_LIES = "="  # before the name of an array whose bytes are as they lie in memory
 CODED_MASK = "?c"
 _DTYPES = {"?": np.dtype(bool), FLOAT32: np.dtype("<f4"), "f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -45,6 +46,11 @@ def dtype_name(array: Array) -> str:
 def num_array_bytes(array: Array) -> int:
     """How long an array's data are."""
     return -(-array.size // 8) if array.dtype == bool else array.nbytes
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Its bytes as they lie in memory, row by row."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def write_array(array: Array, out: memoryview) -> None:
@@ -95,6 +101,7 @@ class Arrays:
         Raises:
             PacketTooLarge, or whatever `source` raises.
         """
+        lies, name = name.startswith(AS_IT_LIES), name.removeprefix(AS_IT_LIES)
         if name not in _DTYPES:
             return None
         dtype, size = _DTYPES[name], math.prod(shape)
@@ -103,6 +110,8 @@ class Arrays:
         if not size and max(shape, default=0) > 2**31:
             return None
         self.take(size, size * dtype.itemsize)
+        if lies and name != "?":
+            return _read_as_it_lies(source, size, dtype).reshape(shape)
         if name != "?":
             return read_unshuffled(source, size, dtype).reshape(shape)
         bits = np.empty(size, np.uint8)
@@ -133,6 +142,14 @@ def all_finite(array: Array) -> bool:
         return True
     numbers = array.reshape(-1)
     return all(np.isfinite(numbers[chunk]).all() for chunk in _chunks(numbers.size))
+
+
+def _read_as_it_lies(source: Source, size: int, dtype: np.dtype[Any]) -> Array:
+    numbers = np.empty(size, dtype)
+    places = numbers.view(np.uint8)
+    for chunk in _chunks(places.size):
+        places[chunk] = np.frombuffer(source.read(chunk.stop - chunk.start), np.uint8)
+    return numbers
 
 
 def _chunks(size: int) -> Iterator[slice]:

@@ -22,9 +22,9 @@ class BodyWriter:
 
     def __init__(self) -> None:
         self._mark = secrets.token_bytes(12)  # nobody can have put it into a message
-        self._held: list[bytes | Array] = []
+        self._held: list[Data] = []
 
-    def hold(self, name: str, shape: list[int], data: bytes | Array) -> tuple[str, list[int], Ext]:
+    def hold(self, name: str, shape: list[int], data: Data) -> tuple[str, list[int], Ext]:
         """An array as it travels, but for its data."""
         self._held.append(data)
         return name, shape, Ext(PLACE, self._mark + (len(self._held) - 1).to_bytes(4, "big"))

@@ -67,6 +67,7 @@ class Memory:
     """A session's, in memory."""
 
     data: bytes | None = None
+    plain = False
 
     def read(self):
         return self.data

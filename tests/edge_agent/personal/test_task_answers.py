@@ -96,7 +96,7 @@ def test_the_served_models_threshold_is_of_the_devices_own_normal_samples():
     task = {"task": {"kind": "reconstruction", "anomaly_quantile": 0.75}}
 
     class Memory:
-        data = None
+        data, plain = None, False
 
         def read(self):
             return self.data
