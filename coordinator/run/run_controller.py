@@ -93,6 +93,10 @@ class RunController:
         self._execution.recall(state)
         return state is not None
 
+    def replan(self) -> None:
+        """Make the plan of the round that is open once more, after `recall`: tasks of it may be under way."""
+        self._execution.start(self._engine.reopening(), self._execution.opened_at)
+
     def reopen(self) -> None:
         """Take a run up again that had come to its final evaluation or its end; to be resumed then."""
         with self._store.step():
@@ -350,4 +354,4 @@ class RunController:
         self.recall()
         self.ledger.refusals = refusals
         if self._engine.state.running:
-            self._execution.start(self._engine.reopening(), self._execution.opened_at)
+            self.replan()

@@ -117,12 +117,23 @@ class Simulation:
 
     def _play_round(self) -> None:
         """Until it has ended, and how the world stands then is written."""
-        while self._goes_on and not self._closed:
+        while self._goes_on and not self._can_be_gone_on_with:
             self.now, number, happening = self._agenda.pop()
             self._happen(happening, number)
         if self._closed:
-            self._kept.write(self._snapshot, [self._fleet[name] for name in sorted(self._changed)])
+            changed, answered = (
+                [self._fleet[name] for name in sorted(names)] for names in (self._changed, self._answered)
+            )
+            self._kept.write(self._snapshot, changed, answered)
             self._changed.clear()
+
+    @property
+    def _can_be_gone_on_with(self) -> bool:
+        """A round has closed, and what is under way is written down, unless tasks of a final evaluation are:
+        semi-asynchronously that opens with the close of the last round, and its tasks are nowhere but here.
+        """
+        state = self._controller.engine_state
+        return self._closed and not (self._overlapping and state.stage == "rehearsing")
 
     def _open_next(self, closed: list[RoundRecord]) -> None:
         """No round opens before the one before it is written down and the caller has seen it."""
@@ -144,6 +155,8 @@ class Simulation:
         self._controller.tasks_made = snapshot.tasks_made
         self._answered = {name for name, player in self._fleet.items() if player.replies}
         self._finished = self._controller.finished is not None
+        if self._controller.engine_state.stage == "training":
+            self._controller.replan()
         self._open_next([])
         return True
 

@@ -41,6 +41,22 @@ CASES = {
     "fewest bytes": {"fleet": FLEET, "objective": {"minimise": "bytes"}, "encoding": {"up": "int4"}},
     "lossy both ways": {**LATE, "encoding": {"up": "int4", "down": "int8"}},
     "who takes part": {"fleet": FLEET, "round": {"participants": 3, "prefer": "pyramid"}},
+    "semi-asynchronous": {
+        "method": {"name": "fedavg"},
+        "fleet": WIDE,
+        "round": {"mode": "buffer", "buffer": 2},
+    },
+    "semi-asynchronous, differences": {
+        "method": {"name": "fedavg"},
+        "fleet": WIDE,
+        "round": {"mode": "buffer", "buffer": 2, "participants": 4},
+        "encoding": {"up": "int4", "down": "int8"},
+    },
+    "semi-asynchronous, in windows": {
+        "method": {"name": "srp-pfed"},
+        "fleet": WIDE | {"availability": 0.7},
+        "round": {"mode": "window", "window_s": 0.004, "deadline_s": 0.05, "start_with": 2},
+    },
     "gated, and alone": {"method": {"name": "fedavg"}, "adoption": {"enabled": True, "confidence": 0.5}},
     "canaries": {
         "method": {"name": "fedavg"},
@@ -63,6 +79,11 @@ data = { source = "digits", partition = { kind = "iid", samples = 60 } }
 fleet = { devices = 6, ratios = [0.4, 1.0] }
 """
 DEADLINE_S = 200
+GROWING = {
+    "data": {"partition": {"kind": "iid", "test_fraction": 0.5}, "arrivals": {"first": 60, "per_day": 40}},
+    "fleet": {"devices": 2, "boards": {"raspberry-pi-4b": 2}, "days": 2},
+    "schedule": {"first_rounds": 2},
+}
 
 
 class Stop(BaseException):
@@ -156,11 +177,11 @@ def test_stopped_after_each_round_it_ends_as_if_it_never_had_been(name, tmp_path
 def test_work_and_words_that_were_under_way_are_gone_on_with(tmp_path, monkeypatch):
     kinds, waited = set(), 0
 
-    def looked_at(store, world, players):
+    def looked_at(store, world, *others):
         nonlocal waited
         kinds.update(type(happening).__name__ for _, _, happening in world.agenda)
         waited += len(world.worked) + len(world.tasks_made)
-        write(store, world, players)
+        write(store, world, *others)
 
     write = rounds_kept.write_snapshot
     monkeypatch.setattr(rounds_kept, "write_snapshot", looked_at)
@@ -169,16 +190,46 @@ def test_work_and_words_that_were_under_way_are_gone_on_with(tmp_path, monkeypat
     assert waited
 
 
-def test_where_devices_are_at_work_across_rounds_it_begins_anew_and_says_so(tmp_path, stopping):
-    said = Said()
-    asked = wanted({"round": {"mode": "buffer", "buffer": 3}, "method": {"name": "fedavg"}})
+def test_a_reply_under_way_is_written_once_and_goes_when_nobody_can_ask_for_it(tmp_path, monkeypatch):
+    asked, written, left = wanted(CASES["semi-asynchronous"], rounds=12), [], []
+    put = RunStore.put
+
+    def noted(store, name, data):
+        if name.startswith("reply "):
+            written.append(name)
+            assert data
+        put(store, name, data)
+
+    def counted(record):
+        with closing(RunStore.read(tmp_path / "a" / STATE)) as store:
+            left.append(len(store._rows("SELECT name FROM value WHERE name LIKE 'reply %'")))
+
+    monkeypatch.setattr(RunStore, "put", noted)
+    play(tmp_path / "a", asked, on_round=counted)
+    assert len(written) == len(set(written)) > 12
+    assert 0 < max(left) <= 2 * BASE["fleet"]["devices"]
+
+
+def test_where_a_reply_under_way_is_missing_it_says_so(tmp_path):
+    asked = wanted(CASES["semi-asynchronous"])
+    with pytest.raises(Stop):
+        play(tmp_path, asked, on_round=stop)
+    with closing(RunStore.open(tmp_path / STATE)) as store, store.step():
+        (name,) = store._rows("SELECT name FROM value WHERE name LIKE 'reply %'")[0]
+        store.drop(name)
+    with pytest.raises(StoreError, match=f"is damaged: it has no {name}"):
+        play(tmp_path, asked)
+
+
+def test_where_data_grow_it_begins_anew_and_says_so(tmp_path, stopping):
+    said, asked = Said(), wanted({**GROWING, "method": {"name": "fedavg"}})
     unbroken = play(tmp_path / "a", asked)
     stopping(20)
     with pytest.raises(Stop):
         play(tmp_path / "b", asked)
     stopping(10**9)
     assert play(tmp_path / "b", asked, observers=[said]) == unbroken
-    assert [line for line in said.lines if "begins anew (devices are at work across its rounds" in line]
+    assert [line for line in said.lines if "begins anew (the data of its devices grow" in line]
 
 
 def test_stopped_before_a_round_had_ended_it_begins_anew(tmp_path, stopping):
@@ -210,7 +261,7 @@ def test_a_finished_one_is_not_played_again_and_another_one_is_refused(tmp_path)
 
 @pytest.mark.parametrize(
     ("stored", "expected"),
-    [(b"\x81\xa6layout\x63", None), (b"\x81\xa6layout\x01", StoreError), (b"nonsense", StoreError)],
+    [(b"\x81\xa6layout\x01", None), (b"\x81\xa6layout\x02", StoreError), (b"nonsense", StoreError)],
     ids=["of another release", "with nothing in it", "damaged"],
 )
 def test_what_is_stored_of_the_world_is_read_or_refused_in_one_line(tmp_path, stored, expected):

@@ -9,10 +9,12 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.simulated_device import Player
+from fleetune.tools.simulator.stopping.replies_kept import RepliesKept, in_player
 from fleetune.tools.simulator.stopping.snapshot import (
     Snapshot,
     read_players,
     read_snapshot,
+    with_replies,
     write_snapshot,
 )
 from fleetune.tools.simulator.workers.device_files import forget_before, restore
@@ -21,9 +23,9 @@ from fleetune.tools.simulator.workers.device_files import forget_before, restore
 def goes_on(settings: RunSettings) -> bool:
     """Whether a simulation with these settings goes on where it was stopped; else it begins anew.
 
-    Semi-asynchronously, devices are at work whenever a round ends; where data grow, so do their stores.
+    Where data grow, devices' stores do, and are not put back to what they were.
     """
-    return settings.round.mode == "synchronous" and settings.data.arrivals is None
+    return settings.data.arrivals is None
 
 
 class RoundsKept:
@@ -42,6 +44,7 @@ class RoundsKept:
         self._goes_on = goes_on
         self._written = False
         self._forgetting: Thread | None = None
+        self._replies = RepliesKept(run.store)
         self.closed = 0
 
     @property
@@ -74,17 +77,23 @@ class RoundsKept:
         if self._forgetting is not None:
             self._forgetting.join()
 
-    def write(self, world: Callable[[int], Snapshot], changed: Iterable[Player]) -> None:
+    def write(
+        self, world: Callable[[int], Snapshot], changed: Iterable[Player], answered: Iterable[Player]
+    ) -> None:
         """Write down how the world stands, inside `one_round()`.
 
         Args:
             world: makes what is written, of the number of rounds that have ended.
             changed: devices, since this was called last.
+            answered: devices with replies that may be asked for again.
         """
         if not self._goes_on:
             return
         self._run.controller.write_down()
-        write_snapshot(self._run.store, world(self.closed + 1), changed)
+        write_snapshot(self._run.store, world(self.closed + 1), changed, self._replies)
+        for player in answered:
+            in_player(player.name, player.state, self._replies.put)
+        self._replies.drop_others()
         self.closed, self._written = self.closed + 1, True
 
     def recall(self, players: Iterable[Player]) -> Snapshot | None:
@@ -98,8 +107,9 @@ class RoundsKept:
         snapshot = read_snapshot(store) if self._run.resumed else None
         if snapshot is None:
             return None
-        for player, state in read_players(store, players):
+        for player, state in read_players(store, players, self._replies):
             player.restore(state)
+        snapshot = with_replies(snapshot, self._replies)
         restore(self.devices, snapshot.closed)
         self._run.controller.recall()
         self.closed = snapshot.closed

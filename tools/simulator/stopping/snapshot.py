@@ -1,11 +1,12 @@
 """How a simulated world stands when a round has ended, in the run's store beside what the coordinator keeps.
 
 It is written in the transaction of the round itself, so that both are there or neither. Of devices it holds
-those that have changed; the others are as they are at the start of the run.
+those that have changed; the others are as they are at the start of the run. Replies lie beside it, see
+`replies_kept`.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -14,8 +15,9 @@ from fleetune.protocols.errors import StoreError
 from fleetune.tools.simulator.agenda import Entry
 from fleetune.tools.simulator.job import Worked
 from fleetune.tools.simulator.simulated_device import Player, PlayerState
+from fleetune.tools.simulator.stopping.replies_kept import RepliesKept, in_agenda, in_player, in_worked
 
-LAYOUT = 1  # another one is not gone on with
+LAYOUT = 2  # another one is not gone on with
 STOPPED = "stopped by its caller"  # why such a run has ended
 _SNAPSHOT, _PLAYER = "simulated", "simulated "  # names in the store; the latter with a device's
 
@@ -55,16 +57,26 @@ class _Layout:
     layout: int
 
 
-def write_snapshot(store: RunStore, snapshot: Snapshot, players: Iterable[Player]) -> None:
+def write_snapshot(
+    store: RunStore, snapshot: Snapshot, players: Iterable[Player], replies: RepliesKept
+) -> None:
     """Write it down, and these devices; inside `store.step()`."""
     encode = msgspec.msgpack.encode
-    store.put(_SNAPSHOT, encode(snapshot))
+    worked = in_worked(snapshot.worked, snapshot.agenda, replies.put)
+    lighter = replace(snapshot, worked=worked, agenda=in_agenda(snapshot.agenda, replies.put))
+    store.put(_SNAPSHOT, encode(lighter))
     for player in players:
-        store.put(_PLAYER + player.name, encode(player.state))
+        store.put(_PLAYER + player.name, encode(in_player(player.name, player.state, replies.put)))
+
+
+def with_replies(snapshot: Snapshot, replies: RepliesKept) -> Snapshot:
+    """What was read, with its replies. Raises StoreError: one is not there."""
+    worked = in_worked(snapshot.worked, snapshot.agenda, replies.get)
+    return replace(snapshot, worked=worked, agenda=in_agenda(snapshot.agenda, replies.get))
 
 
 def read_snapshot(store: RunStore) -> Snapshot | None:
-    """What was written last; None: nothing, or in a layout of another release.
+    """What was written last, its replies left empty; None: nothing, or in a layout of another release.
 
     Raises:
         StoreError: it is damaged.
@@ -78,7 +90,9 @@ def read_snapshot(store: RunStore) -> Snapshot | None:
         raise StoreError(f"{store.path} is damaged: {problem}") from None
 
 
-def read_players(store: RunStore, players: Iterable[Player]) -> Iterator[tuple[Player, PlayerState]]:
+def read_players(
+    store: RunStore, players: Iterable[Player], replies: RepliesKept
+) -> Iterator[tuple[Player, PlayerState]]:
     """Those of the devices that had changed, with what they were.
 
     Raises:
@@ -88,6 +102,7 @@ def read_players(store: RunStore, players: Iterable[Player]) -> Iterator[tuple[P
         data = store.get(_PLAYER + player.name)
         if data is not None:
             try:
-                yield player, _player_decoder.decode(data)
+                state = _player_decoder.decode(data)
             except msgspec.MsgspecError as problem:
                 raise StoreError(f"{store.path} is damaged: {problem}") from None
+            yield player, in_player(player.name, state, replies.get)

@@ -63,7 +63,7 @@ def standing(asked: RunSettings, folder: Path) -> Standing | None:
         if engine is not None and STOPPED in (engine.ends, engine.reason):
             why_anew = "its caller had ended it early"
         elif not goes_on(kept.settings):
-            why_anew = "devices are at work across its rounds, or their data grow"
+            why_anew = "the data of its devices grow"
         elif read_snapshot(kept.store) is None:
             why_anew = "it is of another release" if engine is not None else "no round had ended"
         finished = kept.store.get(FINISHED) is not None
