@@ -1,15 +1,15 @@
 """What a simulation remembers of the last tasks and reads before it is due changes no figure."""
 
 import pytest
-from tests.helpers.nightly import SOME, sooner
-from tests.tools.simulator.test_stopped import CASES, OTHERS, figures, wanted
+from tests.helpers.nightly import sooner
+from tests.tools.simulator.test_stopped import CASES, figures, wanted
 
 from fleetune.protocols.update.base import KnownBases
 from fleetune.protocols.update.once import ReadBefore, Written
 from fleetune.tools.simulator import work_at_hand
 from fleetune.tools.simulator.runner import simulate
 
-SEMI = {"round": {"mode": "buffer", "participants": 3, "buffer": 2}}
+KEPT = ("late devices", "proposals", "lossy both ways", "semi-asynchronous, differences", "kapc-bls")
 
 
 def played(case, folder):
@@ -19,11 +19,9 @@ def played(case, folder):
     return found
 
 
-@pytest.mark.parametrize(
-    "name", sooner([*CASES, "semi-asynchronous"], kept=(*OTHERS, "semi-asynchronous", *SOME))
-)
+@pytest.mark.parametrize("name", sooner(CASES, KEPT))
 def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
-    case = CASES.get(name, SEMI)
+    case = CASES[name]
     remembering = played(case, tmp_path / "a")
     monkeypatch.setattr(work_at_hand, "_MOST_BYTES_AHEAD", 0)
     monkeypatch.setattr(KnownBases, "known", lambda _, base: base)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 from msgspec.structs import replace
-from tests.helpers.nightly import SOME, sooner
+from tests.helpers.nightly import sooner
 from tests.tools.simulator.test_simulate import BASE, settings
 
 from fleetune.coordinator.run.run_controller import RunController
@@ -69,7 +69,10 @@ CASES = {
     **{f"method {name}": {"method": {"name": name}} for name in sorted(REGISTRY)},
 }
 OTHERS = [name for name in CASES if not name.startswith("method")]
-
+KEPT = (
+    *("late devices", "devices that come and go", "proposals", "lossy both ways", "canaries"),
+    *("semi-asynchronous, differences", "semi-asynchronous, in windows", "optimisers remember", "kapc-bls"),
+)
 
 TOML = """
 run = { name = "sim", rounds = 40 }
@@ -145,7 +148,7 @@ def play(folder, asked, **how):
     return found
 
 
-@pytest.mark.parametrize("name", sooner(CASES, kept=(*OTHERS, *SOME)))
+@pytest.mark.parametrize("name", sooner(CASES, KEPT))
 def test_stopped_wherever_it_ends_as_if_it_never_had_been(name, tmp_path, stopping):
     asked = wanted(CASES[name])
     unbroken = play(tmp_path / "a", asked)
