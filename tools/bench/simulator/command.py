@@ -34,7 +34,9 @@ def simulator(
     out: Annotated[Path, typer.Option(help="folder of environments, plays, tables and a picture")] = Path(
         "simulator"
     ),
-    data: Annotated[str, typer.Option(help="images in ten classes, 70,000 of them")] = "idx:fashion-mnist",
+    data: Annotated[
+        str, typer.Option(help="samples of all workloads; else Fashion-MNIST's, of har-cnn UCI HAR's")
+    ] = "",
     workloads: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(WORKLOADS)}")] = "cnn",
     only: Annotated[str, typer.Option(help="simulators, comma-separated, `pfl*`")] = "*",
     repeats: Annotated[int, typer.Option(min=1, help="plays of each")] = 5,

@@ -28,6 +28,7 @@ class Workload:
         participants: of a round.
         rounds: of a play.
         epochs, batch_size, learning_rate: of local training, by plain SGD.
+        source: of its samples, unless another one is said.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Workload:
     epochs: int = 1
     batch_size: int = 16
     learning_rate: float = 0.05
+    source: str = "idx:fashion-mnist"
 
 
 _CNN = "fleetune.tools.bench.simulator.networks:cnn"
@@ -48,12 +50,26 @@ WORKLOADS = {
         Workload("cnn", _CNN, devices=100, samples=120, participants=10, epochs=5),
         Workload("lenet5", "lenet5", devices=1000, samples=50, participants=100),
         Workload("mlp", "mlp", devices=1000, samples=50, participants=100),
+        Workload(
+            "har-cnn",
+            "har-cnn",
+            devices=80,
+            samples=110,
+            participants=10,
+            epochs=5,
+            source="har:UCI HAR Dataset",
+        ),
     )
 }
 
 
 def lay_out(workload: Workload, source: str, folder: Path) -> None:
     """Write the files of a workload: workload.json, samples.npz with what is dealt, unseen.npz, module.pt.
+
+    Args:
+        workload: whose.
+        source: of its samples; "": its own.
+        folder: where they are written.
 
     Raises:
         DataError: there are no such samples, or too few.
@@ -62,8 +78,9 @@ def lay_out(workload: Workload, source: str, folder: Path) -> None:
 
     from fleetune.protocols.model import architectures
 
+    source = source or workload.source
     found = load(source, None)
-    x, y = _as_images(found.x), found.y.astype(np.int64)
+    x, y = _as_given(found.x), found.y.astype(np.int64)
     dealt, unseen = _dealt(workload, len(y), source)
     torch.manual_seed(0)
     module = architectures.build(workload.model, x.shape[1:], int(y.max()) + 1)
@@ -76,10 +93,13 @@ def lay_out(workload: Workload, source: str, folder: Path) -> None:
     write_atomically(folder / "workload.json", json.dumps(asdict(workload)).encode())
 
 
-def _as_images(x: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Of one channel, between 0 and 1, as every script takes them."""
+def _as_given(x: NDArray[np.generic]) -> NDArray[np.float32]:
+    """As every script takes them: images of one channel with it, between 0 and 1; windows of sensors as they
+    are.
+    """
     scaled = x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1)
-    return scaled[:, np.newaxis] if scaled.ndim == 3 else scaled
+    is_image = scaled.ndim == 3 and scaled.shape[1] == scaled.shape[2]
+    return scaled[:, np.newaxis] if is_image else scaled
 
 
 def _dealt(workload: Workload, num_samples: int, source: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
