@@ -11,11 +11,12 @@ from fleetune.coordinator.run.method_internals import MethodInternals
 from fleetune.coordinator.run.partial_updates import share_done
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
-from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.once import ReadBefore
 from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.wire.payloads import Reply
 
@@ -99,6 +100,7 @@ def read_reply(
     turn: Turn,
     method: Method[Any, Any, Any, Any],
     base: Base | None = None,
+    told: FlatArray | None = None,
 ) -> Reply[Any]:
     """What a device offered as its reply to `turn`.
 
@@ -108,13 +110,20 @@ def read_reply(
         turn: that it answers.
         method: of the run.
         base: what its task brought, where an encoding may have written the update's values; None: not known.
+        told: what these are, by a device of this very program; None: they are read.
 
     Raises:
         PacketError: it is damaged; PacketForeign: it is another device's, or to another turn.
     """
     kind = Reply[method.update_type]  # type: ignore[name-defined]
     reply: Reply[Any] = codec.decode(
-        data, kind, method.spec, limit=codec.payload_limit(method.spec), base=base, verified=True
+        data,
+        kind,
+        method.spec,
+        limit=codec.payload_limit(method.spec),
+        base=base,
+        verified=True,
+        read_before=None if told is None else ReadBefore(told),
     )
     if reply.device != device:
         raise PacketForeign(f"reply of {reply.device!r} came from {device}")

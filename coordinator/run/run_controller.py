@@ -167,13 +167,13 @@ class RunController:
         event = self._arrival(arriving, turn, objection)
         return self._handle(event, now, arriving if objection is None else None)
 
-    def reading(self, device: DeviceId, turn: Turn) -> Callable[[bytes], ReadAhead]:
+    def reading(self, device: DeviceId, turn: Turn) -> Callable[[bytes, FlatArray | None], ReadAhead]:
         """Reads a device's reply to the task that it has just been sent, in whatever thread, as `receive`
-        would; it raises PacketError.
+        would; what its update's values are may be told. It raises PacketError.
         """
         delivered = self._execution.delivered(device, turn)
         base, method = self._execution.base(delivered), self._method
-        return lambda data: ReadAhead(delivered, read_reply(data, device, turn, method, base))
+        return lambda data, told: ReadAhead(delivered, read_reply(data, device, turn, method, base, told))
 
     def _arrival(self, arriving: ArrivingReply, turn: Turn, objection: Objection | None) -> ReplyArrived:
         reply, told = arriving.reply, arriving.reply.measures
@@ -252,6 +252,11 @@ class RunController:
     @tasks_made.setter
     def tasks_made(self, made: list[tuple[DeviceId, int, int, float]]) -> None:
         self._execution.tasks.made = made
+
+    @property
+    def as_planned(self) -> FlatArray | None:
+        """See `Downlink`, of the task that was made last."""
+        return self._execution.tasks.as_planned
 
     def awaited_turn(self, device: DeviceId) -> Turn | None:
         """The task that the device is expected to answer; None: none."""

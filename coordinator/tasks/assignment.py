@@ -14,7 +14,7 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.downlink import Delivered, Downlink
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.finite import not_finite
-from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
@@ -181,6 +181,11 @@ class Tasks:
         self._paper_bytes = {}
         for device, number, attempt, count in made:
             self._paper_bytes.setdefault(device, {})[Turn(number, attempt)] = count
+
+    @property
+    def as_planned(self) -> FlatArray | None:
+        """See `Downlink`."""
+        return None if self.downlink is None else self.downlink.as_planned
 
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self.kind]  # type: ignore[name-defined]

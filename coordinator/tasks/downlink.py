@@ -18,7 +18,7 @@ from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base, KnownBases
 from fleetune.protocols.update.encodings.encoding import Encoding
 from fleetune.protocols.update.once import Written
-from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.update.patch import patches_in, values_of_one
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.wire.payloads import Assignment
 
@@ -53,6 +53,8 @@ class Downlink:
         kind: of the method's tasks.
         key: of the run.
         held: what devices hold.
+        as_planned: values of the one patch of what was written last, where its device reads these very ones
+            off what an encoding wrote; None: it does not, or there is not one.
     """
 
     encoding: Encoding
@@ -60,16 +62,20 @@ class Downlink:
     kind: type
     key: Key
     held: HeldModels
+    as_planned: FlatArray | None = field(default=None, init=False)
     _written: Written = field(default_factory=Written, init=False)
     _bases: KnownBases = field(default_factory=KnownBases, init=False)
 
     def write(self, assignment: Assignment[Any]) -> bytes:
         """The payload. Raises StoreError."""
-        base = self.held.of(assignment.device)
+        base, self.as_planned = self.held.of(assignment.device), None
         if base is None:
             return codec.encode(assignment, self.spec)
         key = self.key.child("down", assignment.round, assignment.attempt)
-        writer = PatchWriter(self._encoding(base, assignment), self.spec, key, base, written=self._written)
+        encoding = self._encoding(base, assignment)
+        if encoding.lossless:
+            self.as_planned = values_of_one(assignment.task)
+        writer = PatchWriter(encoding, self.spec, key, base, written=self._written)
         return codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
 
     def delivered(self, planned: Assignment[Any]) -> Delivered:

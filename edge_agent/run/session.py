@@ -29,6 +29,7 @@ from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
+from fleetune.protocols.update.patch import values_of_one
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, proposed_budget, work_key
 from fleetune.protocols.wire.release import ReleaseWord
@@ -72,6 +73,7 @@ class Session:
         self._keep_replies, self._beside = keep_replies, beside
         self._evaluated: tuple[int, int, bytes] | None = None
         self.local_work: float | None = None
+        self.sent_values: FlatArray | None = None
         self._kept = recall(enrolment, method, memory, own)
         self._adoption = adoption
         if adoption is not None:
@@ -99,7 +101,8 @@ class Session:
     def reply(self, data: bytes, budget: Budget, enough: Callable[[], bool] = lambda: False) -> bytes:
         """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
         When there is `enough`, local training ends with what it has. `local_work` is the share of it that was
-        done then; None: none was, the reply was there.
+        done then; None: none was, the reply was there. `sent_values` are those of the update's one patch,
+        where the coordinator reads these very ones off what an encoding wrote; None: it does not.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -108,7 +111,7 @@ class Session:
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
-        self.local_work = None
+        self.local_work = self.sent_values = None
         try:
             assignment = self._read(data)
         except BaseUnknown:
@@ -149,6 +152,8 @@ class Session:
             base=UNSET if writer is None else writer.base_digest,
         )
         encoded = codec.encode(reply, self.spec, writer=writer, briefly=self._enrolment.brief is True)
+        if writer is not None and writer.encoding.lossless and writer.residual is None:
+            self.sent_values = values_of_one(done.update)
         self._keep(
             Kept(
                 self._enrolment.run,

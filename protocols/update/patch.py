@@ -60,6 +60,12 @@ def patches_in(value: Any) -> Iterator[Patch]:
         yield from patches_in([getattr(value, part.name) for part in fields(value)])
 
 
+def values_of_one(value: Any) -> FlatArray | None:
+    """Those of the one patch in `value`; None: there is none, or more than one."""
+    found = list(patches_in(value))
+    return found[0].values if len(found) == 1 else None
+
+
 NOTHING = Patch(Layers(()), np.empty(0, dtype=np.float32))  # of any model
 
 

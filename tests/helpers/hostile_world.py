@@ -38,6 +38,8 @@ def stores_closed():
 
 
 class Box:
+    plain = False
+
     def __init__(self):
         self.data = None
 

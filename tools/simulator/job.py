@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fleetune.edge_agent.stream.sample_stream import Figures
+from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -20,6 +21,9 @@ class Job:
         wall_s: the time of day when it was sent, seconds since 1970.
         closed: how many rounds had ended: the device's files as they are now are kept for those who go on
             from there; None: nobody does.
+        near: its worker is a process of this machine, and both tell each other what they wrote.
+        task_values: of the one patch in the payload, where the device reads these very ones; None: it finds
+            out.
     """
 
     name: str
@@ -29,6 +33,8 @@ class Job:
     payload: bytes
     wall_s: float
     closed: int | None = None
+    near: bool = False
+    task_values: FlatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Worked:
         held: training samples of the round, there.
         declined: why, in one line.
         base: digest of what the device holds of the model, where tasks are differences to that.
+        sent_values: of the one patch in the reply, where its reader gets these very ones; None: it finds out.
     """
 
     reply: bytes | None
@@ -48,3 +55,4 @@ class Worked:
     held: int = 0
     declined: str = ""
     base: str | None = None
+    sent_values: FlatArray | None = None

@@ -57,6 +57,7 @@ from fleetune.tools.simulator.simulated_fleet import (
 from fleetune.tools.simulator.simulation import OnRound, Simulation
 from fleetune.tools.simulator.starting_models import carry_over
 from fleetune.tools.simulator.stopping.standing import Standing, standing
+from fleetune.tools.simulator.work_at_hand import WorkAtHand
 from fleetune.tools.simulator.workers import worker
 from fleetune.tools.simulator.workers.trainer_choice import Chosen, choose
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, warm_up
@@ -137,7 +138,7 @@ def simulate(
             watching.tell(Notice(line))
     try:
         with _executor(run, workers, given, cluster, watching) as executor:
-            _play(opened, executor, workers, watching, on_round=on_round)
+            _play(opened, executor, workers, watching, near=cluster is None, on_round=on_round)
     except BaseException:
         run.store.close()
         raise
@@ -294,14 +295,21 @@ def _growing(settings: RunSettings, shares: Shares) -> Growing | None:
 
 
 def _play(
-    opened: _Opened, executor: Executor, workers: int, observers: Observers, *, on_round: OnRound | None
+    opened: _Opened,
+    executor: Executor,
+    workers: int,
+    observers: Observers,
+    *,
+    near: bool,
+    on_round: OnRound | None,
 ) -> None:
+    size = opened.run.enrolment.spec.size
+    at_hand = WorkAtHand(executor, max(2, 2 * workers), size, near=near)
     Simulation(
         opened.run,
         opened.sent_bytes,
         opened.players,
-        executor,
-        max_in_flight=max(2, 2 * workers),
+        at_hand,
         world=world_of(opened.run.settings),
         growing=opened.growing,
         observers=observers,

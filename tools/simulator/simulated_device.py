@@ -1,5 +1,6 @@
 """A simulated device at work: what a round truly takes of it. Its own part in the run is the agent's code."""
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Self
@@ -176,3 +177,33 @@ class Player:
     def is_flat(self) -> bool:
         """Its battery is empty: it is gone for good."""
         return self.battery is not None and self.battery.is_empty
+
+
+class Answered:
+    """The devices of a fleet that have replies which may be asked for again."""
+
+    def __init__(self, fleet: Mapping[str, Player]) -> None:
+        self._fleet = fleet
+        self._names = {name for name, player in fleet.items() if player.replies}
+
+    def add(self, player: Player) -> None:
+        """It has one now."""
+        self._names.add(player.name)
+
+    @property
+    def players(self) -> list[Player]:
+        """Themselves, ascending."""
+        return [self._fleet[name] for name in sorted(self._names)]
+
+    def forget(self, awaited_turn: Callable[[str], Turn | None]) -> list[str]:
+        """Replies to tasks that nobody waits for any more; the names of all that had some.
+
+        Args:
+            awaited_turn: the task that a device is expected to answer; None: none.
+        """
+        before = self.players
+        for player in before:
+            awaited = awaited_turn(player.name)
+            player.replies = {turn: made for turn, made in player.replies.items() if turn == awaited}
+        self._names = {player.name for player in before if player.replies}
+        return [player.name for player in before]

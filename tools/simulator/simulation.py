@@ -7,7 +7,6 @@ when it is there.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 from fleetune.coordinator.rounds.engine_state import Turn
@@ -28,7 +27,7 @@ from fleetune.tools.simulator.growing.days import Growing
 from fleetune.tools.simulator.intake import Intake
 from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.presence import Presence
-from fleetune.tools.simulator.simulated_device import MadeReply, Player
+from fleetune.tools.simulator.simulated_device import Answered, MadeReply, Player
 from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept, goes_on
 from fleetune.tools.simulator.stopping.snapshot import LAYOUT, STOPPED, Snapshot
 from fleetune.tools.simulator.transfers import downloaded, uploaded
@@ -45,8 +44,7 @@ class Simulation:
         run: opened, or to be gone on with.
         num_enrolment_bytes: what each device downloads before its first round.
         players: the devices, each with its first ratio chosen.
-        executor: runs `tools.simulator.workers.worker.reply`.
-        max_in_flight: payloads handed to the executor at a time.
+        at_hand: has their work done.
         world: when it begins and ends.
         growing: what comes to the devices, and how they do, where their data grow.
         observers: told of what happens, when it is written down.
@@ -59,9 +57,8 @@ class Simulation:
         run: Run,
         num_enrolment_bytes: int,
         players: list[Player],
-        executor: Executor,
+        at_hand: WorkAtHand,
         *,
-        max_in_flight: int,
         world: World,
         growing: Growing | None = None,
         observers: Observers,
@@ -72,17 +69,17 @@ class Simulation:
         self._enrolment = run.enrolment
         self._num_enrolment_bytes = num_enrolment_bytes
         self._fleet = {player.name: player for player in players}
-        self._at_hand = WorkAtHand(executor, max_in_flight, run.enrolment.spec.size)
+        self._at_hand = at_hand
         self._presence = Presence(run.settings.fleet.availability, run.enrolment.seed)
         self._world = world
-        self._intake = None if growing is None else Intake(growing, executor, players)
+        self._intake = None if growing is None else Intake(growing, at_hand.executor, players)
         self._observers = observers
         self._on_round = on_round
         self._overlapping = run.settings.round.mode != "synchronous"
         self._kept = RoundsKept(run, goes_on=goes_on(run.settings))
         self._agenda = Agenda()
         self._changed: set[str] = set()  # devices, since they were written down
-        self._answered: set[str] = set()  # devices with replies that may be asked for again
+        self._answered = Answered(self._fleet)
         self._happened: list[Happening] = []  # and is not written down
         self._attempts = Attempts()
         self._closed = False  # a round has, and is not written down
@@ -121,10 +118,8 @@ class Simulation:
             self.now, number, happening = self._agenda.pop()
             self._happen(happening, number)
         if self._closed:
-            changed, answered = (
-                [self._fleet[name] for name in sorted(names)] for names in (self._changed, self._answered)
-            )
-            self._kept.write(self._snapshot, changed, answered)
+            changed = [self._fleet[name] for name in sorted(self._changed)]
+            self._kept.write(self._snapshot, changed, self._answered.players)
             self._changed.clear()
 
     @property
@@ -153,7 +148,7 @@ class Simulation:
         self._agenda.restore(snapshot.agenda)
         self._at_hand.restore(snapshot.worked)
         self._controller.tasks_made = snapshot.tasks_made
-        self._answered = {name for name, player in self._fleet.items() if player.replies}
+        self._answered = Answered(self._fleet)
         self._finished = self._controller.finished is not None
         if self._controller.engine_state.stage == "training":
             self._controller.replan()
@@ -312,20 +307,12 @@ class Simulation:
         if isinstance(event, RoundClosed):
             self._closed = True
             self._presence.idle_stretches = 0
-            self._forget_replies()
+            self._changed.update(self._answered.forget(self._controller.awaited_turn))
             self._at_hand.forget_ahead()
             if self._intake is not None:
                 self._intake.note_round(event.record)
         elif isinstance(event, RunFinished):
             self._finished = True
-
-    def _forget_replies(self) -> None:
-        """Of tasks that nobody waits for any more."""
-        for name in tuple(self._answered):
-            player, open_turn = self._player(name), self._controller.awaited_turn(name)
-            player.replies = {turn: made for turn, made in player.replies.items() if turn == open_turn}
-            if not player.replies:
-                self._answered.remove(name)
 
     def _tick(self, due: float) -> None:
         if due == self._controller.wake_at:
@@ -335,7 +322,7 @@ class Simulation:
     def _send(self, task: OutgoingTask) -> None:
         player, key = self._player(task.device), task.transfer_key
         turn = key.turn
-        payload = task.make()
+        payload, values = task.make(), self._controller.as_planned
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         transfer = downloaded(player.device.link, self.now, num_bytes)
         arrives_at = transfer.arrives_at
@@ -351,7 +338,9 @@ class Simulation:
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
         device, before = player.device, self._kept.before
-        job = Job(device.name, device.index, work.budget, key, payload, self._wall_s, before)
+        job = Job(
+            *(device.name, device.index, work.budget, key, payload, self._wall_s, before), task_values=values
+        )
         done = agenda.WorkDone(player.name, work, train_s, turns)
         worked = self._at_hand.hand_out(player, job, lambda: self._controller.reading(device.name, turn))
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)
@@ -374,7 +363,7 @@ class Simulation:
         player.working = None if player.working == turn else player.working
         trained = player.membership.going_on(work.trained(done.train_s, len(worked.reply)))
         player.replies[turn] = made = MadeReply(worked.reply, trained)
-        self._answered.add(player.name)
+        self._answered.add(player)
         self._upload(player, made)
 
     def _upload(self, player: Player, made: MadeReply) -> None:

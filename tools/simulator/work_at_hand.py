@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from fleetune.coordinator.run.replies import ReadAhead
 from fleetune.protocols.errors import PacketError
+from fleetune.protocols.model.spec import FlatArray
 from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.workers import worker
@@ -14,7 +16,7 @@ from fleetune.tools.simulator.workers import worker
 _MOST_BYTES_AHEAD = 2**27  # of replies that are read and not due
 _BYTES_AN_ENTRY = 14  # of the model, in such a reply: its values, its base and what that holds
 
-Read = Callable[[bytes], ReadAhead]
+Read = Callable[[bytes, FlatArray | None], ReadAhead]
 
 
 class WorkAtHand:
@@ -24,10 +26,13 @@ class WorkAtHand:
         executor: runs `tools.simulator.workers.worker.reply`.
         most: payloads handed to it at a time.
         model_size: entries of the run's model.
+        near: its workers are processes of this machine: what they and this one wrote need not be read off
+            the payload.
     """
 
-    def __init__(self, executor: Executor, most: int, model_size: int) -> None:
-        self._executor = executor
+    def __init__(self, executor: Executor, most: int, model_size: int, *, near: bool = False) -> None:
+        self.executor = executor
+        self._near = near
         self._most = most
         self._most_ahead = _MOST_BYTES_AHEAD // (_BYTES_AN_ENTRY * model_size)
         self._in_flight: list[Future[Worked]] = []
@@ -42,10 +47,12 @@ class WorkAtHand:
             player.job.exception()  # perhaps at a task that was given up: one writer at a time for its state
         while len(self._in_flight) >= self._most:
             self._in_flight.pop(0).exception()
-        worked = self._executor.submit(worker.reply, job)
+        reads = len(self._ahead) + len(self._in_flight) < self._most_ahead
+        told = replace(job, near=reads) if self._near else replace(job, task_values=None)
+        worked = self.executor.submit(worker.reply, told)
         player.job = worked
         self._in_flight = [*(one for one in self._in_flight if not one.done()), worked]
-        if len(self._ahead) + len(self._in_flight) <= self._most_ahead:
+        if reads:
             worked.add_done_callback(partial(self._read_ahead, player.name, [reading()]))
         return worked
 
@@ -62,10 +69,11 @@ class WorkAtHand:
         read = once.pop()
         if job.cancelled() or job.exception() is not None:
             return
-        reply = job.result().reply
-        if reply is not None:
+        worked = job.result()
+        if worked.reply is not None:
             with suppress(PacketError):  # whoever reads it again will say so
-                self._ahead[device] = reply, read(reply)
+                self._ahead[device] = worked.reply, read(worked.reply, worked.sent_values)
+        object.__setattr__(worked, "sent_values", None)  # it is used up, and takes a model's room
 
     def take_ahead(self, device: str, reply: bytes) -> ReadAhead | None:
         """What was read of this very reply; None: nothing is known any more."""
@@ -79,7 +87,9 @@ class WorkAtHand:
     @property
     def all_done(self) -> list[tuple[int, Worked]]:
         """What came of everything, once all is done."""
-        return [(number, job.result()) for number, job in sorted(self._jobs.items())]
+        return [
+            (number, replace(job.result(), sent_values=None)) for number, job in sorted(self._jobs.items())
+        ]
 
     def restore(self, done: Iterable[tuple[int, Worked]]) -> None:
         """Take over what `all_done` told."""

@@ -76,6 +76,8 @@ def test_with_validation_samples_the_lowest_loss_of_all_is_served(losses):
 class Box:
     """A file of the device; `full`: it cannot be written."""
 
+    plain = False
+
     def __init__(self):
         self.data, self.full, self.writes = None, False, 0
 

@@ -28,6 +28,8 @@ KEPT = {
 
 
 class Box:
+    plain = False
+
     def __init__(self, data=None):
         self.data = data
 

@@ -67,6 +67,8 @@ class OnTheEdge(PullToTarget):
 
 
 class Box:
+    plain = False
+
     def __init__(self):
         self.data = None
 

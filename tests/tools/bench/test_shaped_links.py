@@ -126,6 +126,7 @@ def test_a_mistake_is_one_line(run_file, tmp_path, words, line):
 
 
 @pytest.mark.fleet
+@pytest.mark.nightly
 @needs_namespaces
 def test_real_processes_beside_the_simulation(run_file, tmp_path):
     before = set(networks())

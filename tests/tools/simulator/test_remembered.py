@@ -1,19 +1,21 @@
 """What a simulation remembers of the last tasks and reads before it is due changes no figure."""
 
+import numpy as np
 import pytest
 from tests.helpers.nightly import sooner
-from tests.tools.simulator.test_stopped import CASES, figures, wanted
+from tests.tools.simulator.test_stopped import CASES, figures
+from tests.tools.simulator.test_stopped import wanted as asked
 
 from fleetune.protocols.update.base import KnownBases
 from fleetune.protocols.update.once import ReadBefore, Written
-from fleetune.tools.simulator import work_at_hand
+from fleetune.tools.simulator import runner, work_at_hand
 from fleetune.tools.simulator.runner import simulate
 
 KEPT = ("late devices", "proposals", "lossy both ways", "semi-asynchronous, differences", "kapc-bls")
 
 
 def played(case, folder):
-    run, summary = simulate(wanted(case, rounds=4), folder, workers=0, fresh=True)
+    run, summary = simulate(asked(case, rounds=4), folder, workers=0, fresh=True)
     found = figures(run, summary)
     run.store.close()
     return found
@@ -28,3 +30,47 @@ def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     monkeypatch.setattr(ReadBefore, "found", lambda _, about, data, mask, read: read())
     monkeypatch.setattr(Written, "found", lambda _, around, mask, values, write: write())
     assert played(case, tmp_path / "b") == remembering
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("method fedspu", {"lossless"}),
+        ("method kapc-bls", {"lossless"}),
+        ("semi-asynchronous", {"lossless"}),
+        ("lossy both ways", set()),
+    ],
+)
+def test_what_is_told_is_what_would_be_read(name, wanted, tmp_path, monkeypatch):
+    told, found = [], ReadBefore.found
+
+    def held_against(reader, about, data, mask, read):
+        values = reader.told
+        got = found(reader, about, data, mask, read)
+        if values is not None:
+            told.append(about.split()[0])
+            assert got.tobytes() == read().tobytes()
+            assert not np.shares_memory(got, values), "the reader may change it"
+        return got
+
+    monkeypatch.setattr(ReadBefore, "found", held_against)
+    played(CASES[name], tmp_path)
+    assert set(told) == wanted
+    assert not wanted or len(told) > 10
+
+
+def test_workers_elsewhere_are_told_nothing_and_tell_nothing(tmp_path, monkeypatch):
+    said, at_once, hand_over = [], runner.Inline.submit, work_at_hand.WorkAtHand
+
+    def submit(executor, reply, job):
+        done = at_once(executor, reply, job)
+        said.append((job.task_values is not None, done.result().sent_values is not None))
+        return done
+
+    monkeypatch.setattr(runner.Inline, "submit", submit)
+    near = played({}, tmp_path / "a")
+    assert (True, True) in said
+    said.clear()
+    monkeypatch.setattr(runner, "WorkAtHand", lambda *given, near: hand_over(*given, near=not near))
+    assert played({}, tmp_path / "b") == near
+    assert set(said) == {(False, False)}

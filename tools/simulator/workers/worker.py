@@ -56,7 +56,9 @@ class Stage:
             return self._reply_growing(job, self.growing)
         data = for_vocabulary(self.shares.of(job.index, self.enrolment.spec), self.backend.vocabulary)
         session = self._session(job.name, self._with_features(job.name, data))
-        return Worked(_replied(session, job), base=session.base)
+        self.beside.tasks.told = job.task_values
+        reply = _replied(session, job)
+        return Worked(reply, base=session.base, sent_values=session.sent_values if job.near else None)
 
     def _reply_growing(self, job: Job, devices: GrowingDevices) -> Worked:
         """With the samples of the round."""
