@@ -6,13 +6,12 @@ until they are replaced. What was kept of a round goes when the next one has end
 
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from fleetune.protocols.errors import StoreError
 
-_BEFORE = "before"
+_BEFORE, _KEPT = "before", ".kept"  # the latter: a device's other files are all there
 _PARTS = ("state", "served", "pin", "decisions", "versions")  # of a device's names, and what may change
 ALL_PARTS = (
     *_PARTS,
@@ -32,25 +31,24 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
     Raises:
         StoreError: the disk is full.
     """
-    kept = devices / _BEFORE / str(closed) / name
-    if kept.exists():
+    folder = devices / _BEFORE / str(closed)
+    mark = folder / f"{name}{_KEPT}"
+    if mark.exists():
         return
-    new = kept.with_name(f"{name}.new")
     try:
-        _make_empty(new)
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / _KEPT).touch()
         for part in _PARTS:
-            _link(devices / f"{name}.{part}", new / part)
-        new.rename(kept)
+            kept = folder / f"{name}.{part}"
+            _remove(kept)  # of one who was killed before its mark was there
+            _link(devices / f"{name}.{part}", kept)
+        try:
+            os.link(folder / _KEPT, mark)  # quicker than a file of its own
+        except OSError:  # a file system without links, or with too many of it
+            mark.touch()
     except OSError as problem:
-        raise StoreError(f"cannot write {new}: {problem.strerror}") from None
-
-
-def _make_empty(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        shutil.rmtree(folder)
-        folder.mkdir()
+        raise StoreError(f"cannot write {folder}: {problem.strerror}") from None
 
 
 def forget_before(devices: Path, closed: int) -> None:
@@ -64,28 +62,30 @@ def restore(devices: Path, closed: int) -> None:
     Raises:
         StoreError: the disk is full.
     """
+    kept = devices / _BEFORE / str(closed)
     try:
-        for kept in _kept(devices / _BEFORE / str(closed)):
+        for mark in kept.glob(f"?*{_KEPT}"):
+            name = mark.name.removesuffix(_KEPT)
             for part in _PARTS:
-                _put_back(kept / part, devices / f"{kept.name}.{part}")
-        for other in _kept(devices / _BEFORE):
-            if other.name != str(closed):
-                shutil.rmtree(other, ignore_errors=True)
+                _put_back(kept / f"{name}.{part}", devices / f"{name}.{part}")
+        with suppress(FileNotFoundError):
+            for other in kept.parent.iterdir():
+                if other != kept:
+                    shutil.rmtree(other, ignore_errors=True)
     except OSError as problem:
         raise StoreError(f"cannot restore {devices}: {problem.strerror}") from None
 
 
-def _kept(folder: Path) -> Iterator[Path]:
-    with suppress(FileNotFoundError):
-        yield from [path for path in folder.iterdir() if path.is_dir() and path.suffix != ".new"]
-
-
 def _put_back(kept: Path, file: Path) -> None:
+    _remove(file)
+    _link(kept, file)
+
+
+def _remove(file: Path) -> None:
     if file.is_dir():
         shutil.rmtree(file)
     else:
         file.unlink(missing_ok=True)
-    _link(kept, file)
 
 
 def _link(file: Path, to: Path) -> None:
