@@ -67,7 +67,7 @@ class RunController:
     def _begin(self, state: EngineState | None = None) -> None:
         """As before anything happened, but for the engine's `state`."""
         self._execution = RoundExecution(self._settings, self._enrolment, self._method, self._store)
-        self._execution.replies.at_hand = not self._keeps_steps
+        self._note_program()
         settings = self._settings
         self._engine = self._engine_type(
             settings.run, settings.round, state, self._schedule, settings.objective, self._fidelities
@@ -84,7 +84,14 @@ class RunController:
     @keeps_steps.setter
     def keeps_steps(self, keeps: bool) -> None:
         self._keeps_steps = keeps
-        self._execution.replies.at_hand = not keeps
+        self._note_program()
+
+    def _note_program(self) -> None:
+        """In a simulation the devices are in this program."""
+        execution, devices_here = self._execution, not self._keeps_steps
+        execution.replies.at_hand = devices_here
+        if execution.tasks.downlink is not None:
+            execution.tasks.downlink.tells = devices_here
 
     def recall(self) -> bool:
         """Take over what the store holds, without going on; False for a new run. Raises StoreError."""

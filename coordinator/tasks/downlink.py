@@ -53,8 +53,9 @@ class Downlink:
         kind: of the method's tasks.
         key: of the run.
         held: what devices hold.
-        as_planned: values of the one patch of what was written last, where its device reads these very ones
-            off what an encoding wrote; None: it does not, or there is not one.
+        tells: what was written is told, to devices in this program.
+        as_planned: then, values of the one patch of what was written last, where its device reads these very
+            ones off what an encoding wrote; None: it does not, or there is not one.
     """
 
     encoding: Encoding
@@ -62,6 +63,7 @@ class Downlink:
     kind: type
     key: Key
     held: HeldModels
+    tells: bool = field(default=False, init=False)
     as_planned: FlatArray | None = field(default=None, init=False)
     _written: Written = field(default_factory=Written, init=False)
     _bases: KnownBases = field(default_factory=KnownBases, init=False)
@@ -72,10 +74,9 @@ class Downlink:
         if base is None:
             return codec.encode(assignment, self.spec)
         key = self.key.child("down", assignment.round, assignment.attempt)
-        encoding = self._encoding(base, assignment)
-        if encoding.lossless:
+        writer = PatchWriter(self._encoding(base, assignment), self.spec, key, base, written=self._written)
+        if self.tells and writer.sends_all:
             self.as_planned = values_of_one(assignment.task)
-        writer = PatchWriter(encoding, self.spec, key, base, written=self._written)
         return codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
 
     def delivered(self, planned: Assignment[Any]) -> Delivered:

@@ -101,8 +101,8 @@ class Session:
     def reply(self, data: bytes, budget: Budget, enough: Callable[[], bool] = lambda: False) -> bytes:
         """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
         When there is `enough`, local training ends with what it has. `local_work` is the share of it that was
-        done then; None: none was, the reply was there. `sent_values` are those of the update's one patch,
-        where the coordinator reads these very ones off what an encoding wrote; None: it does not.
+        done then; None: none was, the reply was there. `sent_values`, where sessions work beside each other,
+        are those of the update's one patch that the coordinator reads to the bit; None: it does not.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -152,7 +152,7 @@ class Session:
             base=UNSET if writer is None else writer.base_digest,
         )
         encoded = codec.encode(reply, self.spec, writer=writer, briefly=self._enrolment.brief is True)
-        if writer is not None and writer.encoding.lossless and writer.residual is None:
+        if self._beside is not None and writer is not None and writer.sends_all:
             self.sent_values = values_of_one(done.update)
         self._keep(
             Kept(

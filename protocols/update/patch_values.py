@@ -71,6 +71,11 @@ class PatchWriter:
         self.left_out = self.residual
 
     @property
+    def sends_all(self) -> bool:
+        """Whether who reads what it writes gets the very values of patches."""
+        return self.encoding.lossless and self.residual is None
+
+    @property
     def base_digest(self) -> str | UnsetType:
         """Of what it writes with; UNSET: it has no base."""
         return UNSET if self.base is None else self.base.digest
