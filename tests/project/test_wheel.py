@@ -175,9 +175,11 @@ def test_a_source_distribution_makes_the_same_wheel(source, wheel, tmp_path):
         ("edge-coordinator --version", f"fleetune {VERSION}"),
         ("edge-agent --version", f"fleetune {VERSION}"),
         ("edge-sim paper", "kapc-mnist"),
-        ("edge-sim link presets", "4g"),
+        pytest.param("edge-sim link presets", "4g", marks=pytest.mark.nightly),
         ("edge-coordinator serve --help", "RUN_FILE"),
-        ("edge-coordinator export lenet5 --input 1x28x28 --classes 10", "lenet5"),
+        pytest.param(
+            "edge-coordinator export lenet5 --input 1x28x28 --classes 10", "lenet5", marks=pytest.mark.nightly
+        ),
         ("edge-agent boards", "raspberry-pi-5"),
         ("edge-agent profile --json", "memory"),
     ],
