@@ -78,11 +78,13 @@ class Arrays:
         finite: refuse NaN and infinite numbers.
         largest: most elements of one array; None: any number.
         left: bytes that all further ones together may take, unpacked; None: any number.
+        plain: they may be as they lie in memory, too.
     """
 
     finite: bool = True
     largest: int | None = None
     left: int | None = None
+    plain: bool = False
 
     def read(self, parts: WireArray) -> Array:
         """Raises PacketCorrupt, PacketTooLarge, PacketNotFinite."""
@@ -101,7 +103,8 @@ class Arrays:
         Raises:
             PacketTooLarge, or whatever `source` raises.
         """
-        lies, name = name.startswith(AS_IT_LIES), name.removeprefix(AS_IT_LIES)
+        lies = self.plain and name.startswith(AS_IT_LIES)
+        name = name.removeprefix(AS_IT_LIES) if lies else name
         if name not in _DTYPES:
             return None
         dtype, size = _DTYPES[name], math.prod(shape)

@@ -179,7 +179,8 @@ def decode(
     if limit is not None and spec is None:  # the model does not say how long it may be
         limit = min(limit, MAX_SMALL_BYTES + MAX_SHRINKING * len(data))
     opened = _opened(data, spec, limit, verified)
-    arrays = Arrays(finite, left=limit, largest=None if limit is None or spec is None else spec.size)
+    largest = None if limit is None or spec is None else spec.size
+    arrays = Arrays(finite, largest, left=limit, plain=opened.plain and not opened.brief)
     unpacked = partial(Body, opened.packed, opened.num_bytes, plain=opened.plain)
     reader = PatchReader(spec, arrays, unpacked, read_before)
     if limit is None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.conftest import tiny_spec
 
-from fleetune.protocols.errors import PacketError, PacketTruncated, PacketVersion
+from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTruncated, PacketVersion
 from fleetune.protocols.model.spec import FlatArray, MaskArray
 from fleetune.protocols.skeletons.averaging import Task
 from fleetune.protocols.update import codec
@@ -70,3 +70,12 @@ def test_it_is_not_read_off_the_wire(weights):
     assert codec.decode(data, Task, SPEC).patch.values.tobytes() == task.patch.values.tobytes()
     with pytest.raises(PacketVersion):
         codec.decode(data, Task, SPEC, limit=LIMIT)
+
+
+def test_nor_are_its_arrays_in_packets_of_other_versions(weights, monkeypatch):
+    whole = codec.encode(weights, SPEC)
+    monkeypatch.setattr(codec, "dtype_name", lambda _: "=f4")
+    forged = codec.encode(weights, SPEC)
+    assert codec.decode(whole, np.ndarray, SPEC, limit=LIMIT).tobytes() == weights.tobytes()
+    with pytest.raises(PacketCorrupt, match="array of type '=f4', which this side does not know"):
+        codec.decode(forged, np.ndarray, SPEC, limit=LIMIT)
