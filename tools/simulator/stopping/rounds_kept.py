@@ -9,7 +9,7 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.simulated_device import Player
-from fleetune.tools.simulator.stopping.replies_kept import RepliesKept, in_player
+from fleetune.tools.simulator.stopping.replies_kept import RepliesKept
 from fleetune.tools.simulator.stopping.snapshot import (
     Snapshot,
     read_players,
@@ -92,7 +92,8 @@ class RoundsKept:
         self._run.controller.write_down()
         write_snapshot(self._run.store, world(self.closed + 1), changed, self._replies)
         for player in answered:
-            in_player(player.name, player.state, self._replies.put)
+            for made in player.replies.values():
+                self._replies.put(player.name, made.work.key, made.reply)
         self._replies.drop_others()
         self.closed, self._written = self.closed + 1, True
 
