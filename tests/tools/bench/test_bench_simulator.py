@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.helpers.nightly import sooner
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from fleetune.protocols.errors import DataError
 from fleetune.tools.bench.simulator.environments import Player, players, python_of
 from fleetune.tools.bench.simulator.play import Played, PlayFailed, keep, play, recalled
 from fleetune.tools.bench.simulator.report import rows, write_results
-from fleetune.tools.bench.simulator.workloads import Workload, lay_out
+from fleetune.tools.bench.simulator.workloads import WORKLOADS, Workload, lay_out
 from fleetune.tools.cli import app
 
 SMALL = Workload("small", "mlp", devices=6, samples=60, participants=3, rounds=40, epochs=3)
@@ -46,6 +47,20 @@ def test_one_that_fails_says_why(workload: Path, tmp_path: Path) -> None:
 def test_too_few_samples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="takes more than 7000"):
         lay_out(replace(SMALL, devices=100), "digits", tmp_path)
+
+
+def test_windows_of_sensors_are_dealt_as_they_are_and_images_get_their_channel(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    windows = draws.standard_normal((80, 9, 128)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=windows, y=np.arange(80) % 6)
+    sensors = replace(WORKLOADS["har-cnn"], devices=4, samples=5)
+    lay_out(sensors, f"npz:{tmp_path / 'own.npz'}", tmp_path / "sensors")
+    with np.load(tmp_path / "sensors" / "samples.npz") as dealt:
+        assert dealt["x"].shape == (60, 9, 128)
+        assert {one.tobytes() for one in dealt["x"]} < {one.tobytes() for one in windows}
+    lay_out(replace(SMALL, samples=5), "digits", tmp_path / "images")
+    with np.load(tmp_path / "images" / "samples.npz") as dealt:
+        assert dealt["x"].shape[1:] == (1, 8, 8)
 
 
 def _played(player: str, seconds: float, repeat: int = 0) -> Played:
