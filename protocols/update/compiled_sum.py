@@ -19,7 +19,7 @@ from fleetune.protocols.one_line import flat
 
 log = logging.getLogger(__name__)
 
-WORTH_COMPILING = 10**6  # entries: of so many an update takes 2 ms less, and compiling half a second
+WORTH_COMPILING = 10**6  # entries: of so many an update takes 2 ms less; compiling takes 0.7 s and 140 MB
 _OF_A_THREAD = 2**21  # entries at least, else starting it takes longer than it saves
 _MOST_THREADS = 4  # memory gives no more
 
