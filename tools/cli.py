@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fleetune.protocols.settings.run_toml import read_run
+from fleetune.protocols.settings.simulation import PROCESSOR
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
@@ -48,6 +49,10 @@ Changes = Annotated[list[str], typer.Option("--set", help="section.key=value on 
 EngineChoice = Annotated[
     Engine, typer.Option(help="where devices work: here, or on the nodes of a Ray cluster")
 ]
+Cards = Annotated[
+    str | None,
+    typer.Option("--device", help="what torch trains on: cpu, or cards, e.g. cuda:0,cuda:1; fleet.train_on"),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -65,6 +70,14 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def _with_cards(changes: list[str], cards: str | None) -> list[str]:
+    return changes if cards is None else [*changes, f"fleet.train_on={cards}"]
+
+
+def _num_cards(cards: str | None) -> int:
+    return 0 if cards in (None, PROCESSOR) else len(cards.split(","))
+
+
 def _begin(workers: int | None) -> None:
     """Workers import what they need while this process does."""
     if workers != 0:
@@ -78,6 +91,7 @@ def run(
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
+    device: Cards = None,
     fresh: Fresh = False,
     follow: Annotated[bool, typer.Option(help="a line a round, for a log, instead of a bar")] = False,
     tracker: Trackers = [],  # noqa: B006 - typer's way of saying it
@@ -88,9 +102,9 @@ def run(
         _begin(workers)
         from fleetune.tools.simulator.show import show_run
 
-        settings = read_run(run_file, changes)
+        settings = read_run(run_file, _with_cards(changes, device))
         folder = runs / settings.run.name
-        with crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             show_run(
                 settings,
                 folder,
@@ -117,6 +131,7 @@ def compare(
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
+    device: Cards = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
     tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
@@ -136,9 +151,9 @@ def compare(
         from fleetune.tools.compare.contenders import labels_of
         from fleetune.tools.simulator.show import console
 
-        settings = read_run(run_file, changes)
+        settings = read_run(run_file, _with_cards(changes, device))
         folder = runs / f"{settings.run.name}.compare"
-        with crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             side_by_side(
                 settings,
                 labels_of(settings, methods),
@@ -170,6 +185,7 @@ def sweep(
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
+    device: Cards = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
     tracker: Trackers = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006
@@ -189,9 +205,9 @@ def sweep(
         from fleetune.tools.compare.sweep import sweep as all_combinations
         from fleetune.tools.simulator.show import console
 
-        settings = read_run(run_file, changes)
+        settings = read_run(run_file, _with_cards(changes, device))
         axes, folder = axes_of(over), runs / f"{settings.run.name}.sweep"
-        with crew(engine, address, workers) as (most, cluster):
+        with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             work = Work(folder, most, fresh=fresh, console=console, trackers=tuple(tracker), cluster=cluster)
             all_combinations(settings, axes, work, seeds=seeds, target=target, search=search)
 
@@ -208,6 +224,7 @@ def paper(
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
+    device: Cards = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
@@ -230,10 +247,11 @@ def paper(
         several = cell == ALL or bool(set(cell) & set("*?["))
         if several and (changes or data):
             raise SettingError("--set and --data go with one cell; data for many is found in $FLEETUNE_DATA")
-        with crew(engine, address, workers) as (most, cluster):
+        changes = _with_cards(changes, device)
+        with crew(engine, address, workers, _num_cards(device)) as (most, cluster):
             how = {"seeds": seeds, "runs": runs, "workers": most, "fresh": fresh, "cluster": cluster}
             if several:
-                play_cells(cell, console=console, **how)  # type: ignore[arg-type]
+                play_cells(cell, changes=changes, console=console, **how)  # type: ignore[arg-type]
             else:
                 play_cell(cell, changes=changes, data=data, console=console, **how)  # type: ignore[arg-type]
 
@@ -249,6 +267,7 @@ def table(
     workers: Workers = None,
     engine: EngineChoice = Engine.LOCAL,
     address: Address = None,
+    device: Cards = None,
     fresh: Annotated[bool, typer.Option(help="run finished ones again, too")] = False,
     changes: Changes = [],  # noqa: B006
 ) -> None:
@@ -265,7 +284,8 @@ def table(
         if name is None:
             list_tables(console)
             return
-        with crew(engine, address, workers) as (most, cluster):
+        changes = _with_cards(changes, device)
+        with crew(engine, address, workers, _num_cards(device)) as (most, cluster):
             fill_table(name, Asked(seeds, changes, runs, most, fresh, show, cluster), console)
 
 

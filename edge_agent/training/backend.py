@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Answer, LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
@@ -159,3 +160,10 @@ class Backend(Protocol):
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
         """Each sample's loss in evaluation mode, shape (n,)."""
         ...
+
+
+def check_labels(spec: ModelSpec, y: LabelArray) -> None:
+    """Raises ModelError: a label is none of the model's classes."""
+    if len(y) and (y.min() < 0 or y.max() >= spec.num_classes):
+        wrong = y.min() if y.min() < 0 else y.max()
+        raise ModelError(f"label {wrong}: model {spec.name} has classes 0..{spec.num_classes - 1}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper, check_labels
 from fleetune.edge_agent.training.onnx_sessions import Sessions
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -252,11 +252,8 @@ class OnnxBackend:
             raise ModelError(f"model {spec.name} takes numbers and {labels}, not {x.dtype} and {y.dtype}")
         if y.shape[1:] != wanted:
             raise ModelError(f"model {spec.name} takes labels of shape {wanted}, not {y.shape[1:]}")
-        if wanted != ():
-            return
-        if y.min() < 0 or y.max() >= spec.num_classes:
-            wrong = y.min() if y.min() < 0 else y.max()
-            raise ModelError(f"label {wrong}: model {spec.name} has classes 0..{spec.num_classes - 1}")
+        if wanted == ():
+            check_labels(spec, y)
 
 
 def _graph(training: bool, extra_loss: ExtraLoss | None) -> str:

@@ -1,4 +1,4 @@
-"""A torch module as a `Backend`: its tensors are views into two flat vectors.
+"""A torch module as a `Backend`: its tensors are views into two flat vectors, on the processor or a card.
 
 One thread is best on shared cores (two under contention were 4 to 70 times slower): whoever owns the
 process sets `torch.set_num_threads(1)`.
@@ -19,8 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fleetune.edge_agent.training import torch_replay
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper, check_labels
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
+from fleetune.edge_agent.training.torch_device import (
+    PROCESSOR,
+    Vectors,
+    for_numpy,
+    fork_seeded,
+    generator_states,
+)
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
@@ -48,11 +55,22 @@ class TorchBackend:
     same function and faster.
     """
 
-    def __init__(self, spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> None:
-        """Raises ModelError: the module's tensors are not the spec's."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        module: nn.Module,
+        task: Task = CLASSIFICATION,
+        device: torch.device = PROCESSOR,
+    ) -> None:
+        """Raises ModelError: the module's tensors are not the spec's, or the device cannot hold them."""
         _check_same(spec, module)
-        self._spec, self._module, self._task = spec, module, task
-        self._weights, self._gradient = torch.zeros(spec.size), torch.zeros(spec.size)
+        self._spec, self._module, self._task, self._device = spec, module, task, device
+        self._samples = samples_of(module, spec.input_shape)
+        try:
+            self._vectors = Vectors(spec, device)
+            module.to(device)
+        except RuntimeError as problem:  # no memory, or what the module has is not for it
+            raise ModelError(f"device {device} cannot take model {spec.name}: {problem}") from problem
         self._adopt()
         # of training steps, for norms without a momentum: no part of the weights, they start anew with them
         self._counters = [
@@ -63,24 +81,27 @@ class TorchBackend:
         self._smaller = SmallerNetworks(self, self._make_smaller)
         self._has_dropout = True  # until a step in training shows that it has none
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
-        self._samples = samples_of(module, spec.input_shape)
         self._input_dtype = torch.int64 if self._samples.ids else torch.float32
 
     @classmethod
     def from_spec(
-        cls, spec: ModelSpec, task: Task = CLASSIFICATION, frozen: Tensors = MappingProxyType({})
+        cls,
+        spec: ModelSpec,
+        task: Task = CLASSIFICATION,
+        frozen: Tensors = MappingProxyType({}),
+        device: torch.device = PROCESSOR,
     ) -> "TorchBackend":
         """Build the model by its name, with these frozen tensors where it has a backbone.
 
         Raises:
             ModelError: there is no such model here, or it differs from the fleet's.
         """
-        with _fork_seeded(Key(0)):  # building draws initial weights; nobody else's stream moves
+        with fork_seeded(Key(0)):  # building draws initial weights; nobody else's stream moves
             module = architectures.build(spec.name, spec.input_shape, spec.num_classes)
         as_described(spec, module)
         if isinstance(spec.backbone, Backbone):
             set_frozen(module, frozen)
-        return cls(spec, module, task)
+        return cls(spec, module, task, device)
 
     @property
     def spec(self) -> ModelSpec:
@@ -97,12 +118,12 @@ class TorchBackend:
 
     @property
     def weights(self) -> FlatArray:
-        array: FlatArray = self._weights.numpy()
+        array: FlatArray = self._vectors.weights.numpy()
         return array
 
     @property
     def gradient(self) -> FlatArray:
-        array: FlatArray = self._gradient.numpy()
+        array: FlatArray = self._vectors.gradient.numpy()
         return array
 
     def load(self, weights: FlatArray) -> None:
@@ -126,11 +147,12 @@ class TorchBackend:
         """Forward and backward over one batch, see `Backend.step`."""
         if self._module.training is not training:
             self._module.train(training)
-        self._gradient.zero_()
+        self._vectors.bring()
+        self._vectors.near_gradient.zero_()
         try:
-            with _fork_seeded(key), self._wanting(tensors), self._last_layer_watched() as calls:
+            with fork_seeded(key, self._device), self._wanting(tensors), self._last_layer_watched() as calls:
                 logits = self._trained_on(x, key) if training else self._logits(x)
-                loss = mean_loss(self._task.loss, self._task.section, logits, torch.from_numpy(y))
+                loss = mean_loss(self._task.loss, self._task.section, logits, self._targets(y))
                 total = (
                     loss if extra_loss is None else loss + self._loss_term_value(extra_loss, logits, calls)
                 )
@@ -140,36 +162,47 @@ class TorchBackend:
             raise ModelError(
                 f"model {self._spec.name} cannot train on a batch of {len(y)}: {problem}"
             ) from problem
+        self._vectors.fetch(statistics=training)
         return loss.item()
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""
-        self._module.eval()
+        self._begin_answer()
         with torch.inference_mode():
-            outputs, targets = self._logits(x), torch.from_numpy(y)
+            outputs, targets = self._logits(x), self._targets(y)
             if is_plain(self._task.loss, self._task.section):
                 total = functional.cross_entropy(outputs, targets, reduction="sum")
             else:
                 total = self._sample_losses(outputs, targets).sum()
-            return total.item(), outputs.numpy()
+            return total.item(), for_numpy(outputs).numpy()
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
         """Each sample's loss, see `Backend.losses`."""
-        self._module.eval()
+        self._begin_answer()
         with torch.inference_mode():
-            found: NDArray[np.float64] = self._sample_losses(self._logits(x), torch.from_numpy(y)).numpy()
+            found: NDArray[np.float64] = self._sample_losses(self._logits(x), self._targets(y)).numpy()
         return found
 
     def _sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return sample_losses(self._task.loss, self._task.section, outputs, targets).double()
+        return for_numpy(sample_losses(self._task.loss, self._task.section, outputs, targets)).double()
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
         """What the model gives, or gives its last layer, see `Backend.answer`."""
-        self._module.eval()
+        self._begin_answer()
         with torch.inference_mode(), self._last_layer_watched() as calls:
             logits = self._logits(x)
-            array: NDArray[np.float32] = (logits if what == "logits" else self._features(calls)).numpy()
+            answer = for_numpy(logits if what == "logits" else self._features(calls))
+            array: NDArray[np.float32] = answer.numpy()
             return array
+
+    def _begin_answer(self) -> None:
+        self._module.eval()
+        self._vectors.bring()
+
+    def _targets(self, y: LabelArray) -> Tensor:
+        if self._device != PROCESSOR and y.ndim == 1 and y.dtype == np.int64:
+            check_labels(self._spec, y)  # a card does not survive a wrong one
+        return torch.from_numpy(y).to(self._device)
 
     def _trained_on(self, x: InputArray, key: Key) -> Tensor:
         """The logits in training; what dropout drops is the same as with every other backend."""
@@ -180,7 +213,8 @@ class TorchBackend:
 
         def factors(index: int, shape: tuple[int, ...], p: float, num_samples: int) -> Tensor:
             drawn.add(index)
-            return torch.from_numpy(Noise(shape, float(p)).draw(key, index, num_samples))
+            drawn_now = Noise(shape, float(p)).draw(key, index, num_samples)
+            return torch.from_numpy(drawn_now).to(self._device)
 
         with Dropouts(factors):
             logits = self._logits(x)
@@ -248,23 +282,23 @@ class TorchBackend:
         copies: dict[int, Any] = {}
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             if name in shapes:
-                value = torch.zeros(shapes[name])
+                value = torch.zeros(shapes[name], device=self._device)
                 copies[id(tensor)] = nn.Parameter(value) if isinstance(tensor, nn.Parameter) else value
         try:
-            return TorchBackend(spec, copy.deepcopy(self._module, copies), self._task)
+            return TorchBackend(spec, copy.deepcopy(self._module, copies), self._task, self._device)
         except Exception:  # noqa: BLE001 - a user's module may raise anything
             return None
 
     def _draws(self) -> bool:
         """Whether a step in training draws random numbers."""
         self._module.train()
-        with _fork_seeded(Key(0)), torch.no_grad():
-            before = torch.default_generator.get_state()
+        with fork_seeded(Key(0), self._device), torch.no_grad():
+            before = generator_states(self._device)
             try:
-                self._trained_on(self._made_up(_TRIED).numpy(), Key(0))
+                self._trained_on(for_numpy(self._made_up(_TRIED)).numpy(), Key(0))
             except (ValueError, RuntimeError, IndexError):  # as in `step`; a batch like this one
                 return True
-            return self._has_dropout or not torch.equal(before, torch.default_generator.get_state())
+            return self._has_dropout or before != generator_states(self._device)
 
     def _made_up(self, num_samples: int) -> Tensor:
         """Samples of numbers between -1 and 1, or of the first token id."""
@@ -287,7 +321,7 @@ class TorchBackend:
             ) from None
 
     def _input(self, x: InputArray) -> Tensor:
-        inputs = torch.from_numpy(x).to(self._input_dtype)
+        inputs = torch.from_numpy(x).to(self._device, self._input_dtype)
         return _channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
 
     def _adopt(self) -> None:
@@ -296,7 +330,7 @@ class TorchBackend:
         self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
         for tensor in self._spec.tensors:
             place = self._spec.slices[tensor.name]
-            view = self._weights[place].view(tensor.shape)
+            view = self._vectors.near_weights[place].view(tensor.shape)
             if tensor.kind == "stat":
                 view.copy_(statistics[tensor.name])
                 owner, _, name = tensor.name.rpartition(".")
@@ -305,7 +339,8 @@ class TorchBackend:
                 parameter = parameters[tensor.name]
                 view.copy_(parameter.data)
                 parameter.data = view
-                parameter.grad = self._gradient[place].view(tensor.shape)
+                parameter.grad = self._vectors.near_gradient[place].view(tensor.shape)
+        self._vectors.fetch_weights()
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -316,18 +351,6 @@ def _channels_last(x: Tensor) -> Tensor:
         _, _, height, width = x.shape
         return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
     return x.contiguous(memory_format=torch.channels_last)
-
-
-@contextmanager
-def _fork_seeded(key: Key) -> Iterator[None]:
-    """Torch's global generator at `key`, and back where it was afterwards."""
-    generator = torch.default_generator
-    state = generator.get_state()
-    generator.manual_seed(key.value)
-    try:
-        yield
-    finally:
-        generator.set_state(state)
 
 
 def _check_same(spec: ModelSpec, module: nn.Module) -> None:

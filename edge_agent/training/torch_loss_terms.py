@@ -15,7 +15,8 @@ def loss_term_value(extra_loss: ExtraLoss, own: Tensor) -> Tensor:
         extra_loss: the loss term and what its models answered on the batch.
         own: what the model in training answers, shape (n, ...), as the others' answers.
     """
-    loss_term, answers = extra_loss.loss_term, [torch.from_numpy(answer) for answer in extra_loss.answers]
+    loss_term = extra_loss.loss_term
+    answers = [torch.from_numpy(answer).to(own.device) for answer in extra_loss.answers]
     if isinstance(loss_term, Distillation):
         (teacher,) = answers
         return distillation(own, teacher, loss_term.strength, loss_term.temperature)

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fleetune.edge_agent.training.torch_device import for_numpy
+
 _SIZES = (3, 5)
 _BELOW, _OTHER = "below", "other"
 _DROPS = frozenset(
@@ -75,12 +77,14 @@ class Replay:
         features: what goes from below to above, in order.
         input_shape: of one sample.
         dtype: of the samples.
+        device: where the module computes.
     """
 
     passes: dict[bool, _Pass]
     features: tuple[Feature, ...]
     input_shape: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
     @property
     def size(self) -> int:
@@ -96,7 +100,7 @@ class Replay:
             taking.found[index].permute(0, *(1 + axis for axis in one.order)).reshape(len(x), -1)
             for index, one in enumerate(self.features)
         ]
-        array: NDArray[np.float32] = torch.cat(rows, 1).numpy()
+        array: NDArray[np.float32] = for_numpy(torch.cat(rows, 1)).numpy()
         return array
 
     def forward(self, module: nn.Module, features: NDArray[np.float32]) -> Tensor:
@@ -107,10 +111,11 @@ class Replay:
         """
         tensors, start = [], 0
         for one in self.features:
-            rows = torch.from_numpy(features[:, start : start + one.size]).reshape(-1, *one.shape)
+            columns = torch.from_numpy(features[:, start : start + one.size])
+            rows = columns.to(self.device).reshape(-1, *one.shape)
             tensors.append(rows.permute(0, *(1 + one.order.index(axis) for axis in range(len(one.order)))))
             start += one.size
-        x = torch.zeros((), dtype=self.dtype).expand(len(features), *self.input_shape)
+        x = torch.zeros((), dtype=self.dtype, device=self.device).expand(len(features), *self.input_shape)
         with _Replaying(self.passes[module.training], tensors):
             logits: Tensor = module(x)
         return logits
@@ -153,7 +158,7 @@ def _watched(module: nn.Module, x: Callable[[int], Tensor]) -> Replay | None:
         passes[training], found[training] = described
     if found[True] != found[False] or not found[True]:
         return None
-    replay = Replay(passes, found[True], tuple(x(1).shape[1:]), x(1).dtype)
+    replay = Replay(passes, found[True], tuple(x(1).shape[1:]), x(1).dtype, x(1).device)
     return replay if _gives_the_same(replay, module, x(_SIZES[0])) else None
 
 
@@ -348,4 +353,5 @@ class _Replaying(_Following):
         if place in self._features:
             return self._features[place]
         shape = [size * self._num_samples if is_open else size for size, is_open in result.shape]
-        return torch.zeros((), dtype=result.dtype).expand(shape)
+        device = next(iter(self._features.values())).device
+        return torch.zeros((), dtype=result.dtype, device=device).expand(shape)

@@ -113,6 +113,7 @@ def make_backend(
     frozen: Tensors = MappingProxyType({}),
     guard: StepGuard | None = None,
     room: int | None = None,
+    device: str = "cpu",
 ) -> Backend:
     """The backend of a model.
 
@@ -125,17 +126,19 @@ def make_backend(
         frozen: the tensors of the model's backbone, if it has one; they are used where they are.
         guard: may end a step in its middle, where the backend can.
         room: bytes that a step of a bundle may take; None: as its model's description allows.
+        device: that torch computes on, by its name for it; bundles are the processor's.
 
     Raises:
-        ModelError: the model cannot be built here, or differs from the fleet's.
+        ModelError: the model cannot be built here, or differs from the fleet's; there is no such device.
     """
     if kind == "torch":
         import torch
 
         from fleetune.edge_agent.training.torch_backend import TorchBackend
+        from fleetune.edge_agent.training.torch_device import torch_device
 
         torch.set_num_threads(threads)
-        return TorchBackend.from_spec(spec, task, frozen)
+        return TorchBackend.from_spec(spec, task, frozen, torch_device(device))
     assert bundle is not None, "needs_bundle says so"
     if bundle.learns != task:
         raise ModelError(f"the bundle of model {spec.name} computes the loss of another task than the run's")

@@ -49,7 +49,8 @@ def blank_batch(module: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
 
 def forward_blank(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[Tensor, Any]:
     """Two blank samples, and what the module gives for them in evaluation mode."""
-    batch = torch.zeros(2, *input_shape)
+    own = next(module.parameters(), None)
+    batch = torch.zeros(2, *input_shape, device=None if own is None else own.device)
     try:
         return batch, _evaluated(module, batch)
     except (RuntimeError, TypeError, IndexError) as problem:

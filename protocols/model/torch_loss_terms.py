@@ -21,4 +21,5 @@ def contrast(features: Tensor, near: Tensor, far: Tensor, strength: Scalar, temp
     """See `protocols.model.loss_terms.Contrast`; the features of all three, shape (n, F)."""
     alike = [functional.cosine_similarity(features, answer, dim=1) for answer in (near, far)]
     scores = torch.stack(alike, dim=1) / temperature
-    return strength * functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
+    first = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    return strength * functional.cross_entropy(scores, first)

@@ -16,6 +16,7 @@ Decibels = Annotated[float, Meta(ge=-500, le=500)]
 Deviation = Annotated[float, Meta(ge=0, le=100)]  # in decibels
 Metres = Annotated[float, Meta(ge=1, le=1e9)]
 Megahertz = Annotated[float, Meta(ge=1e-6, le=1e6)]
+PROCESSOR = "cpu"  # as torch calls it
 Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]  # Mbit/s
 TimeOfDay = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]\Z")]
 
@@ -138,6 +139,8 @@ class FleetSection(Settings, frozen=True):
         trainer: what devices train with: `torch`; `onnx`, by the same bits as agents with ONNX Runtime, which
             takes small models less time; `fastest`: whichever a short measurement on this machine finds
             quicker, which the run keeps. They differ by rounding.
+        train_on: what torch computes on, by its names: `cpu`, or cards that the workers share, e.g.
+            `cuda:0,cuda:1`, `mps`. Another one rounds differently.
         days: after so many simulated days the run ends; an open run (`run.rounds`) needs it.
         starts_at: time of day when the simulation begins, on 1 January 2026, for [schedule]; its `zone` is
             UTC unless it says otherwise.
@@ -156,8 +159,19 @@ class FleetSection(Settings, frozen=True):
     policy: dict[str, Any] = field(default_factory=dict)
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
     trainer: Literal["torch", "onnx", "fastest"] = "torch"
+    train_on: Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]{1,3})?(,[a-z]+(:[0-9]{1,3})?)*$")] = PROCESSOR
     days: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     starts_at: TimeOfDay = "00:00"
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """Of `train_on`; none: the processor trains."""
+        return () if self.train_on == PROCESSOR else tuple(self.train_on.split(","))
+
+    def trains_on(self, worker: int) -> str:
+        """What a worker's devices train on, by the worker's number."""
+        cards = self.cards or (PROCESSOR,)
+        return cards[worker % len(cards)]
 
     def dealt(self, device: str) -> float | None:
         """The ratio of a device, by its name alone: a restart, or who comes first, changes nothing.

@@ -37,7 +37,7 @@ def _huber(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> 
 
 def _binary(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> Pair:
     """From logits; `class_weights` multiply the part of a label that is there (torch's pos_weight)."""
-    weights = _array(xp, section.class_weights or (1.0,))
+    weights = _array(xp, section.class_weights or (1.0,), outputs)
     present = targets * weights
     factor = present + (1 - targets)
     remainder = xp.exp(-xp.abs(outputs))
@@ -48,7 +48,7 @@ def _binary(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) ->
 
 def _quantile(xp: ModuleType, outputs: Any, targets: Any, section: TaskSection) -> Pair:
     """The pinball loss: outputs (n, k, quantiles), targets (n, k, 1)."""
-    quantiles = _array(xp, section.quantiles)
+    quantiles = _array(xp, section.quantiles, outputs)
     residual = targets - outputs
     sign = xp.sign(residual)
     slopes = -(quantiles - (1 - sign) / 2)
@@ -64,8 +64,10 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _array(xp: ModuleType, numbers: tuple[float, ...]) -> Any:
-    return xp.asarray(numbers, dtype=xp.float32)
+def _array(xp: ModuleType, numbers: tuple[float, ...], beside: Any) -> Any:
+    """In the memory where `beside` is: torch's may be a card's."""
+    found = xp.asarray(numbers, dtype=xp.float32)
+    return found if xp is np else found.to(beside.device)
 
 
 def shaped(name: str, outputs: Any, targets: Any, section: TaskSection) -> Pair:

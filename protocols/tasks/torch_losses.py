@@ -67,12 +67,13 @@ def _cross_entropy(section: TaskSection, outputs: Tensor, labels: Tensor) -> Ten
     counts alike in every batch.
     """
     logs = torch.log_softmax(outputs, 1)
-    hot = (labels[:, None] == torch.arange(outputs.shape[1])).to(outputs.dtype)
+    classes = torch.arange(outputs.shape[1], device=outputs.device)
+    hot = (labels[:, None] == classes).to(outputs.dtype)
     aim = hot * (1 - section.label_smoothing) + section.label_smoothing / outputs.shape[1]
     losses = -(logs * aim).sum(1)
     if not section.class_weights:
         return losses
-    return losses * (hot * torch.tensor(section.class_weights)).sum(1)
+    return losses * (hot * torch.tensor(section.class_weights).to(outputs.device)).sum(1)
 
 
 def _users_own(name: str, outputs: Tensor, targets: Tensor) -> Tensor:

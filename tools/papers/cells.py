@@ -150,6 +150,7 @@ def runs_of(asked: RunSettings, folder: Path, runs: Path, seeds: int) -> list[Ce
 def play_cells(
     pattern: str,
     *,
+    changes: Sequence[str] = (),
     seeds: int,
     runs: Path,
     workers: int,
@@ -173,7 +174,7 @@ def play_cells(
         try:
             options = {"seeds": seeds, "workers": workers, "fresh": fresh, "cluster": cluster}
             outcomes.append(
-                play_cell(name, changes=(), data=None, runs=runs, console=console, **options)  # type: ignore[arg-type]
+                play_cell(name, changes=changes, data=None, runs=runs, console=console, **options)  # type: ignore[arg-type]
             )
         except FleetuneError as problem:
             console.print(f"{name}: passed over: {problem}")

@@ -33,6 +33,8 @@ Average = Callable[[Collection[Measures]], float | None]
 
 _SAME_RUN = ("run.name", "run.seed", "run.rehearsal", "data.source")  # the source is judged by its size
 
+_WHERE = ("fleet.trainer", "fleet.train_on")  # what computes is no part of a paper's cell
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -185,7 +187,8 @@ def label_of(cell: RunSettings, asked: RunSettings, num_samples: int) -> Label:
 
 
 def _is_open(key: str, paper: PaperSection) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in paper.open)
+    names = (*paper.open, *_WHERE)
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _paper(cell: RunSettings) -> PaperSection:

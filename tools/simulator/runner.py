@@ -121,6 +121,8 @@ def simulate(
     """
     if workers:
         warm_up()
+    if cluster is not None and settings.fleet.cards:
+        raise SettingError(f"fleet.train_on {settings.fleet.train_on}: on a Ray cluster only processors train")
     runs = runs or folder.parent
     there = None if fresh else standing(settings, folder)
     if there is not None and there.finished:
@@ -170,7 +172,7 @@ def _found_aside(settings: RunSettings, *, workers: int) -> Model:
 
 def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, workers: int) -> Chosen:
     """What trains in a run; a worker finds out, where there is something to find out."""
-    if settings.fleet.trainer == "torch":
+    if settings.fleet.trainer == "torch" and not settings.fleet.cards:
         return Chosen()
     enrolment = beginning.enrolment
     arguments = settings, enrolment, beginning.backbone, shares.of(0, enrolment.spec)

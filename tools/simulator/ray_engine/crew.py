@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fleetune.protocols.errors import SettingError
 
 ALL_CORES = os.cpu_count() or 1
+WORKERS_A_CARD = 4  # each has a copy of torch's kernels on it, some hundred megabytes
 
 
 class Engine(StrEnum):
@@ -26,13 +27,14 @@ class Crew(NamedTuple):
 
 
 @contextmanager
-def crew(engine: str, address: str | None, workers: int | None) -> Iterator[Crew]:
+def crew(engine: str, address: str | None, workers: int | None, num_cards: int = 0) -> Iterator[Crew]:
     """Those of a command; a cluster that was begun for it ends with this block.
 
     Args:
         engine: one of `Engine`.
         address: of the Ray cluster; None: $RAY_ADDRESS, and without it one is begun on this machine.
-        workers: that train; None: one a core, here or there.
+        workers: that train; None: one a core, here or there, and on cards a few each.
+        num_cards: that they share; 0: they train on processors.
 
     Raises:
         SettingError: there is no such engine, the two do not go together, Ray is not installed, or there is
@@ -43,7 +45,8 @@ def crew(engine: str, address: str | None, workers: int | None) -> Iterator[Crew
     if engine == Engine.LOCAL:
         if address is not None:
             raise SettingError("--address is that of a Ray cluster: add --engine ray")
-        yield Crew(ALL_CORES if workers is None else workers, None)
+        most = min(ALL_CORES, WORKERS_A_CARD * num_cards) if num_cards else ALL_CORES
+        yield Crew(most if workers is None else workers, None)
         return
     if workers is not None and workers < 1:
         raise SettingError(f"--workers {workers}: with --engine ray at least 1")

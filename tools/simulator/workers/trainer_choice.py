@@ -16,11 +16,12 @@ from fleetune.edge_agent.training.feature_data import features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import PIP, installed, make_backend
 from fleetune.protocols.bundle.bundle import Bundle
-from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
 from fleetune.protocols.model.backbone_file import Tensors, read_backbone
 from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.simulation import PROCESSOR
 from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -60,8 +61,11 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
         data: of one of its devices, to measure on.
 
     Raises:
-        SettingError: ONNX Runtime is asked for and not installed, or the model has no bundle.
+        SettingError: ONNX Runtime is asked for and not installed, or the model has no bundle; a card is not
+            here.
     """
+    if settings.fleet.cards:
+        return _on_cards(settings)
     if settings.fleet.trainer == "torch":
         return Chosen()
     try:
@@ -73,6 +77,24 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
     if settings.fleet.trainer == "onnx":
         return Chosen("onnx", bundle.encoded())
     return _quicker(settings, enrolment, bundle, backbone, data)
+
+
+def _on_cards(settings: RunSettings) -> Chosen:
+    from fleetune.edge_agent.training.torch_device import name_of, torch_device
+
+    fleet = settings.fleet
+    if fleet.trainer == "onnx":
+        raise SettingError(f'fleet.trainer: "onnx" trains on the processor, not on {fleet.train_on}')
+    if PROCESSOR in fleet.cards:
+        raise SettingError(
+            f"fleet.train_on {fleet.train_on}: cpu and cards round differently, and which device trains on"
+            " which is left to chance; name either"
+        )
+    try:
+        names = [f"{card} ({name_of(torch_device(card))})" for card in fleet.cards]
+    except ModelError as problem:
+        raise SettingError(f"fleet.train_on: {problem}") from None
+    return Chosen(words=f"devices train on {', '.join(names)}")
 
 
 def _quicker(

@@ -28,6 +28,7 @@ from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.growing.growing_devices import Came, GrowingDevices, growing_devices
 from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.workers import worker_processes
 from fleetune.tools.simulator.workers.device_files import keep_before
 
 _MOST_FEATURE_BYTES = 2**28  # in each worker
@@ -139,7 +140,8 @@ def start(
     frozen = stored_backbone(folder.parent, decoded.spec)
     read = None if bundle is None else read_bundle(bundle)
     kind: Kind = "torch" if read is None else "onnx"
-    backend = make_backend(kind, decoded.spec, read, 1, task=decoded.learns, frozen=frozen)
+    device = settings.fleet.trains_on(worker_processes.number())
+    backend = make_backend(kind, decoded.spec, read, 1, task=decoded.learns, frozen=frozen, device=device)
     upper = upper_of(backend, decoded.training)
     shares = Shares(settings, given)
     growing = growing_devices(settings, decoded, shares, folder, backend)

@@ -139,10 +139,11 @@ class WorkerProcesses(Executor):
         resource_tracker.ensure_running()  # it would make this thread hear signals again
         context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
         ours, theirs = context.Pipe()
-        process: BaseProcess = context.Process(target=_serve, args=(theirs,))  # type: ignore[attr-defined]
         with self._lock, theirs, _deaf():
             if self._killed:
                 raise FleetuneError(WORKER_DIED)
+            arguments = theirs, number() + len(self._begun)
+            process: BaseProcess = context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
             process.start()
             self._begun.append((process, ours))
         return ours
@@ -170,16 +171,24 @@ def tell(news: object) -> None:
     _line.send((_NEWS, news))
 
 
+def number() -> int:
+    """Of this worker among its like, from 0; those that a worker begins are numbered from its own on, so that
+    cards are shared evenly.
+    """
+    return _number
+
+
 _line: Connection | None = None
+_number = 0
 
 
-def _serve(line: Connection) -> None:
+def _serve(line: Connection, number_of_this: int) -> None:
     """What a worker does: one job after another until its pipe is closed."""
-    global _line  # noqa: PLW0603 - of the process, for `tell`
+    global _line, _number  # noqa: PLW0603 - of the process, for `tell` and `number`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _line = line
+    _line, _number = line, number_of_this
     with suppress(EOFError, OSError):
         while True:
             fn, args, kwargs = line.recv()

@@ -1,0 +1,125 @@
+"""Where torch computes: the processor, or a card beside it with a memory of its own.
+
+Trained weights and gradients are numpy's on this side, whatever computes. On a card they are copied there
+before a step and back after it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.randomness import Key
+
+PROCESSOR = torch.device("cpu")
+
+
+def torch_device(name: str) -> torch.device:
+    """A device by torch's name for it (`cpu`, `cuda:1`, `mps`, `xpu:0`), made ready to compute by the same
+    bits each time, in full float32.
+
+    Raises:
+        ModelError: torch knows no such device, or none is here.
+    """
+    try:
+        device = torch.device(name)
+        if device == PROCESSOR:
+            return PROCESSOR
+        module = torch.get_device_module(device)
+        count = module.device_count() if module.is_available() else 0
+    except (RuntimeError, AttributeError) as problem:
+        raise ModelError(f"device {name}: torch here has no such device; cpu always trains") from problem
+    if not count:
+        raise ModelError(
+            f"device {name}: torch {torch.__version__} sees no {device.type} here; cpu always trains"
+        )
+    if (device.index or 0) >= count:
+        raise ModelError(f"device {name}: the last one here is {device.type}:{count - 1}")
+    _compute_alike()
+    return torch.device(device.type, device.index or 0)
+
+
+def name_of(device: torch.device) -> str:
+    """What its maker calls it, where torch can tell."""
+    tell = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(tell(device)) if tell else device.type
+
+
+def _compute_alike() -> None:
+    """Kernels that give the same bits each time, where torch has them; no TF32, which rounds at ten bits."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.allow_tf32 = False
+
+
+class Vectors:
+    """A model's weights and gradient, flat, and those that torch computes with.
+
+    Attributes:
+        weights, gradient: in this process's memory, shape (spec.size,).
+        near_weights, near_gradient: where torch computes; on the processor the same tensors.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        self._apart, self._num_parameters = device != PROCESSOR, spec.num_parameters
+        pinned = device.type == "cuda"  # copied twice as fast
+        self.weights = torch.zeros(spec.size, pin_memory=pinned)
+        self.gradient = torch.zeros(spec.size, pin_memory=pinned)
+        self.near_weights, self.near_gradient = self.weights, self.gradient
+        if self._apart:
+            self.near_weights, self.near_gradient = (torch.zeros(spec.size, device=device) for _ in range(2))
+
+    def bring(self) -> None:
+        """The weights to where torch computes."""
+        if self._apart:
+            self.near_weights.copy_(self.weights)
+
+    def fetch_weights(self) -> None:
+        """Back from there: all weights."""
+        if self._apart:
+            self.weights.copy_(self.near_weights)
+
+    def fetch(self, *, statistics: bool) -> None:
+        """Back from there: the gradient, and the running statistics that a step has moved."""
+        if not self._apart:
+            return
+        self.gradient.copy_(self.near_gradient)
+        if statistics:
+            at = slice(self._num_parameters, None)
+            self.weights[at].copy_(self.near_weights[at])
+
+
+def for_numpy(tensor: Tensor) -> Tensor:
+    """A tensor that numpy can read."""
+    return tensor if tensor.device == PROCESSOR else tensor.to(PROCESSOR)
+
+
+def generator_states(device: torch.device) -> list[bytes]:
+    """Of torch's global generators, the processor's and the device's."""
+    states = [torch.default_generator.get_state()]
+    if device != PROCESSOR:
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return [state.numpy().tobytes() for state in states]
+
+
+@contextmanager
+def fork_seeded(key: Key, device: torch.device = PROCESSOR) -> Iterator[None]:
+    """Torch's global generators, the processor's and the device's, at `key`, and back where they were
+    afterwards.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(key.value)
+    try:
+        if device == PROCESSOR:
+            yield
+        else:
+            with torch.random.fork_rng([device.index], device_type=device.type):
+                torch.get_device_module(device).manual_seed(key.value)
+                yield
+    finally:
+        generator.set_state(state)
