@@ -190,7 +190,7 @@ def doctor(
         problem = found
     patient = Patient(
         **{name: options[name] for name in ("device", "fleet", "data", "state", "board", "policy")},
-        **{name: options[name] for name in ("test_fraction", "trainer", "root")},
+        **{name: options[name] for name in ("test_fraction", "trainer", "train_on", "root")},
         broker=broker,
         limits={one.name: options[one.name] for one in fields(Policy)},
         problem=problem,

@@ -9,11 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 
 DeviceName = Annotated[str, typer.Option(help="this device's name")]
 StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
 Trainer = Annotated[
     str, typer.Option(help="auto (the lightest installed that can do the run), onnx, torch or ort-training")
+]
+TrainOn = Annotated[
+    str, typer.Option(help="what computes: cpu, cuda or cuda:1, tensorrt (onnx), mps (torch)")
 ]
 Threads = Annotated[int, typer.Option(min=1, help="processor threads of training")]
 Authority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
@@ -91,6 +95,7 @@ class RunOptions:
     ] = None
     label_column: LabelColumns = "label"
     trainer: Trainer = "auto"
+    train_on: TrainOn = PROCESSOR
     threads: Threads = 1
     trust: Annotated[
         list[str], typer.Option(help="package.module of yours that a run may name; may repeat")

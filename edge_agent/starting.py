@@ -114,6 +114,7 @@ def _settings(options: RunOptions) -> DeviceSettings:
         test_fraction=options.test_fraction,
         threads=options.threads,
         trainer=options.trainer,
+        train_on=options.train_on,
         trusted=tuple(options.trust),
         publish=options.publish,
         policy=read_policy(options.policy, {one.name: getattr(options, one.name) for one in fields(Policy)}),

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
 from fleetune.edge_agent.training.descent import OptimiserMemory, optimiser_memory
 from fleetune.edge_agent.training.local_training import batch_slices
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.trainers import Kind, trains_smaller
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
@@ -82,6 +83,7 @@ class Capability:
         adoption_samples: training steps, in samples, that [adoption] takes of a round beside the method's.
         adoption_copies: of the whole model in float32, that it holds beside the method's.
         trains_smaller: see `edge_agent.training.trainers.trains_smaller`.
+        train_on: what the trainer computes on.
     """
 
     num_samples: int
@@ -105,6 +107,7 @@ class Capability:
     adoption_samples: float = 0.0
     adoption_copies: float = 0.0
     trains_smaller: bool = False
+    train_on: str = PROCESSOR
 
     @property
     def remembered(self) -> OptimiserMemory:

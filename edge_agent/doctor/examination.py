@@ -14,6 +14,7 @@ from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.conditions import read_conditions
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import is_stream
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.trainers import AUTO
 from fleetune.firmware_profiles import UNKNOWN, Board, load
 from fleetune.protocols.errors import FleetuneError
@@ -26,8 +27,8 @@ class Patient:
     looked at.
 
     Attributes:
-        fleet, device, broker, data, state, board, policy, test_fraction, trainer, root: options of
-            `edge-agent run`; `state` is what --state says, `broker` has the TLS files too.
+        fleet, device, broker, data, state, board, policy, test_fraction, trainer, train_on, root: options
+            of `edge-agent run`; `state` is what --state says, `broker` has the TLS files too.
         limits: options that go on top of the policy.
         problem: why there is no `broker` although one was asked for.
     """
@@ -42,6 +43,7 @@ class Patient:
     limits: dict[str, Any] = field(default_factory=dict)
     test_fraction: float = 0.3
     trainer: str = AUTO
+    train_on: str = PROCESSOR
     root: Path = Path("/")
     problem: FleetuneError | None = None
 
@@ -78,7 +80,7 @@ def _board(patient: Patient) -> Iterator[Finding]:
 
 def _trainer(patient: Patient, policy: Policy, board: Board) -> Iterator[Finding]:
     usable = training.limit_bytes(read_conditions(patient.root), policy, board)
-    yield from training.trainers(patient.trainer, usable)
+    yield from training.trainers(patient.trainer, usable, train_on=patient.train_on)
 
 
 def _store(patient: Patient) -> AgentStore | None:

@@ -17,10 +17,12 @@ from fleetune.edge_agent.doctor.finding import Finding
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.device_data import check_fits, check_source, split
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.onnx_sessions import OLDEST
-from fleetune.edge_agent.training.trainers import AUTO, IMPORT_BYTES, KINDS, PIP, Kind, installed
+from fleetune.edge_agent.training.trainers import AUTO, IMPORT_BYTES, KINDS, PIP, Kind, Trainers, installed
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.errors import ModelError
 from fleetune.protocols.wire.payloads import Enrolment
 
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
@@ -85,7 +87,10 @@ def data(source: str, test_fraction: float, enrolment: Enrolment | None) -> Iter
 
 
 def trainers(
-    choice: str, usable_bytes: int | None, attempt: Callable[[str], Tried] | None = None
+    choice: str,
+    usable_bytes: int | None,
+    attempt: Callable[[str], Tried] | None = None,
+    train_on: str = PROCESSOR,
 ) -> Iterator[Finding]:
     """Check what trainers are installed, and that the one to be used can be imported in the memory there is.
 
@@ -93,6 +98,7 @@ def trainers(
         choice: `--trainer`.
         usable_bytes: that this process may take; None: not known.
         attempt: imports a module; None: `try_import`.
+        train_on: `--train-on`.
     """
     attempt = attempt or try_import
     if choice not in (AUTO, *KINDS):
@@ -115,7 +121,19 @@ def trainers(
         return
     used = next(kind for kind in there if choice in (AUTO, kind))
     others = [f"{kind} {_version(kind)}" for kind in there if kind != used]
-    yield from _usable(used, others, usable_bytes, attempt)
+    found = list(_usable(used, others, usable_bytes, attempt))
+    yield from found
+    if train_on != PROCESSOR and not any(one.verdict == "fail" for one in found):
+        yield _computes(choice, train_on)
+
+
+def _computes(choice: str, train_on: str) -> Finding:
+    """Whether a trainer can compute where it shall; it can be imported."""
+    try:
+        kind = Trainers(choice, train_on=train_on).usable[0]
+    except ModelError as problem:
+        return Finding("fail", "trainer", str(problem), "leave --train-on out: the processor always trains")
+    return Finding("ok", "trainer", f"{kind} computes on {train_on}")
 
 
 def _usable(

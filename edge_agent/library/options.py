@@ -37,6 +37,7 @@ class AgentOptions(TypedDict, total=False):
     intake: Path | str | None
     label_column: str
     trainer: str
+    train_on: str
     threads: int
     trust: list[str]
     ca: str | None

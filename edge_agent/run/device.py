@@ -10,6 +10,7 @@ from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import SampleStream
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.trainers import AUTO
 
 
@@ -26,6 +27,7 @@ class DeviceSettings:
         threads: processor threads of training.
         policy: what the owner allows.
         trainer: "auto" or one of `edge_agent.training.trainers.KINDS`.
+        train_on: what it computes on, see `edge_agent.training.trainers.make_backend`.
         trusted: modules of the owner's own whose code a run may name (`package.module`).
         publish: file that the served model is written to, for an app; None: as before, or nowhere.
     """
@@ -39,6 +41,7 @@ class DeviceSettings:
     threads: int = 1
     policy: Policy = Policy()  # noqa: RUF009 - frozen
     trainer: str = AUTO
+    train_on: str = PROCESSOR
     trusted: tuple[str, ...] = ()
     publish: Path | None = None
 

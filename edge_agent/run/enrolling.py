@@ -37,12 +37,12 @@ class Enrolling:
 
     Raises:
         SettingError: there is no such trainer.
-        ModelError: it is not installed, or none is.
+        ModelError: it is not installed, or none is, or it cannot compute where it shall.
     """
 
     def __init__(self, device: Device, jobs: Jobs) -> None:
         self._device, self._jobs = device, jobs
-        self._trainers = Trainers(device.settings.trainer)
+        self._trainers = Trainers(device.settings.trainer, train_on=device.settings.train_on)
         self._dealt: dict[str, float | None] = {}
         self._joining: str | None = None
         self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now

@@ -111,12 +111,12 @@ def join(
     trainer = LocalTrainer(*with_features(own), enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
     memory = store.ratio_controller(run)
-    before = _known_before(store, enrolment, kind)
-    cost_history = _cost_history(before, kind)
+    before = _known_before(store, enrolment, kind, settings.train_on)
+    cost_history = before.cost_history if before and _trains_as(before, kind, settings.train_on) else None
     link = device.measure_link() if before is None else _link_before(before)
     report = _report(settings, enrolment, own, link)
     ratio_controller = _ratio_controller(
-        settings, enrolment, method, trainer, kind, report, link, cost_history, conditions
+        settings, enrolment, method, trainer, kind, report, link, cost_history or CostHistory(), conditions
     )
     log.info("joined run %s with %d samples; %s", run, report.num_samples, ratio_controller.report.reason)
     of_round = None
@@ -206,6 +206,7 @@ def _ratio_controller(
         latency_s=link.round_trip_s,
         base_bytes=process_memory().resident,
     )
+    capability = replace(capability, train_on=settings.train_on)
     ratio_controller = RatioController(
         as_encoded(method.choices(report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
         capability,
@@ -231,14 +232,16 @@ def _ratio_controller(
     return known.chosen(conditions)
 
 
-def _known_before(store: AgentStore, enrolment: Enrolment, kind: Kind) -> RatioController | None:
+def _known_before(
+    store: AgentStore, enrolment: Enrolment, kind: Kind, train_on: str
+) -> RatioController | None:
     """Of this run before a restart; or of the latest run of the same model and trainer."""
     known = read_ratio_controller(store.ratio_controller(enrolment.run).read())
     if known is not None:
         return known
     for run in store.runs():
         found = read_ratio_controller(store.ratio_controller(run).read())
-        if found is not None and found.capability.trainer == kind and _is_model(store, run, enrolment):
+        if found and _trains_as(found, kind, train_on) and _is_model(store, run, enrolment):
             log.info("what rounds of run %s taught holds here too: the same model, the same trainer", run)
             return found
     return None
@@ -252,9 +255,9 @@ def _is_model(store: AgentStore, run: str, enrolment: Enrolment) -> bool:
     return True
 
 
-def _cost_history(before: RatioController | None, kind: Kind) -> CostHistory:
-    """Of before a restart. Another trainer takes other times and another amount of memory."""
-    return before.cost_history if before and before.capability.trainer == kind else CostHistory()
+def _trains_as(before: RatioController, kind: Kind, train_on: str) -> bool:
+    """Whether its costs are today's: another trainer takes other times and another amount of memory."""
+    return (before.capability.trainer, before.capability.train_on) == (kind, train_on)
 
 
 def _link_before(before: RatioController) -> LinkSpeed:
@@ -379,8 +382,17 @@ def _backend(
     if bundle is not None:
         _check_fits(bundle, "bundle", conditions)
     read = None if bundle is None else read_bundle(bundle, spec)
-    task, room, threads = enrolment.learns, _room(conditions), device.settings.threads
-    return make_backend(kind, spec, read, threads, task=task, frozen=frozen, guard=guard, room=room)
+    return make_backend(
+        kind,
+        spec,
+        read,
+        device.settings.threads,
+        task=enrolment.learns,
+        frozen=frozen,
+        guard=guard,
+        room=_room(conditions),
+        device=device.settings.train_on,
+    )
 
 
 def _room(conditions: Conditions) -> int | None:

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper, check_labels
+from fleetune.edge_agent.training.backend import (
+    ExtraLoss,
+    InputArray,
+    LabelArray,
+    Smaller,
+    Upper,
+    check_labels,
+)
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.onnx_sessions import Sessions
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -41,10 +49,10 @@ class OnnxBackend:
         bundle: of the model.
         threads: processor threads of a step.
         frozen: the tensors of the model's backbone, which the runtime reads where they are.
-        guard, room: see `Sessions`.
+        guard, room, device: see `Sessions`.
 
     Raises:
-        ModelError: ONNX Runtime is not installed, or too old.
+        ModelError: ONNX Runtime is not installed, or too old, or cannot compute there.
     """
 
     def __init__(
@@ -55,14 +63,15 @@ class OnnxBackend:
         frozen: Tensors = MappingProxyType({}),
         guard: StepGuard | None = None,
         room: int | None = None,
+        device: str = PROCESSOR,
     ) -> None:
         self._bundle, self._spec, self._task = bundle, bundle.spec, bundle.learns
         int8 = frozen.weights if isinstance(frozen, Int8Tensors) else {}
         self._new_sessions = partial(
-            Sessions, threads=threads, guard=guard, room=room, dequantised=frozenset(int8)
+            Sessions, threads=threads, guard=guard, room=room, dequantised=frozenset(int8), device=device
         )
         self._sessions = self._new_sessions(bundle)
-        self._of_bundle = partial(OnnxBackend, threads=threads, guard=guard, room=room)
+        self._of_bundle = partial(OnnxBackend, threads=threads, guard=guard, room=room, device=device)
         self._smaller = SmallerNetworks(self, self._make_smaller)
         self._cut: Cut | None = None
         self._weights = np.zeros(self._spec.size, np.float32)

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR, check_used, providers
 from fleetune.edge_agent.training.ort_training_package import without_torch
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
@@ -31,9 +32,10 @@ class Sessions:
         guard: ends runs; None: nothing does.
         room: bytes that a run may take at most; None: whatever the model's description allows.
         dequantised: inputs that are fed as int8 and scales, see `write_onnx`.
+        device: that computes, see `onnx_providers`.
 
     Raises:
-        ModelError: ONNX Runtime is not installed, or too old.
+        ModelError: ONNX Runtime is not installed, or too old, or cannot compute there.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Sessions:
         guard: StepGuard | None = None,
         room: int | None = None,
         dequantised: frozenset[str] = frozenset(),
+        device: str = PROCESSOR,
     ) -> None:
-        self._runtime = runtime()
+        self._runtime, self._device = runtime(), device
+        self._providers = providers(self._runtime, device)
         self._bundle, self._threads, self._dequantised = bundle, threads, dequantised
         self._guard, self._room = guard or StepGuard(lambda: None), room
         self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
@@ -132,7 +136,7 @@ class Sessions:
         options.enable_mem_pattern = False  # one block for a whole step: more at its peak
         try:
             session = self._runtime.InferenceSession(
-                write_onnx(kept, dequantised=self._dequantised), options, providers=["CPUExecutionProvider"]
+                write_onnx(kept, dequantised=self._dequantised), options, providers=self._providers
             )
         except Exception as problem:  # as above
             version = self._runtime.__version__
@@ -140,6 +144,7 @@ class Sessions:
                 f"onnxruntime {version} cannot load model {name}: {_line(problem)}; a newer one may:"
                 " pip install -U onnxruntime"
             ) from problem
+        check_used(session, self._device)
         inputs = [one.name for port in kept.inputs for one in ports_of(port, self._dequantised)]
         return session, inputs, list(kept.output_names)
 

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fleetune.edge_agent.training import torch_replay
-from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper, check_labels
+from fleetune.edge_agent.training.backend import (
+    ExtraLoss,
+    InputArray,
+    LabelArray,
+    Smaller,
+    Upper,
+    check_labels,
+)
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
 from fleetune.edge_agent.training.torch_device import (
     PROCESSOR,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from fleetune.edge_agent.training.backend import Backend
+from fleetune.edge_agent.training.onnx_providers import PROCESSOR, providers
 from fleetune.edge_agent.training.ort_training_package import MISSING
 from fleetune.edge_agent.training.smaller_network import torch_gains
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -56,14 +57,16 @@ class Trainers:
     Attributes:
         choice: of the owner: one of `KINDS`, or "auto": the lightest that is installed and can do the run.
         lacking: why runs have no bundle, by their id.
+        train_on: what computes; only those that can there are chosen from.
 
     Raises:
         SettingError: there is no such choice.
-        ModelError: it is not installed, or nothing is.
+        ModelError: it is not installed, or nothing is, or it cannot compute there.
     """
 
     choice: str = AUTO
     lacking: dict[str, str] = field(default_factory=dict)
+    train_on: str = PROCESSOR
 
     def __post_init__(self) -> None:
         if self.choice not in (AUTO, *KINDS):
@@ -78,6 +81,19 @@ class Trainers:
                 f"--trainer {self.choice}: it is not installed here, {', '.join(self._installed)} is;"
                 f" pip install {PIP[self.choice]}"
             )
+        self._keep_those_that_can()
+
+    def _keep_those_that_can(self) -> None:
+        chosen = [kind for kind in self._installed if self.choice in (AUTO, kind)]
+        reasons = {kind: why_not_on(kind, self.train_on) for kind in chosen}
+        self._installed = tuple(kind for kind in chosen if not reasons[kind])
+        if not self._installed:
+            raise ModelError(f"--train-on {self.train_on}: {'; '.join(reasons.values())}")
+
+    @property
+    def usable(self) -> tuple[Kind, ...]:
+        """Those that are chosen from."""
+        return self._installed
 
     def kind(self, run: str) -> Kind:
         """What trains in a run.
@@ -91,6 +107,26 @@ class Trainers:
         if self.choice == AUTO and "torch" in self._installed:
             return "torch"
         raise ModelError(f"{self.lacking[run]}; with torch it can be trained: pip install {PIP['torch']}")
+
+
+def why_not_on(kind: Kind, device: str) -> str:
+    """Why a trainer cannot compute there; "": it can. Imported to find out, but for the processor."""
+    if device == PROCESSOR:
+        return ""
+    if kind == "ort-training":
+        return "ort-training trains on the processor"
+    try:
+        if kind == "torch":
+            from fleetune.edge_agent.training.torch_device import torch_device
+
+            torch_device(device)
+        else:
+            from fleetune.edge_agent.training.onnx_sessions import runtime
+
+            providers(runtime(), device)
+    except ModelError as problem:
+        return str(problem)
+    return ""
 
 
 def needs_bundle(kind: Kind) -> bool:
@@ -113,7 +149,7 @@ def make_backend(
     frozen: Tensors = MappingProxyType({}),
     guard: StepGuard | None = None,
     room: int | None = None,
-    device: str = "cpu",
+    device: str = PROCESSOR,
 ) -> Backend:
     """The backend of a model.
 
@@ -126,7 +162,7 @@ def make_backend(
         frozen: the tensors of the model's backbone, if it has one; they are used where they are.
         guard: may end a step in its middle, where the backend can.
         room: bytes that a step of a bundle may take; None: as its model's description allows.
-        device: that torch computes on, by its name for it; bundles are the processor's.
+        device: that computes, by torch's name for it, or see `onnx_providers`.
 
     Raises:
         ModelError: the model cannot be built here, or differs from the fleet's; there is no such device.
@@ -148,7 +184,7 @@ def make_backend(
         return OrtTrainingBackend(bundle, threads, frozen=frozen, guard=guard, room=room)
     from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 
-    return OnnxBackend(bundle, threads, frozen=frozen, guard=guard, room=room)
+    return OnnxBackend(bundle, threads, frozen=frozen, guard=guard, room=room, device=device)
 
 
 def check_room(kind: Kind, usable: int | None, held: int) -> None:

@@ -122,7 +122,8 @@ def simulate(
     if workers:
         warm_up()
     if cluster is not None and settings.fleet.cards:
-        raise SettingError(f"fleet.train_on {settings.fleet.train_on}: on a Ray cluster only processors train")
+        asked = settings.fleet.train_on
+        raise SettingError(f"fleet.train_on {asked}: on a Ray cluster only processors train")
     runs = runs or folder.parent
     there = None if fresh else standing(settings, folder)
     if there is not None and there.finished:

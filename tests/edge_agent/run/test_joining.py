@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.helpers import card
 
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.edge_agent.budget.board_meter import BoardMeter
@@ -112,6 +113,18 @@ def test_what_rounds_taught_holds_for_the_trainer_they_were_done_with(tmp_path):
     assert other.membership.ratio_controller.capability.trainer == "onnx"
     assert other.membership.ratio_controller.cost_history.past_rounds == ()
     assert other.report.uplink_bps == 2e6  # the link is the same
+
+
+def test_a_card_trains_as_the_owner_says_and_its_speed_is_its_own(tmp_path):
+    enrolled, store, took = enrolment(), AgentStore(tmp_path), RoundCost(memory_bytes=300_000_000)
+    here = joined(enrolled, tmp_path)
+    store.ratio_controller(enrolled.run).write(
+        here.membership.ratio_controller.learned(Budget(), took).encoded()
+    )
+    there = joined(enrolled, tmp_path, train_on=card.NAME).membership.ratio_controller
+    assert there.capability.train_on == card.NAME
+    assert there.cost_history.past_rounds == ()
+    assert "sees no" in refusal(enrolled, tmp_path, train_on="xpu")
 
 
 def serve(store: AgentStore, enrolled: Enrolment, weights, run="") -> None:

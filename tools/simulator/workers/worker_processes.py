@@ -184,7 +184,7 @@ _number = 0
 
 def _serve(line: Connection, number_of_this: int) -> None:
     """What a worker does: one job after another until its pipe is closed."""
-    global _line, _number  # noqa: PLW0603 - of the process, for `tell` and `number`
+    global _line, _number
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()

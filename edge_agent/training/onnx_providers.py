@@ -1,0 +1,52 @@
+"""What ONNX Runtime computes on: the processor, or a card that one of its execution providers serves."""
+
+from typing import Any
+
+from fleetune.protocols.errors import ModelError
+
+PROCESSOR = "cpu"
+_ON_PROCESSOR = "CPUExecutionProvider"
+_OF_CARDS = {
+    "cuda": ("CUDAExecutionProvider",),
+    "tensorrt": (
+        "TensorrtExecutionProvider",
+        "CUDAExecutionProvider",
+    ),  # for what the first cannot do
+}
+
+Provider = str | tuple[str, dict[str, str]]
+
+
+def providers(runtime: Any, device: str) -> list[Provider]:
+    """Those for a session, the first that can do an operator does it.
+
+    Args:
+        runtime: the module `onnxruntime`.
+        device: `cpu`, or `cuda` or `tensorrt`, with a card's number behind a colon: `cuda:1`.
+
+    Raises:
+        ModelError: no such device is known, or what is installed cannot compute on it.
+    """
+    if device == PROCESSOR:
+        return [_ON_PROCESSOR]
+    kind, _, number = device.partition(":")
+    if kind not in _OF_CARDS or not (number or "0").isdigit():
+        known = ", ".join((PROCESSOR, *_OF_CARDS))
+        raise ModelError(f"onnxruntime trains on none called {device}; choose {known}, or cuda:1 and so on")
+    there = runtime.get_available_providers()
+    if _OF_CARDS[kind][0] not in there:
+        raise ModelError(
+            f"onnxruntime {runtime.__version__} here cannot compute on {kind}; it takes the package"
+            " onnxruntime-gpu in place of onnxruntime, on a Jetson NVIDIA's own wheel"
+        )
+    of_card = [(name, {"device_id": number or "0"}) for name in _OF_CARDS[kind] if name in there]
+    return [*of_card, _ON_PROCESSOR]
+
+
+def check_used(session: Any, device: str) -> None:
+    """Raises ModelError: the runtime fell back to the processor, as it does where a library is missing."""
+    if device != PROCESSOR and session.get_providers()[0] == _ON_PROCESSOR:
+        raise ModelError(
+            f"onnxruntime could not load what it needs for {device} (CUDA, cuDNN; TensorRT) and would train"
+            " on the processor: install these in the versions it was built for, or leave --train-on out"
+        )
