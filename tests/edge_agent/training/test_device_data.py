@@ -4,9 +4,11 @@ import gzip
 import io
 import pickle
 import struct
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fleetune.edge_agent.datasets import sources
 from fleetune.edge_agent.datasets.har import CHANNELS
 from fleetune.edge_agent.training.device_data import (
     Dataset,
@@ -114,8 +117,27 @@ def test_digits():
     assert (digits.y.max() + 1, digits.input_shape, digits.test) == (10, (1, 8, 8), None)
 
 
+def test_digits_are_scikit_learns_wherever_it_has_them(tmp_path, monkeypatch):
+    bunch = pytest.importorskip("sklearn.datasets").load_digits()
+    wanted = (bunch.images / 16)[:, None].astype(np.float32)
+    elsewhere = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    for found in (load("digits"), moved(monkeypatch, elsewhere)):
+        assert np.array_equal(found.x, wanted)
+        assert np.array_equal(found.y, bunch.target)
+
+
+def moved(monkeypatch, spec):
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda _: spec)
+    return load("digits")
+
+
+def test_digits_are_read_without_importing_scikit_learn():
+    asked = "import sys; from fleetune.edge_agent.datasets.sources import load; load('digits')"
+    subprocess.run([sys.executable, "-c", f"{asked}; assert 'sklearn' not in sys.modules"], check=True)
+
+
 def test_digits_without_scikit_learn_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     one_line("digits", "pip install scikit-learn")
 
 
