@@ -6,7 +6,7 @@ from pathlib import Path
 from fleetune.edge_agent.personal.kept_run import recall
 from fleetune.edge_agent.personal.served_model import Served, Standing, other_score, read_served
 from fleetune.edge_agent.state.agent_store import AgentStore
-from fleetune.edge_agent.training.frozen_tensors import BackboneLacking, frozen_tensors
+from fleetune.edge_agent.state.frozen_tensors import BackboneLacking, frozen_tensors
 from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import PacketError, StoreError

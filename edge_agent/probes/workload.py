@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.frozen_tensors import BackboneLacking, frozen_tensors
 from fleetune.edge_agent.training.backend import Backend, LabelArray
 from fleetune.edge_agent.training.device_data import DeviceData
-from fleetune.edge_agent.training.frozen_tensors import BackboneLacking, frozen_tensors
 from fleetune.edge_agent.training.trainers import AUTO, Trainers, make_backend, needs_bundle
 from fleetune.protocols.bundle.bundle import read_bundle
 from fleetune.protocols.bundle.first_weights import draw_weights

@@ -12,8 +12,8 @@ from fleetune.edge_agent.run.device import Device
 from fleetune.edge_agent.run.jobs import Jobs, Joined
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.joining import join
+from fleetune.edge_agent.state.frozen_tensors import BackboneLacking
 from fleetune.edge_agent.stream.sample_stream import TooFewSamples
-from fleetune.edge_agent.training.frozen_tensors import BackboneLacking
 from fleetune.edge_agent.training.trainers import Trainers, needs_bundle
 from fleetune.protocols.errors import ModelError, TrainingStopped
 from fleetune.protocols.wire.messages import TransferKey

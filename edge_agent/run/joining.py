@@ -25,6 +25,7 @@ from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.membership import Membership
 from fleetune.edge_agent.run.session import Session
 from fleetune.edge_agent.state.agent_store import AgentStore
+from fleetune.edge_agent.state.frozen_tensors import frozen_tensors
 from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import (
@@ -36,7 +37,6 @@ from fleetune.edge_agent.training.device_data import (
     split,
 )
 from fleetune.edge_agent.training.feature_data import features_of, fits, upper_of
-from fleetune.edge_agent.training.frozen_tensors import frozen_tensors
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend, needs_bundle
@@ -382,16 +382,10 @@ def _backend(
     if bundle is not None:
         _check_fits(bundle, "bundle", conditions)
     read = None if bundle is None else read_bundle(bundle, spec)
+    task, room = enrolment.learns, _room(conditions)
+    threads, on = device.settings.threads, device.settings.train_on
     return make_backend(
-        kind,
-        spec,
-        read,
-        device.settings.threads,
-        task=enrolment.learns,
-        frozen=frozen,
-        guard=guard,
-        room=_room(conditions),
-        device=device.settings.train_on,
+        kind, spec, read, threads, task=task, frozen=frozen, guard=guard, room=room, device=on
     )
 
 
