@@ -2,14 +2,24 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from fleetune.coordinator.rounds.records import RoundRecord, Traffic
 from fleetune.coordinator.rounds.schedule import TOLD
 from fleetune.edge_agent.run.membership import RoundWork
 from fleetune.protocols.settings.schedule import DAY_S
-from fleetune.tools.simulator.growing.days import Growing
+from fleetune.tools.simulator.growing.days import DaysState, Growing
+from fleetune.tools.simulator.job import Coming
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.workers import worker
+
+
+@dataclass(frozen=True)
+class IntakeState:
+    """What changes of an `Intake`, to be written down; attributes as there."""
+
+    turns_left: int
+    days: DaysState
 
 
 class Intake:
@@ -43,14 +53,31 @@ class Intake:
         every_s = DAY_S / self._deliveries.arrivals.times_a_day
         return [(turn + 1) * every_s for turn in range(self._deliveries.turns)]
 
-    def come(self, turn: int, now: float, wall_s: float) -> Iterator[Player]:
-        """Samples are there; the devices that should tell of it, one by one."""
+    @property
+    def state(self) -> IntakeState:
+        """As it stands; the devices' is theirs."""
+        return IntakeState(self.turns_left, self._days.state)
+
+    def restore(self, state: IntakeState) -> None:
+        """Take over what it was."""
+        self.turns_left = state.turns_left
+        self._days.restore(state.days)
+
+    def come(self, turn: int, now: float, wall_s: float, closed: int) -> Iterator[Player]:
+        """Samples are there; the devices that should tell of it, one by one.
+
+        Args:
+            turn: from 0.
+            now: on the virtual clock.
+            wall_s: the time of day, seconds since 1970.
+            closed: how many rounds have ended, see `Job`.
+        """
         jobs = []
         for player in self._players:
             if player.job is not None:
                 player.job.exception()  # one writer at a time for its samples
-            where = player.name, player.device.index, turn, wall_s
-            jobs.append((player, self._executor.submit(worker.come, *where)))
+            coming = Coming(player.name, player.device.index, turn, wall_s, closed)
+            jobs.append((player, self._executor.submit(worker.come, coming)))
         for player, job in jobs:
             came = job.result()
             player.figures, player.turns = came.figures, turn + 1

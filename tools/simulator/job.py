@@ -38,6 +38,22 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Coming:
+    """What comes to a device whose data grow, in a turn.
+
+    Attributes:
+        name, index, wall_s, closed: see `Job`.
+        turn: from 0.
+    """
+
+    name: str
+    index: int
+    turn: int
+    wall_s: float
+    closed: int | None
+
+
+@dataclass(frozen=True)
 class Worked:
     """What came of it.
 

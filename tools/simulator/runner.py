@@ -229,10 +229,11 @@ def _begin(
 
 def _go_on(there: Standing, folder: Path, given: Given) -> _Opened:
     """A run that was stopped."""
-    players = _players(there.settings, there.enrolment, Shares(there.settings, given))
+    shares = Shares(there.settings, given)
+    players = _players(there.settings, there.enrolment, shares)
     run = open_run(there.settings, folder, durable=False)
     run.controller.recall()
-    return _Opened(run, players)
+    return _Opened(run, players, growing=_growing(there.settings, shares))
 
 
 def _words(there: Standing | None, folder: Path) -> str:

@@ -41,7 +41,6 @@ from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.simulator.runner import leave, simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
-from fleetune.tools.simulator.stopping.rounds_kept import goes_on
 from fleetune.tools.simulator.stopping.standing import Standing, standing
 from fleetune.tools.stop_signals import ToldInterrupt
 
@@ -117,7 +116,7 @@ def _play(
     except KeyboardInterrupt:
         if watching.under_way is None:
             raise
-        again = "goes on there" if watching.closed and goes_on(settings) else "begins anew"
+        again = "goes on there" if watching.closed else "begins anew"
         so_far = f"; edge-coordinator report {folder} shows what came before" if watching.closed else ""
         console.print(f"stopped in {watching.under_way}: the same command {again}{so_far}", **PLAINLY)
         raise ToldInterrupt from None

@@ -32,7 +32,7 @@ class MadeReply:
 
 @dataclass(frozen=True)
 class PlayerState:
-    """What changes of a `Player` while no data grow, to be written down."""
+    """What changes of a `Player`, to be written down."""
 
     membership: Membership
     battery: Battery | None
@@ -41,6 +41,8 @@ class PlayerState:
     replies: list[tuple[Turn, MadeReply]]
     base: str | None
     sends_until: float
+    figures: Figures | None = None
+    turns: int = 0
 
 
 @dataclass
@@ -102,10 +104,16 @@ class Player:
     @property
     def state(self) -> PlayerState:
         """As it stands, its job aside."""
-        replies = list(self.replies.items())
-        there, working = self.there, self.working
         return PlayerState(
-            self.membership, self.battery, there, working, replies, self.base, self.sends_until
+            membership=self.membership,
+            battery=self.battery,
+            there=self.there,
+            working=self.working,
+            replies=list(self.replies.items()),
+            base=self.base,
+            sends_until=self.sends_until,
+            figures=self.figures,
+            turns=self.turns,
         )
 
     def restore(self, state: PlayerState) -> None:
@@ -113,6 +121,7 @@ class Player:
         self.membership, self.battery = state.membership, state.battery
         self.there, self.working, self.replies = state.there, state.working, dict(state.replies)
         self.base, self.sends_until = state.base, state.sends_until
+        self.figures, self.turns = state.figures, state.turns
 
     @property
     def conditions(self) -> Conditions:

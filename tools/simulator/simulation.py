@@ -28,7 +28,7 @@ from fleetune.tools.simulator.intake import Intake
 from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.presence import Presence
 from fleetune.tools.simulator.simulated_device import Answered, MadeReply, Player
-from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept, goes_on
+from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept
 from fleetune.tools.simulator.stopping.snapshot import LAYOUT, STOPPED, Snapshot
 from fleetune.tools.simulator.transfers import downloaded, uploaded
 from fleetune.tools.simulator.work_at_hand import WorkAtHand
@@ -76,7 +76,7 @@ class Simulation:
         self._observers = observers
         self._on_round = on_round
         self._overlapping = run.settings.round.mode != "synchronous"
-        self._kept = RoundsKept(run, goes_on=goes_on(run.settings))
+        self._kept = RoundsKept(run)
         self._agenda = Agenda()
         self._changed: set[str] = set()  # devices, since they were written down
         self._answered = Answered(self._fleet)
@@ -84,8 +84,7 @@ class Simulation:
         self._attempts = Attempts()
         self._closed = False  # a round has, and is not written down
         self._next_tick: float | None = None
-        self._finished = False
-        self.now = 0.0
+        self._finished, self.now = False, 0.0
 
     def run(self) -> None:
         """Play until the run is finished.
@@ -148,6 +147,8 @@ class Simulation:
         self._agenda.restore(snapshot.agenda)
         self._at_hand.restore(snapshot.worked)
         self._controller.tasks_made = snapshot.tasks_made
+        if self._intake is not None and snapshot.intake is not None:
+            self._intake.restore(snapshot.intake)
         self._answered = Answered(self._fleet)
         self._finished = self._controller.finished is not None
         if self._controller.engine_state.stage == "training":
@@ -165,10 +166,12 @@ class Simulation:
             next_tick=self._next_tick,
             idle_stretches=self._presence.idle_stretches,
             tasks_made=self._controller.tasks_made,
+            intake=None if self._intake is None else self._intake.state,
         )
 
     def _begin(self) -> None:
         if self._intake is not None:
+            self._changed.update(self._fleet)
             for turn, time_s in enumerate(self._intake.begin(self.now, self._wall_s)):
                 self._agenda.add(time_s, agenda.SamplesCome(turn))
         self._tell(ClockSet(self._world.ahead_s))
@@ -211,7 +214,8 @@ class Simulation:
 
     def _samples_come(self, turn: int) -> None:
         assert self._intake is not None, "else nothing comes"
-        for player in self._intake.come(turn, self.now, self._wall_s):
+        self._changed.update(self._fleet)
+        for player in self._intake.come(turn, self.now, self._wall_s, self._kept.closed):
             self._report(player)
         self._intake.end(turn, self._controller.ledger.traffic.values())
 
@@ -337,12 +341,10 @@ class Simulation:
         proposed = asked_of(payload, self._enrolment.spec).budget if asked else None
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
-        device, before = player.device, self._kept.before
-        job = Job(
-            *(device.name, device.index, work.budget, key, payload, self._wall_s, before), task_values=values
-        )
+        where = player.name, player.device.index, work.budget, key, payload, self._wall_s, self._kept.closed
+        job = Job(*where, task_values=values)
         done = agenda.WorkDone(player.name, work, train_s, turns)
-        worked = self._at_hand.hand_out(player, job, lambda: self._controller.reading(device.name, turn))
+        worked = self._at_hand.hand_out(player, job, lambda: self._controller.reading(player.name, turn))
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)
 
     def _worked(self, player: Player, done: agenda.WorkDone, worked: Worked) -> None:

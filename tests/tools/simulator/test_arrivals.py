@@ -69,7 +69,7 @@ def test_a_night_each_trains_on_what_came_and_the_same_seed_plays_the_same(tmp_p
 
 
 def test_a_simulation_that_was_cut_short_plays_the_same_from_its_beginning(tmp_path):
-    """A simulation never goes on: what it left is replaced, stores of samples too."""
+    """By --fresh: what it left is replaced, stores of samples too."""
 
     class Cut:
         def observe(self, event):

@@ -48,6 +48,17 @@ def test_what_a_round_has_changed_is_put_back_however_often(tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_samples_that_change_in_place_are_put_back_without_what_a_killed_writer_left(tmp_path):
+    write(tmp_path, "d1.samples.sqlite", "old")
+    before = contents(tmp_path)
+    for _ in range(2):
+        keep_before(tmp_path, "d1", 4)
+        (tmp_path / "d1.samples.sqlite").write_text("new")  # no file of its own
+        write(tmp_path, "d1.samples.sqlite-wal", "of a transaction that was under way")
+        restore(tmp_path, 4)
+        assert contents(tmp_path) == before
+
+
 def test_a_round_that_has_ended_stays(tmp_path):
     a_round(tmp_path, 0, "one")
     forget_before(tmp_path, 0)

@@ -1,5 +1,6 @@
 """A simulation that was stopped goes on where its last round ended, and ends as if it never had been."""
 
+import sqlite3
 import subprocess
 import sys
 import time
@@ -24,6 +25,17 @@ FLEET = BASE["fleet"] | {"jitter": 0.3, "spread": 0.4}
 WIDE = BASE["fleet"] | {"jitter": 1.0, "spread": 1.0, "uplink_mbps": 20.0, "downlink_mbps": 20.0}
 LATE = {"fleet": WIDE | {"ratios": [0.2, 1.0]}, "round": {"deadline_s": 0.007, "quorum": 2}}
 THIN = {"fleet": FLEET | {"uplink_mbps": 0.2, "downlink_mbps": 1.0, "ratios": [0.2, 1.0]}}
+ARRIVALS = {"first": 60, "per_day": 40, "times_a_day": 3}
+GROWING = {
+    "method": {"name": "fedavg"},
+    "data": {
+        "source": "digits",
+        "partition": {"kind": "iid", "test_fraction": 0.5},
+        "arrivals": ARRIVALS,
+    },
+    "fleet": {"devices": 2, "boards": {"raspberry-pi-4b": 2}, "days": 3},
+    "schedule": {"first_rounds": 2, "every": "10h"},
+}
 CASES = {
     "chosen ratios": {},
     "late devices": LATE,
@@ -66,12 +78,20 @@ CASES = {
         "training": {"optimiser": "adamw", "optimiser_state": "device", "learning_rate": 0.01},
         "method": {"name": "fedavg"},
     },
+    "data that grow": GROWING,
+    "data that grow and drift": {
+        **GROWING,
+        "data": GROWING["data"] | {"arrivals": {**ARRIVALS, "change": {"day": 2, "kind": "invert"}}},
+        "fleet": GROWING["fleet"] | {"spread": 0.5, "batteries": [0.1, 0.3]},
+        "schedule": {"first_rounds": 2, "every": "6h", "new_samples": 5},
+    },
     **{f"method {name}": {"method": {"name": name}} for name in sorted(REGISTRY)},
 }
 OTHERS = [name for name in CASES if not name.startswith("method")]
 KEPT = (
     *("late devices", "devices that come and go", "proposals", "lossy both ways", "canaries"),
     *("semi-asynchronous, differences", "semi-asynchronous, in windows", "optimisers remember", "kapc-bls"),
+    "data that grow and drift",
 )
 
 TOML = """
@@ -82,11 +102,6 @@ data = { source = "digits", partition = { kind = "iid", samples = 60 } }
 fleet = { devices = 6, ratios = [0.4, 1.0] }
 """
 DEADLINE_S = 200
-GROWING = {
-    "data": {"partition": {"kind": "iid", "test_fraction": 0.5}, "arrivals": {"first": 60, "per_day": 40}},
-    "fleet": {"devices": 2, "boards": {"raspberry-pi-4b": 2}, "days": 2},
-    "schedule": {"first_rounds": 2},
-}
 
 
 class Stop(BaseException):
@@ -112,6 +127,7 @@ def stopping(monkeypatch):
         return one_piece
 
     monkeypatch.setattr(worker, "reply", counted(worker.reply))
+    monkeypatch.setattr(worker, "come", counted(worker.come))
     monkeypatch.setattr(RunController, "receive", counted(RunController.receive))
 
     def after(pieces):
@@ -164,6 +180,16 @@ def test_stopped_wherever_it_ends_as_if_it_never_had_been(name, tmp_path, stoppi
     stopping(10**9)
     assert stops > 1
     assert play(tmp_path / "b", asked) == unbroken
+    assert samples(tmp_path / "b") == samples(tmp_path / "a")
+
+
+def samples(folder):
+    """All that the devices' stores hold, where data grow, but for pins: they have the run's own random id."""
+    found = {}
+    for path in sorted((folder / "devices").glob("*.sqlite")):
+        with closing(sqlite3.connect(path)) as store:
+            found[path.name] = [line for line in store.iterdump() if "'pin'" not in line]
+    return found
 
 
 @pytest.mark.nightly
@@ -222,17 +248,6 @@ def test_where_a_reply_under_way_is_missing_it_says_so(tmp_path):
         store.drop(name)
     with pytest.raises(StoreError, match=f"is damaged: it has no {name}"):
         play(tmp_path, asked)
-
-
-def test_where_data_grow_it_begins_anew_and_says_so(tmp_path, stopping):
-    said, asked = Said(), wanted({**GROWING, "method": {"name": "fedavg"}})
-    unbroken = play(tmp_path / "a", asked)
-    stopping(20)
-    with pytest.raises(Stop):
-        play(tmp_path / "b", asked)
-    stopping(10**9)
-    assert play(tmp_path / "b", asked, observers=[said]) == unbroken
-    assert [line for line in said.lines if "begins anew (the data of its devices grow" in line]
 
 
 def test_stopped_before_a_round_had_ended_it_begins_anew(tmp_path, stopping):

@@ -16,6 +16,17 @@ from fleetune.tools.simulator.growing.arrivals import Deliveries
 from fleetune.tools.simulator.growing.growing_devices import Came
 
 Answers = list[tuple[NDArray[Any], NDArray[Any]]]
+Written = tuple[str, tuple[int, ...], bytes]  # an array: its type, its shape, its numbers
+
+
+@dataclass(frozen=True)
+class DaysState:
+    """What changes of `Days`, to be written down; attributes as there."""
+
+    ended: list[DaySummary]
+    joules: float
+    rounds: int
+    today: list[tuple[DeviceId, list[tuple[Written, Written]]]]
 
 
 @dataclass
@@ -34,6 +45,23 @@ class Days:
     joules: float = 0.0
     rounds: int = 0
     _today: dict[DeviceId, Answers] = field(default_factory=dict)
+
+    @property
+    def state(self) -> DaysState:
+        """As it stands."""
+        today = [
+            (device, [(_written(judged), _written(labels)) for judged, labels in answers])
+            for device, answers in self._today.items()
+        ]
+        return DaysState(self.ended, self.joules, self.rounds, today)
+
+    def restore(self, state: DaysState) -> None:
+        """Take over what it was."""
+        self.ended[:], self.joules, self.rounds = state.ended, state.joules, state.rounds
+        self._today = {
+            device: [(_read(judged), _read(labels)) for judged, labels in answers]
+            for device, answers in state.today
+        }
 
     def note(self, device: DeviceId, came: Came) -> None:
         """Some of today's samples have come to a device."""
@@ -67,6 +95,15 @@ class Days:
         judged = np.concatenate([one for one, _ in answers])
         labels = np.concatenate([one for _, one in answers])
         return self.task.figure(self.task.score.name, judged, labels, None)
+
+
+def _written(array: NDArray[Any]) -> Written:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _read(written: Written) -> NDArray[Any]:
+    kind, shape, data = written
+    return np.frombuffer(data, kind).reshape(shape)
 
 
 @dataclass(frozen=True)

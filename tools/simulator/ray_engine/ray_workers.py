@@ -22,7 +22,7 @@ from typing import Any
 
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.one_line import flat
-from fleetune.tools.simulator.job import Job
+from fleetune.tools.simulator.job import Coming, Job
 from fleetune.tools.simulator.ray_engine import device_copies
 from fleetune.tools.simulator.ray_engine.cluster import join
 from fleetune.tools.simulator.ray_engine.node_worker import Answer, NodeWorker
@@ -112,7 +112,7 @@ class RayWorkers(Executor):
         self._say()
         job = args[0]
         task = _Task(fn, args, args[0], None, Future())
-        if isinstance(job, Job):
+        if isinstance(job, Job | Coming):
             task = _Task(fn, (replaced(job, closed=None), *args[1:]), job.name, job.closed, Future())
         with self._changed:
             if self._broken is not None:

@@ -7,7 +7,6 @@ from threading import Thread
 
 from fleetune.coordinator.run.stored_run import Run
 from fleetune.coordinator.store.run_folder import DEVICES
-from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.stopping.replies_kept import RepliesKept
 from fleetune.tools.simulator.stopping.snapshot import (
@@ -20,28 +19,19 @@ from fleetune.tools.simulator.stopping.snapshot import (
 from fleetune.tools.simulator.workers.device_files import forget_before, restore
 
 
-def goes_on(settings: RunSettings) -> bool:
-    """Whether a simulation with these settings goes on where it was stopped; else it begins anew.
-
-    Where data grow, devices' stores do, and are not put back to what they were.
-    """
-    return settings.data.arrivals is None
-
-
 class RoundsKept:
     """What a simulation leaves of its rounds, and what it finds of those before.
 
     Args:
         run: its store is written to.
-        goes_on: the world is written down, too; False: nobody can go on with it.
 
     Attributes:
-        closed: rounds that have ended, the final evaluation and those taken back among them.
+        closed: rounds that have ended, the final evaluation and those taken back among them. Devices' files
+            are kept for those who go on from there.
     """
 
-    def __init__(self, run: Run, *, goes_on: bool) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._goes_on = goes_on
         self._written = False
         self._forgetting: Thread | None = None
         self._replies = RepliesKept(run.store)
@@ -51,11 +41,6 @@ class RoundsKept:
     def devices(self) -> Path:
         """The folder of devices' states."""
         return self._run.folder / DEVICES
-
-    @property
-    def before(self) -> int | None:
-        """What files of devices are kept for, see `worker.Job`; None: they are not."""
-        return self.closed if self._goes_on else None
 
     @contextmanager
     def one_round(self) -> Iterator[None]:
@@ -87,8 +72,6 @@ class RoundsKept:
             changed: devices, since this was called last.
             answered: devices with replies that may be asked for again.
         """
-        if not self._goes_on:
-            return
         self._run.controller.write_down()
         write_snapshot(self._run.store, world(self.closed + 1), changed, self._replies)
         for player in answered:

@@ -13,6 +13,7 @@ import msgspec
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import StoreError
 from fleetune.tools.simulator.agenda import Entry
+from fleetune.tools.simulator.intake import IntakeState
 from fleetune.tools.simulator.job import Worked
 from fleetune.tools.simulator.simulated_device import Player, PlayerState
 from fleetune.tools.simulator.stopping.replies_kept import RepliesKept, in_agenda, in_player, in_worked
@@ -36,6 +37,7 @@ class Snapshot:
         next_tick: when the engine is woken next; None: it has not asked.
         idle_stretches: how often devices came and went without a round.
         tasks_made: papers' bytes of the tasks that are on their way, by device, round and attempt.
+        intake: where data grow, what has come and how devices did; None: they do not.
     """
 
     layout: int
@@ -46,6 +48,7 @@ class Snapshot:
     next_tick: float | None
     idle_stretches: int
     tasks_made: list[tuple[str, int, int, float]]
+    intake: IntakeState | None = None
 
 
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -16,7 +16,6 @@ from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.wire.payloads import Enrolment
-from fleetune.tools.simulator.stopping.rounds_kept import goes_on
 from fleetune.tools.simulator.stopping.snapshot import STOPPED, read_snapshot
 
 
@@ -62,8 +61,6 @@ def standing(asked: RunSettings, folder: Path) -> Standing | None:
         engine, why_anew = read_engine(kept.store), ""
         if engine is not None and STOPPED in (engine.ends, engine.reason):
             why_anew = "its caller had ended it early"
-        elif not goes_on(kept.settings):
-            why_anew = "the data of its devices grow"
         elif read_snapshot(kept.store) is None:
             why_anew = "it is of another release" if engine is not None else "no round had ended"
         finished = kept.store.get(FINISHED) is not None

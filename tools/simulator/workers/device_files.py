@@ -1,7 +1,8 @@
 """Simulated devices' files as they were when a round ended, kept while the next one is played.
 
 A device's files are only ever replaced whole, so that a second name keeps what they were, and takes no disk
-until they are replaced. What was kept of a round goes when the next one has ended.
+until they are replaced; but for its samples where data grow, which are copied. What was kept of a round goes
+when the next one has ended.
 """
 
 import os
@@ -13,11 +14,8 @@ from fleetune.protocols.errors import StoreError
 
 _BEFORE, _KEPT = "before", ".kept"  # the latter: a device's other files are all there
 _PARTS = ("state", "served", "pin", "decisions", "versions")  # of a device's names, and what may change
-ALL_PARTS = (
-    *_PARTS,
-    "begins",
-    "samples.sqlite",
-)  # the latter where data grow: such runs are not gone on with
+_IN_PLACE = ("samples.sqlite",)  # what changes so, where data grow
+ALL_PARTS = (*_PARTS, *_IN_PLACE, "begins")
 
 
 def keep_before(devices: Path, name: str, closed: int) -> None:
@@ -43,6 +41,8 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
             kept = folder / f"{name}.{part}"
             _remove(kept)  # of one who was killed before its mark was there
             _link(devices / f"{name}.{part}", kept)
+        for part in _IN_PLACE:
+            _copy(devices / f"{name}.{part}", folder / f"{name}.{part}")
         try:
             os.link(folder / _KEPT, mark)  # quicker than a file of its own
         except OSError:  # a file system without links, or with too many of it
@@ -68,6 +68,10 @@ def restore(devices: Path, closed: int) -> None:
             name = mark.name.removesuffix(_KEPT)
             for part in _PARTS:
                 _put_back(kept / f"{name}.{part}", devices / f"{name}.{part}")
+            for part in _IN_PLACE:
+                for left in devices.glob(f"{name}.{part}-*"):  # by SQLite, of who was killed
+                    left.unlink()
+                _copy(kept / f"{name}.{part}", devices / f"{name}.{part}")
         with suppress(FileNotFoundError):
             for other in kept.parent.iterdir():
                 if other != kept:
@@ -79,6 +83,12 @@ def restore(devices: Path, closed: int) -> None:
 def _put_back(kept: Path, file: Path) -> None:
     _remove(file)
     _link(kept, file)
+
+
+def _copy(file: Path, to: Path) -> None:
+    """Nothing where there is none."""
+    with suppress(FileNotFoundError):
+        shutil.copyfile(file, to)
 
 
 def _remove(file: Path) -> None:

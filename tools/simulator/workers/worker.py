@@ -26,7 +26,7 @@ from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.simulator import starting_models
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.growing.growing_devices import Came, GrowingDevices, growing_devices
-from fleetune.tools.simulator.job import Job, Worked
+from fleetune.tools.simulator.job import Coming, Job, Worked
 from fleetune.tools.simulator.simulated_fleet import Shares
 from fleetune.tools.simulator.workers import worker_processes
 from fleetune.tools.simulator.workers.device_files import keep_before
@@ -158,9 +158,11 @@ def begin(name: str, index: int, wall_s: float) -> Figures:
     return _growing().begin(name, index, wall_s)
 
 
-def come(name: str, index: int, turn: int, wall_s: float) -> Came:
+def come(coming: Coming) -> Came:
     """`GrowingDevices.come`."""
-    return _growing().come(name, index, turn, wall_s)
+    if coming.closed is not None:
+        keep_before(_here().folder, coming.name, coming.closed)
+    return _growing().come(coming.name, coming.index, coming.turn, coming.wall_s)
 
 
 def _here() -> Stage:
