@@ -18,6 +18,7 @@ class Groups:
     Attributes:
         eligible: there, not left, not refusing: could train now.
         declined: declined the open or coming round.
+        missing: let a deadline pass, and have not answered since.
         idle: eligible, without a part in the open window, not declined.
         awaited: participants that may still answer, there or not.
         at_work: awaited and there.
@@ -33,6 +34,7 @@ class Groups:
     def __init__(self, members: "Mapping[DeviceId, Member]", state: "EngineState") -> None:
         self.eligible: set[DeviceId] = set()
         self.declined: set[DeviceId] = set()
+        self.missing: set[DeviceId] = set()
         self.idle: set[DeviceId] = set()
         self.awaited: set[DeviceId] = set()
         self.at_work: set[DeviceId] = set()
@@ -43,7 +45,15 @@ class Groups:
         self.unseen: set[DeviceId] = set()
         self.returning: set[DeviceId] = set()
         self.telling: set[DeviceId] = set()
+        self._eligible_ascending: tuple[DeviceId, ...] | None = None
         self.place(members, state)
+
+    @property
+    def eligible_ascending(self) -> tuple[DeviceId, ...]:
+        """Sorted again only when somebody came or went."""
+        if self._eligible_ascending is None:
+            self._eligible_ascending = tuple(sorted(self.eligible))
+        return self._eligible_ascending
 
     def place(self, devices: Iterable[DeviceId], state: "EngineState") -> None:
         """Put each of `devices` where it belongs by `state`, and nowhere else."""
@@ -53,7 +63,10 @@ class Groups:
             eligible = member.ready and member.stays
             declined = member.declined_round == number
             awaited = state.awaits(device)
+            if eligible != (device in self.eligible):
+                self._eligible_ascending = None
             _set(self.eligible, device, eligible)
+            _set(self.missing, device, member.missed > 0)
             _set(self.declined, device, declined)
             _set(self.idle, device, eligible and not declined and not state.takes_part(device))
             _set(self.awaited, device, awaited)

@@ -13,7 +13,7 @@ from fleetune.protocols.skeletons.method import DeviceId
 
 def eligible(state: EngineState) -> tuple[DeviceId, ...]:
     """Devices that could train now: there, not left, not refusing; ascending."""
-    return tuple(sorted(state.groups.eligible))
+    return state.groups.eligible_ascending
 
 
 def final_evaluators(state: EngineState) -> tuple[DeviceId, ...]:
@@ -41,8 +41,8 @@ def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:
     Devices that declined this round are in it only when too few others remain, and then not before the
     pause is over, so that a fleet that declines at once is asked once a deadline.
     """
-    candidates = eligible(state)
-    others = tuple(d for d in candidates if d not in state.groups.declined)
+    candidates, declined = eligible(state), state.groups.declined
+    others = tuple(d for d in candidates if d not in declined) if declined else candidates
     if len(others) >= needed(state, settings) or state.until is not None:
         return others
     return candidates
@@ -93,15 +93,16 @@ def choose(
     and then with those that never answer (see `rests`). With `prefer = "oort"` and `"pyramid"` see
     `usefulness`.
     """
-    number = state.turn.number
-    silent = {d for d in candidates if rests(state.members[d], number)}
-    choosy = settings.prefer == "able"
-    others = {d for d in candidates if choosy and not able(state.members[d].report, settings)} - silent
-    first = tuple(d for d in candidates if d not in others and d not in silent)
+    number, others = state.turn.number, set()
+    silent = {d for d in state.groups.missing if rests(state.members[d], number)}
+    if settings.prefer == "able":
+        others = {d for d in candidates if not able(state.members[d].report, settings)} - silent
+    later = others | silent
+    first = tuple(d for d in candidates if d not in later) if later else candidates
     draws = settings.by_worth
     drawn = draw_useful(first, state, settings, count, key) if draws else _sample(first, count, key)
     for name, group in ("others", others), ("silent", silent):
-        rest = tuple(d for d in candidates if d in group)
+        rest = tuple(d for d in candidates if d in group) if group else ()
         drawn += _sample(rest, least - len(drawn), key.child(name))
     return tuple(sorted(drawn))
 

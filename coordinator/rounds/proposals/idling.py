@@ -47,7 +47,7 @@ def idling_of(
     """Of a round with these choices; None: it costs nothing, or nobody says what it takes."""
     prices = {"energy": 1.0, "money": objective.price.kilowatt_hour / KILOWATT_HOUR}
     price = prices.get(objective.minimise, 0.0)
-    said = {name: _said_w(state, name) for name in sorted(state.groups.eligible)} if price else {}
+    said = {name: _said_w(state, name) for name in state.groups.eligible_ascending} if price else {}
     told = {name: idle_w for name, idle_w in said.items() if idle_w}
     knowing = [name for name, some in choices.items() if name in told and _know(some, objective)]
     if not knowing:
