@@ -9,7 +9,9 @@ training (or more of it than once) and an encoding of the update, as much of thi
             work of a fleet is the geometric mean of its devices': twice the work of one that does little is
             worth as much as twice that of one that does much (proportional fairness; Kelly 1997)
     bytes   what sends no more than that of most work a byte; `energy` and `money` likewise, and where devices
-            say what their boards draw doing nothing, at the pace that takes least of it (`proposals.idling`)
+            say what their boards draw doing nothing, at the pace that takes least of it (`proposals.idling`).
+            Where most run on batteries, what waiting draws ends their part in the run: of what sends so
+            little they do what keeps the pace
 
 and there what is worth most, by what rounds have shown (`objective.evidence`) and by its work for the others,
 drawn anew every `BLOCK` of a device's rounds.
@@ -18,7 +20,7 @@ What a device says of its seconds moves the pace, but to no longer one than what
 which devices choose without an objective. Who says too little is waited for as ever.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import log
 
 import numpy as np
@@ -78,9 +80,17 @@ def what_pays(
     if objective.minimise == "time":
         return keeping_pace(choices, fixed_s)
     idling = idling_of(state, choices, objective)
-    if idling is None:
-        return {device: frugal(some, objective) for device, some in choices.items()}
-    return waiting_no_longer_than_pays(choices, objective, idling, fixed_s)
+    if idling is not None:
+        return waiting_no_longer_than_pays(choices, objective, idling, fixed_s)
+    little = {device: frugal(some, objective) for device, some in choices.items()}
+    return keeping_pace(little, fixed_s) if _on_batteries(state, choices) else little
+
+
+def _on_batteries(state: EngineState, devices: Collection[DeviceId]) -> bool:
+    """Whether more than half of these devices say so."""
+    reports = [state.members[device].report for device in devices]
+    drained = sum(report is not None and report.conditions.power == "battery" for report in reports)
+    return 2 * drained > len(devices)
 
 
 def keeping_pace(choices: Mapping[DeviceId, Choices], fixed_s: float = 0.0) -> dict[DeviceId, Choices]:

@@ -13,8 +13,9 @@ from tests.coordinator.rounds.test_engine import Script, of
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.deadlines import proposed_s
 from fleetune.coordinator.rounds.proposals.offers import LEAST_WORK, Offer, choices_of, work
-from fleetune.coordinator.rounds.proposals.pace import frugal, keeping_pace
+from fleetune.coordinator.rounds.proposals.pace import frugal, keeping_pace, what_pays
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
+from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
@@ -23,7 +24,7 @@ from fleetune.protocols.skeletons.choice import Affordable, Budget
 from fleetune.protocols.update import encodings
 
 RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
-TIME, ENERGY = ObjectiveSection("time"), ObjectiveSection("energy")
+TIME, ENERGY, BYTES = map(ObjectiveSection, ("time", "energy", "bytes"))
 
 
 def needing(whole_s, *, start_s=0.0, ratios=RATIOS):
@@ -102,6 +103,25 @@ def test_no_other_pace_pays_more(fleet):
     least_s = max(some[0].round_s for some in choices.values())
     others = [one.round_s for some in choices.values() for one in some if one.round_s >= least_s]
     assert pays(takes_s) >= max(map(pays, others)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("power", "kept"),
+    [
+        (("battery", "battery", "mains"), True),
+        (("battery", "mains", "mains"), False),
+        (("mains", None, "battery"), False),
+        ((None, None, None), False),
+    ],
+)
+def test_where_most_run_on_batteries_few_bytes_are_sent_at_a_pace(power, kept):
+    script = playing(BYTES, start_with=4)
+    for name, one in zip("abc", power, strict=True):
+        script.ready(name, ratio=1.0, conditions=Conditions(power=one))
+    alike = [Offer(Budget(r, work), 10.0 * work, 100, None) for r in RATIOS for work in (0.5, 1.0, 4.0)]
+    paying = what_pays(script.state, dict.fromkeys("abc", alike), BYTES)
+    longest = {max(one.seconds for one in some) for some in paying.values()}
+    assert longest == ({5.0} if kept else {40.0})
 
 
 def test_a_joule_brings_most_up_to_where_it_does():
