@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 OF_PAPERS = ("fedspu", "srp-pfed", "kapc", "kapc-bls", "fedpurin", "dc-pfl")
-SOME = ("fedavg", "fedspu", "kapc-bls", "fedpurin")  # where each takes seconds
 
 
 def sooner(names: Iterable[Any], kept: Iterable[Any] = ("fedavg", *OF_PAPERS)) -> list[Any]:

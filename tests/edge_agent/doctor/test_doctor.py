@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.helpers import boards
+from tests.helpers import boards, card
 from tests.helpers.places import ROOT
 from tests.helpers.ports import free_port
 from tests.protocols.wire.test_transport import is_connected, is_disconnected, wait_for
@@ -627,6 +627,15 @@ def test_samples_that_do_not_fit_the_run(tmp_path, spec, weights):
         list(training.data(f"npz:{tmp_path}/five.npz", 0.3, enrolment))
     (alike,) = training.data(f"npz:{tmp_path}/alike.npz", 0.3, None)
     assert alike.verdict == "warn"
+
+
+def test_whether_a_trainer_computes_where_it_shall():
+    *_, found = training.trainers("auto", None, train_on=card.NAME)
+    assert (found.verdict, found.found) == ("ok", f"torch computes on {card.NAME}")
+    *_, found = training.trainers("onnx", None, train_on=card.NAME)
+    assert found.verdict == "fail"
+    assert f"--train-on {card.NAME}: onnxruntime trains on none called" in found.found
+    assert found.mend == "leave --train-on out: the processor always trains"
 
 
 def with_trainers(monkeypatch, *kinds):
