@@ -168,6 +168,8 @@ def make_backend(
         ModelError: the model cannot be built here, or differs from the fleet's; there is no such device.
     """
     if kind == "torch":
+        if "torch" not in installed():
+            raise ModelError(f"torch is not installed here: pip install {PIP['torch']}")
         import torch
 
         from fleetune.edge_agent.training.torch_backend import TorchBackend

@@ -33,6 +33,7 @@ from fleetune.coordinator.run.stored_run import (
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.training.trainers import installed
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import convert
@@ -173,7 +174,7 @@ def _found_aside(settings: RunSettings, *, workers: int) -> Model:
 
 def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, workers: int) -> Chosen:
     """What trains in a run; a worker finds out, where there is something to find out."""
-    if settings.fleet.trainer == "torch" and not settings.fleet.cards:
+    if settings.fleet.trainer == "torch" and not settings.fleet.cards and "torch" in installed():
         return Chosen()
     enrolment = beginning.enrolment
     arguments = settings, enrolment, beginning.backbone, shares.of(0, enrolment.spec)

@@ -10,6 +10,7 @@ from tests.tools.simulator.test_stopped import Said, Stop, figures, stop
 from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.tools.simulator import runner
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.workers import trainer_choice
 
@@ -116,6 +117,18 @@ def test_where_there_is_no_onnx_runtime_it_is_one_line_or_torch(tmp_path, monkey
     run, _ = play(tmp_path / "b", asked("fastest", **TWO), observers=[said])
     assert run.settings.fleet.trainer == "torch"
     assert "torch trains: fleet.trainer: ONNX Runtime is not installed" in said.lines[0]
+
+
+def test_where_there_is_no_torch_it_is_one_line_or_onnx_runtime(tmp_path, monkeypatch):
+    for module in (trainer_choice, runner):
+        monkeypatch.setattr(module, "installed", lambda: ("onnx",))
+    with pytest.raises(SettingError, match=r'torch is not installed here: pip install .*trainer = "onnx"'):
+        play(tmp_path / "a", asked("torch"))
+    assert not (tmp_path / "a").exists()
+    said = Said()
+    run, _ = play(tmp_path / "b", asked("fastest", **TWO), observers=[said])
+    assert run.settings.fleet.trainer == "onnx"
+    assert said.lines == ["ONNX Runtime trains: torch is not installed here"]
 
 
 def test_a_model_that_has_no_bundle_is_one_line(tmp_path, monkeypatch):

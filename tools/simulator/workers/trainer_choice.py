@@ -61,9 +61,15 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
         data: of one of its devices, to measure on.
 
     Raises:
-        SettingError: ONNX Runtime is asked for and not installed, or the model has no bundle; a card is not
-            here.
+        SettingError: torch, or ONNX Runtime, is asked for and not installed, or the model has no bundle; a
+            card is not here.
     """
+    has_torch = "torch" in installed()
+    if not has_torch and (settings.fleet.cards or settings.fleet.trainer == "torch"):
+        raise SettingError(
+            f"fleet.trainer: torch is not installed here: pip install {PIP['torch']};"
+            ' or let ONNX Runtime train: trainer = "onnx"'
+        )
     if settings.fleet.cards:
         return _on_cards(settings)
     if settings.fleet.trainer == "torch":
@@ -76,6 +82,8 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
         raise
     if settings.fleet.trainer == "onnx":
         return Chosen("onnx", bundle.encoded())
+    if not has_torch:
+        return Chosen("onnx", bundle.encoded(), "ONNX Runtime trains: torch is not installed here")
     return _quicker(settings, enrolment, bundle, backbone, data)
 
 
