@@ -5,6 +5,7 @@ before a step and back after it.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,8 +40,11 @@ def torch_device(name: str) -> torch.device:
         )
     if (device.index or 0) >= count:
         raise ModelError(f"device {name}: the last one here is {device.type}:{count - 1}")
+    found = torch.device(device.type, device.index or 0)
+    if hasattr(module, "set_device"):  # else memory is taken of the first card, too
+        module.set_device(found)
     _compute_alike()
-    return torch.device(device.type, device.index or 0)
+    return found
 
 
 def name_of(device: torch.device) -> str:
@@ -50,9 +54,13 @@ def name_of(device: torch.device) -> str:
 
 
 def _compute_alike() -> None:
-    """Kernels that give the same bits each time, where torch has them; no TF32, which rounds at ten bits."""
+    """Kernels that give the same bits each time, where torch has them, and no word where it has not; no TF32,
+    which rounds at ten bits.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
     torch.backends.cudnn.allow_tf32 = False
 
 

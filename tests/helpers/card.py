@@ -31,6 +31,9 @@ class _Cards:
     def current_device(self) -> int:
         return 0
 
+    def set_device(self, device: torch.device) -> None:
+        assert device.type == NAME
+
     def get_device_name(self, device: object) -> str:
         return "of this test"
 
