@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR
+from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION, TRAIN_ON
 
 DeviceName = Annotated[str, typer.Option(help="this device's name")]
 StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
@@ -95,7 +94,7 @@ class RunOptions:
     ] = None
     label_column: LabelColumns = "label"
     trainer: Trainer = "auto"
-    train_on: TrainOn = PROCESSOR
+    train_on: TrainOn = TRAIN_ON
     threads: Threads = 1
     trust: Annotated[
         list[str], typer.Option(help="package.module of yours that a run may name; may repeat")

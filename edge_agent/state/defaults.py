@@ -1,4 +1,6 @@
-"""What an owner need not say: the device's name, where its state lies, how much of its data is tested on."""
+"""What an owner need not say: the device's name, where its state lies, how much of its data is tested on, and on
+what it trains.
+"""
 
 import socket
 from pathlib import Path
@@ -6,3 +8,4 @@ from pathlib import Path
 HOST = socket.gethostname().split(".")[0]
 STATE = Path("agent-state")
 TEST_FRACTION = 0.3
+TRAIN_ON = "cpu"
