@@ -1,6 +1,4 @@
-"""What an owner need not say: the device's name, where its state lies, how much of its data is tested on, and on
-what it trains.
-"""
+"""What an owner need not say: the device's name, where its state lies, what is tested on, and what trains."""
 
 import socket
 from pathlib import Path
