@@ -8,10 +8,8 @@ PROCESSOR = "cpu"
 _ON_PROCESSOR = "CPUExecutionProvider"
 _OF_CARDS = {
     "cuda": ("CUDAExecutionProvider",),
-    "tensorrt": (
-        "TensorrtExecutionProvider",
-        "CUDAExecutionProvider",
-    ),  # for what the first cannot do
+    # what the first one cannot do the next one does
+    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
 }
 
 Provider = str | tuple[str, dict[str, str]]
