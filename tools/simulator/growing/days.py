@@ -57,7 +57,7 @@ class Days:
 
     def restore(self, state: DaysState) -> None:
         """Take over what it was."""
-        self.ended[:], self.joules, self.rounds = state.ended, state.joules, state.rounds
+        self.ended, self.joules, self.rounds = state.ended, state.joules, state.rounds
         self._today = {
             device: [(_read(judged), _read(labels)) for judged, labels in answers]
             for device, answers in state.today

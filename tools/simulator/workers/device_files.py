@@ -15,6 +15,7 @@ from fleetune.protocols.errors import StoreError
 _BEFORE, _KEPT = "before", ".kept"  # the latter: a device's other files are all there
 _PARTS = ("state", "served", "pin", "decisions", "versions")  # of a device's names, and what may change
 _IN_PLACE = ("samples.sqlite",)  # what changes so, where data grow
+_LEFT = ("-wal", "-shm", "-journal")  # by SQLite beside it, of who was killed
 ALL_PARTS = (*_PARTS, *_IN_PLACE, "begins")
 
 
@@ -69,8 +70,8 @@ def restore(devices: Path, closed: int) -> None:
             for part in _PARTS:
                 _put_back(kept / f"{name}.{part}", devices / f"{name}.{part}")
             for part in _IN_PLACE:
-                for left in devices.glob(f"{name}.{part}-*"):  # by SQLite, of who was killed
-                    left.unlink()
+                for left in _LEFT:
+                    (devices / f"{name}.{part}{left}").unlink(missing_ok=True)
                 _copy(kept / f"{name}.{part}", devices / f"{name}.{part}")
         with suppress(FileNotFoundError):
             for other in kept.parent.iterdir():
