@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION, TRAIN_ON
+from fleetune.edge_agent.state.defaults import HOST, STATE, TEST_FRACTION
+from fleetune.protocols.settings.section import PROCESSOR
 
 DeviceName = Annotated[str, typer.Option(help="this device's name")]
 StateFolder = Annotated[Path, typer.Option("--state", help="where personal models are kept")]
@@ -94,7 +95,7 @@ class RunOptions:
     ] = None
     label_column: LabelColumns = "label"
     trainer: Trainer = "auto"
-    train_on: TrainOn = TRAIN_ON
+    train_on: TrainOn = PROCESSOR
     threads: Threads = 1
     trust: Annotated[
         list[str], typer.Option(help="package.module of yours that a run may name; may repeat")

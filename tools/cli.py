@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from fleetune.protocols.settings.run_toml import read_run
-from fleetune.protocols.settings.simulation import PROCESSOR
+from fleetune.protocols.settings.section import PROCESSOR
+from fleetune.protocols.settings.simulation import FleetSection
 from fleetune.protocols.version import show_version
 from fleetune.tools import link_cli
 from fleetune.tools.bench import coordinator
@@ -75,7 +76,7 @@ def _with_cards(changes: list[str], cards: str | None) -> list[str]:
 
 
 def _num_cards(cards: str | None) -> int:
-    return 0 if cards in (None, PROCESSOR) else len(cards.split(","))
+    return len(FleetSection(train_on=cards or PROCESSOR).cards)
 
 
 def _begin(workers: int | None) -> None:

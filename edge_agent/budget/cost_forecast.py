@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
 from fleetune.edge_agent.training.descent import OptimiserMemory, optimiser_memory
 from fleetune.edge_agent.training.local_training import batch_slices
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.trainers import Kind, trains_smaller
 from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.bounds import LARGEST_AMOUNT
 from fleetune.protocols.round_cost import RoundCost
+from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Choice, DeviceReport
 from fleetune.protocols.skeletons.trainer import num_local_steps
 from fleetune.protocols.wire.payloads import Enrolment

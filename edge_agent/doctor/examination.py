@@ -14,10 +14,10 @@ from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.conditions import read_conditions
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import is_stream
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.trainers import AUTO
 from fleetune.firmware_profiles import UNKNOWN, Board, load
 from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.wire.transport.mqtt import Broker
 
 

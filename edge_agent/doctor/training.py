@@ -17,12 +17,12 @@ from fleetune.edge_agent.doctor.finding import Finding
 from fleetune.edge_agent.probes.memory import process_memory
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.device_data import check_fits, check_source, split
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.onnx_sessions import OLDEST
 from fleetune.edge_agent.training.trainers import AUTO, IMPORT_BYTES, KINDS, PIP, Kind, Trainers, installed
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.wire.payloads import Enrolment
 
 _PACKAGES: dict[Kind, tuple[str, ...]] = {

@@ -10,8 +10,8 @@ from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import SampleStream
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.trainers import AUTO
+from fleetune.protocols.settings.section import PROCESSOR
 
 
 @dataclass(frozen=True)

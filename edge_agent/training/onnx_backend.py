@@ -18,7 +18,6 @@ from fleetune.edge_agent.training.backend import (
     Upper,
     check_labels,
 )
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR
 from fleetune.edge_agent.training.onnx_sessions import Sessions
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -32,6 +31,7 @@ from fleetune.protocols.model.backbone_file import Int8Tensors, Tensors
 from fleetune.protocols.model.loss_terms import Answer, Distillation
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.tasks.task import Task
 
 _INPUT_TYPES = {"f4": np.float32, "i8": np.int64}

@@ -3,8 +3,8 @@
 from typing import Any
 
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.settings.section import PROCESSOR
 
-PROCESSOR = "cpu"
 _ON_PROCESSOR = "CPUExecutionProvider"
 _OF_CARDS = {
     "cuda": ("CUDAExecutionProvider",),

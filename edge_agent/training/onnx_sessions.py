@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR, check_used, providers
+from fleetune.edge_agent.training.onnx_providers import check_used, providers
 from fleetune.edge_agent.training.ort_training_package import without_torch
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
@@ -16,6 +16,7 @@ from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.graph_cost import cost_of
 from fleetune.protocols.bundle.onnx_file import ports_of, write_onnx
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.settings.section import PROCESSOR
 
 OLDEST = (1, 16)
 MAX_SESSIONS = 6  # a method asks for a few sets of layers; each session holds memory of its own

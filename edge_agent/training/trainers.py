@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from fleetune.edge_agent.training.backend import Backend
-from fleetune.edge_agent.training.onnx_providers import PROCESSOR, providers
+from fleetune.edge_agent.training.onnx_providers import providers
 from fleetune.edge_agent.training.ort_training_package import MISSING
 from fleetune.edge_agent.training.smaller_network import torch_gains
 from fleetune.edge_agent.training.step_guard import StepGuard
@@ -16,6 +16,7 @@ from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 
@@ -57,7 +58,8 @@ class Trainers:
     Attributes:
         choice: of the owner: one of `KINDS`, or "auto": the lightest that is installed and can do the run.
         lacking: why runs have no bundle, by their id.
-        train_on: what computes; only those that can there are chosen from.
+        train_on: what computes.
+        usable: those of `KINDS` that are chosen from: installed here, and able to compute there.
 
     Raises:
         SettingError: there is no such choice.
@@ -71,29 +73,24 @@ class Trainers:
     def __post_init__(self) -> None:
         if self.choice not in (AUTO, *KINDS):
             raise SettingError(f"--trainer {self.choice}: choose {AUTO}, {', '.join(KINDS)}")
-        self._installed = installed()
-        if not self._installed:
+        self.usable = installed()
+        if not self.usable:
             raise ModelError(f"no trainer is installed here: pip install {PIP['onnx']}")
-        if self.choice == "ort-training" and self.choice not in self._installed:
+        if self.choice == "ort-training" and self.choice not in self.usable:
             raise ModelError(MISSING)
-        if self.choice != AUTO and self.choice not in self._installed:
+        if self.choice != AUTO and self.choice not in self.usable:
             raise ModelError(
-                f"--trainer {self.choice}: it is not installed here, {', '.join(self._installed)} is;"
+                f"--trainer {self.choice}: it is not installed here, {', '.join(self.usable)} is;"
                 f" pip install {PIP[self.choice]}"
             )
         self._keep_those_that_can()
 
     def _keep_those_that_can(self) -> None:
-        chosen = [kind for kind in self._installed if self.choice in (AUTO, kind)]
-        reasons = {kind: why_not_on(kind, self.train_on) for kind in chosen}
-        self._installed = tuple(kind for kind in chosen if not reasons[kind])
-        if not self._installed:
+        chosen = [kind for kind in self.usable if self.choice in (AUTO, kind)]
+        reasons = {kind: _why_not_on(kind, self.train_on) for kind in chosen}
+        self.usable = tuple(kind for kind in chosen if not reasons[kind])
+        if not self.usable:
             raise ModelError(f"--train-on {self.train_on}: {'; '.join(reasons.values())}")
-
-    @property
-    def usable(self) -> tuple[Kind, ...]:
-        """Those that are chosen from."""
-        return self._installed
 
     def kind(self, run: str) -> Kind:
         """What trains in a run.
@@ -101,15 +98,15 @@ class Trainers:
         Raises:
             ModelError: the run has no bundle, and torch is not installed or not chosen.
         """
-        chosen = next(kind for kind in self._installed if self.choice in (AUTO, kind))
+        chosen = next(kind for kind in self.usable if self.choice in (AUTO, kind))
         if chosen == "torch" or run not in self.lacking:
             return chosen
-        if self.choice == AUTO and "torch" in self._installed:
+        if self.choice == AUTO and "torch" in self.usable:
             return "torch"
         raise ModelError(f"{self.lacking[run]}; with torch it can be trained: pip install {PIP['torch']}")
 
 
-def why_not_on(kind: Kind, device: str) -> str:
+def _why_not_on(kind: Kind, device: str) -> str:
     """Why a trainer cannot compute there; "": it can. Imported to find out, but for the processor."""
     if device == PROCESSOR:
         return ""

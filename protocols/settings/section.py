@@ -1,4 +1,4 @@
-"""What the sections of run.toml are made of: their base, and the numbers that several of them take."""
+"""What the sections of run.toml are made of: their base, and what several of them take."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from fleetune.protocols.bounds import MAX_NUMBER
 
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+PROCESSOR = "cpu"  # what trains unless it is said, as torch calls it
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from fleetune.protocols.bounds import MAX_NUMBER, FleetName, NonNegative, Positive, Share
-from fleetune.protocols.settings.section import Count, Settings
+from fleetune.protocols.settings.section import PROCESSOR, Count, Settings
 
 Decibels = Annotated[float, Meta(ge=-500, le=500)]
 Deviation = Annotated[float, Meta(ge=0, le=100)]  # in decibels
 Metres = Annotated[float, Meta(ge=1, le=1e9)]
 Megahertz = Annotated[float, Meta(ge=1e-6, le=1e6)]
-PROCESSOR = "cpu"  # as torch calls it
 Rate = Annotated[float, Meta(ge=1e-6, le=1e9)]  # Mbit/s
 TimeOfDay = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]\Z")]
 

@@ -301,8 +301,7 @@ class Simulation:
         if self._finished or self._overlapping or self._closed:
             return
         state = self._controller.engine_state
-        trains = state.stage == "training"
-        if trains != state.paused:
+        if (trains := state.stage == "training") != state.paused:
             self._tell(Paused(trains))
 
     def _note_happening(self, event: Happening) -> None:

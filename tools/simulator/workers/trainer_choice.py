@@ -21,7 +21,7 @@ from fleetune.protocols.model.backbone_file import Tensors, read_backbone
 from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.settings.simulation import PROCESSOR
+from fleetune.protocols.settings.section import PROCESSOR
 from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -88,6 +88,7 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
 
 
 def _on_cards(settings: RunSettings) -> Chosen:
+    """Torch, if the cards are here."""
     from fleetune.edge_agent.training.torch_device import name_of, torch_device
 
     fleet = settings.fleet
