@@ -16,9 +16,10 @@ msgspec against the dataclass, patches against the model. Never pickle.
 import hashlib
 import math
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, get_origin
 
 import msgspec
@@ -55,6 +56,8 @@ MAX_SHRINKING = 100  # times longer than packed; graphs of operators come to 40
 
 MAGIC = b"FLTN"
 _HEADER = struct.Struct("<4sB3x8sQ8s")
+
+_making_ready = threading.Lock()
 
 FRAME_BYTES = 150  # of a payload, about, without the values and masks in it
 
@@ -197,6 +200,7 @@ def decode(
             return reader.read(obj)
         raise PacketCorrupt(f"cannot read a {expected}")
 
+    _make_ready(kind)
     try:
         message = msgspec.msgpack.decode(body, type=kind, dec_hook=read)
     except PacketError:
@@ -205,6 +209,13 @@ def decode(
         raise PacketCorrupt(f"{getattr(kind, '__name__', kind)}: {flat(problem)}") from None
     reader.fill(message, base(message) if callable(base) else base)
     return message
+
+
+@cache
+def _make_ready(kind: Any) -> None:
+    """msgspec 0.22 crashes where two threads at once look at a dataclass for the first time."""
+    with _making_ready:
+        msgspec.msgpack.Decoder(kind)
 
 
 def unpacked_bytes(data: bytes) -> int:
