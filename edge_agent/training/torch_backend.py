@@ -119,6 +119,16 @@ class TorchBackend:
         return self._task
 
     @property
+    def module(self) -> nn.Module:
+        """That computes; its tensors are views into the flat vectors."""
+        return self._module
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    @property
     def vocabulary(self) -> int | None:
         """Of token ids, see `Backend.vocabulary`."""
         return self._samples.vocabulary if self._samples.ids else None

@@ -140,6 +140,8 @@ class FleetSection(Settings, frozen=True):
             quicker, which the run keeps. They differ by rounding.
         train_on: what torch computes on, by its names: `cpu`, or cards that the workers share, e.g.
             `cuda:0,cuda:1`, `mps`. Another one rounds differently.
+        at_once: devices that each worker trains at once: a step of all of them is one of torch's. For cards,
+            where a small network's step is mostly waiting. It rounds differently.
         days: after so many simulated days the run ends; an open run (`run.rounds`) needs it.
         starts_at: time of day when the simulation begins, on 1 January 2026, for [schedule]; its `zone` is
             UTC unless it says otherwise.
@@ -159,6 +161,7 @@ class FleetSection(Settings, frozen=True):
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
     trainer: Literal["torch", "onnx", "fastest"] = "torch"
     train_on: Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]{1,3})?(,[a-z]+(:[0-9]{1,3})?)*$")] = PROCESSOR
+    at_once: Annotated[int, Meta(ge=1, le=1024)] = 1
     days: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     starts_at: TimeOfDay = "00:00"
 

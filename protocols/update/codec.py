@@ -19,7 +19,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar, get_origin
 
 import msgspec
@@ -57,6 +57,7 @@ MAX_SHRINKING = 100  # times longer than packed; graphs of operators come to 40
 MAGIC = b"FLTN"
 _HEADER = struct.Struct("<4sB3x8sQ8s")
 
+_ready: set[Any] = set()
 _making_ready = threading.Lock()
 
 FRAME_BYTES = 150  # of a payload, about, without the values and masks in it
@@ -211,11 +212,12 @@ def decode(
     return message
 
 
-@cache
 def _make_ready(kind: Any) -> None:
-    """msgspec 0.22 crashes where two threads at once look at a dataclass for the first time."""
-    with _making_ready:
-        msgspec.msgpack.Decoder(kind)
+    """Where two threads look at a dataclass for the first time at once, msgspec 0.22 crashes."""
+    if kind not in _ready:
+        with _making_ready:
+            msgspec.msgpack.Decoder(kind)
+            _ready.add(kind)
 
 
 def unpacked_bytes(data: bytes) -> int:

@@ -60,6 +60,7 @@ from fleetune.tools.simulator.starting_models import carry_over
 from fleetune.tools.simulator.stopping.standing import Standing, standing
 from fleetune.tools.simulator.work_at_hand import WorkAtHand
 from fleetune.tools.simulator.workers import worker
+from fleetune.tools.simulator.workers.gathering import Gathering
 from fleetune.tools.simulator.workers.trainer_choice import Chosen, choose
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, warm_up
 from fleetune.tools.simulator.world import world_of
@@ -125,6 +126,8 @@ def simulate(
     if cluster is not None and settings.fleet.cards:
         asked = settings.fleet.train_on
         raise SettingError(f"fleet.train_on {asked}: on a Ray cluster only processors train")
+    if cluster is not None and settings.fleet.at_once > 1:
+        raise SettingError("fleet.at_once: on a Ray cluster a worker trains one device after the other")
     runs = runs or folder.parent
     there = None if fresh else standing(settings, folder)
     if there is not None and there.finished:
@@ -174,7 +177,9 @@ def _found_aside(settings: RunSettings, *, workers: int) -> Model:
 
 def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, workers: int) -> Chosen:
     """What trains in a run; a worker finds out, where there is something to find out."""
-    if settings.fleet.trainer == "torch" and not settings.fleet.cards and "torch" in installed():
+    fleet = settings.fleet
+    said = fleet.trainer == "torch" and not fleet.cards and fleet.at_once == 1
+    if said and "torch" in installed():
         return Chosen()
     enrolment = beginning.enrolment
     arguments = settings, enrolment, beginning.backbone, shares.of(0, enrolment.spec)
@@ -308,8 +313,10 @@ def _play(
     near: bool,
     on_round: OnRound | None,
 ) -> None:
-    size = opened.run.enrolment.spec.size
-    at_hand = WorkAtHand(executor, max(2, 2 * workers), size, near=near)
+    size, at_once = opened.run.enrolment.spec.size, opened.run.settings.fleet.at_once
+    if at_once > 1:
+        executor = Gathering(executor, at_once)
+    at_hand = WorkAtHand(executor, max(2, 2 * workers) * at_once, size, near=near)
     Simulation(
         opened.run,
         opened.sent_bytes,

@@ -28,6 +28,7 @@ from fleetune.protocols.wire.payloads import Enrolment
 Kind = Literal["torch", "onnx"]
 
 TRIED_STEPS = 12  # of each trainer in a turn
+TRIED_ROWS = 8  # samples of a step that many take at once
 TURNS = 6  # the first of which warms up
 KEPT = 4  # bundles and measurements of a process: runs that are played side by side share them
 
@@ -70,8 +71,9 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
             f"fleet.trainer: torch is not installed here: pip install {PIP['torch']};"
             ' or let ONNX Runtime train: trainer = "onnx"'
         )
-    if settings.fleet.cards:
-        return _on_cards(settings)
+    if settings.fleet.cards or settings.fleet.at_once > 1:
+        words = filter(None, (_on_cards(settings), _at_once(settings, enrolment, backbone, data)))
+        return Chosen(words="; ".join(words))
     if settings.fleet.trainer == "torch":
         return Chosen()
     try:
@@ -87,11 +89,13 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
     return _quicker(settings, enrolment, bundle, backbone, data)
 
 
-def _on_cards(settings: RunSettings) -> Chosen:
-    """Torch, if the cards are here."""
+def _on_cards(settings: RunSettings) -> str:
+    """That torch trains there, if the cards are here."""
+    fleet = settings.fleet
+    if not fleet.cards:
+        return ""
     from fleetune.edge_agent.training.torch_device import name_of, torch_device
 
-    fleet = settings.fleet
     if fleet.trainer == "onnx":
         raise SettingError(f'fleet.trainer: "onnx" trains on the processor, not on {fleet.train_on}')
     if PROCESSOR in fleet.cards:
@@ -103,7 +107,34 @@ def _on_cards(settings: RunSettings) -> Chosen:
         names = [f"{card} ({name_of(torch_device(card))})" for card in fleet.cards]
     except ModelError as problem:
         raise SettingError(f"fleet.train_on: {problem}") from None
-    return Chosen(words=f"devices train on {', '.join(names)}")
+    return f"devices train on {', '.join(names)}"
+
+
+def _at_once(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData) -> str:
+    """That several devices train at once, if the model can."""
+    fleet, asked = settings.fleet, f"fleet.at_once = {settings.fleet.at_once}"
+    if fleet.at_once == 1:
+        return ""
+    if fleet.trainer == "onnx":
+        raise SettingError(f'{asked}: trainer = "onnx" trains one device after the other')
+    if settings.data.arrivals is not None:
+        raise SettingError(f"{asked}: devices whose data grow train one after the other")
+    from fleetune.edge_agent.training.torch_backend import TorchBackend
+    from fleetune.edge_agent.training.torch_device import torch_device
+    from fleetune.tools.simulator.at_once.stacked import StackedNetworks
+
+    spec, task = enrolment.spec, enrolment.learns
+    frozen = _frozen(enrolment, backbone)
+    try:
+        backend = TorchBackend.from_spec(spec, task, frozen, torch_device(fleet.trains_on(0)))
+        backend.load(enrolment.weights)
+        networks = StackedNetworks(backend, 2)
+        rows = np.arange(min(TRIED_ROWS, data.size("train")))
+        x, y = for_vocabulary(data, backend.vocabulary).batch("train", rows)
+        networks.check(x, task.targets(x, y))
+    except ModelError as problem:
+        raise SettingError(f"{asked}: not with model {spec.name}: {problem}; leave it out") from None
+    return f"{fleet.at_once} devices of each worker train at once"
 
 
 def _quicker(
@@ -151,10 +182,7 @@ def _keep(known: dict[bytes, _Kept], key: bytes, value: _Kept) -> None:
 
 def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData) -> float:
     """The processor time of steps with ONNX Runtime, over that with torch: the least of each, in turns."""
-    spec = enrolment.spec
-    frozen: Tensors = {}
-    if backbone is not None and isinstance(spec.backbone, Backbone):
-        frozen = read_backbone(memoryview(backbone), spec.backbone)
+    frozen = _frozen(enrolment, backbone)
     rows = np.resize(np.arange(len(data.y_train)), TRIED_STEPS * enrolment.training.batch_size)
     tried = replace(data, x_train=data.x_train[rows], y_train=data.y_train[rows], order=None)
     kinds: tuple[Kind, ...] = ("torch", "onnx")
@@ -166,6 +194,14 @@ def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None
             trainer.fit(enrolment.weights, FitPlan(epochs=1), Key.of("trainer choice", turn))
             times[kind].append(time.process_time() - began)
     return min(times["onnx"][1:]) / max(min(times["torch"][1:]), 1e-9)
+
+
+def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:
+    """What is frozen in its model."""
+    described = enrolment.spec.backbone
+    if backbone is None or not isinstance(described, Backbone):
+        return {}
+    return read_backbone(memoryview(backbone), described)
 
 
 def _trainer(

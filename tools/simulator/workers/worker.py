@@ -1,10 +1,10 @@
 """A worker process of the simulator: it plays one device after another, with the agent's own session."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.edge_agent.personal.serving import serving_of
@@ -31,6 +31,9 @@ from fleetune.tools.simulator.simulated_fleet import Shares
 from fleetune.tools.simulator.workers import worker_processes
 from fleetune.tools.simulator.workers.device_files import keep_before
 
+if TYPE_CHECKING:  # it brings torch
+    from fleetune.tools.simulator.at_once.seats import Seats
+
 _MOST_FEATURE_BYTES = 2**28  # in each worker
 
 
@@ -48,6 +51,7 @@ class Stage:
     features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
     growing: GrowingDevices | None = None
     beside: Beside = field(default_factory=Beside)
+    seated: "Seated | None" = None
 
     def reply(self, job: Job) -> Worked:
         """Play a device through one assignment."""
@@ -60,6 +64,11 @@ class Stage:
         self.beside.tasks.told = job.task_values
         reply = _replied(session, job)
         return Worked(reply, base=session.base, sent_values=session.sent_values if job.near else None)
+
+    def replies(self, jobs: list[Job]) -> list[Worked | Exception]:
+        """Play several devices at once, each through its assignment; what came of each."""
+        assert self.seated is not None, "asked where `fleet.at_once` says so"
+        return self.seated.seats.each(lambda seat, job: self.seated.stages[seat].reply(job), jobs)
 
     def _reply_growing(self, job: Job, devices: GrowingDevices) -> Worked:
         """With the samples of the round."""
@@ -103,6 +112,19 @@ class Stage:
         return self.features[name]
 
 
+@dataclass(frozen=True)
+class Seated:
+    """Those who train at once.
+
+    Attributes:
+        seats: where they do.
+        stages: one for each.
+    """
+
+    seats: "Seats"
+    stages: list[Stage]
+
+
 def _replied(session: Session, job: Job) -> bytes | None:
     """None: the task is a difference to what the device does not hold."""
     try:
@@ -142,15 +164,41 @@ def start(
     kind: Kind = "torch" if read is None else "onnx"
     device = settings.fleet.trains_on(worker_processes.number())
     backend = make_backend(kind, decoded.spec, read, 1, task=decoded.learns, frozen=frozen, device=device)
-    upper = upper_of(backend, decoded.training)
     shares = Shares(settings, given)
     growing = growing_devices(settings, decoded, shares, folder, backend)
-    _stage = Stage(settings, decoded, method, backend, shares, folder, upper, growing=growing)
+    _stage = Stage(
+        settings,
+        decoded,
+        method,
+        backend,
+        shares,
+        folder,
+        upper_of(backend, decoded.training),
+        growing=growing,
+    )
+    if settings.fleet.at_once > 1:
+        _stage = _seated(_stage, settings.fleet.at_once)
+
+
+def _seated(stage: Stage, most: int) -> Stage:
+    """So that devices train at once."""
+    from fleetune.edge_agent.training.torch_backend import TorchBackend
+    from fleetune.tools.simulator.at_once.seats import Seats
+
+    assert isinstance(stage.backend, TorchBackend), "choose() sees to it"
+    seats = Seats(stage.backend, most)
+    stages = [replace(stage, backend=seat, upper=None, beside=Beside()) for seat in seats.backends]
+    return replace(stage, seated=Seated(seats, stages))
 
 
 def reply(job: Job) -> Worked:
     """`Stage.reply` of this process."""
     return _here().reply(job)
+
+
+def replies(jobs: list[Job]) -> list[Worked | Exception]:
+    """`Stage.replies` of this process."""
+    return _here().replies(jobs)
 
 
 def begin(name: str, index: int, wall_s: float) -> Figures:

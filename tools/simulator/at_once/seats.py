@@ -1,0 +1,141 @@
+"""A device's own backend among others: whatever it asks for is done for all of them at once."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
+from fleetune.edge_agent.training.torch_backend import TorchBackend
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.loss_terms import Answer
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.tasks.task import Task
+from fleetune.tools.simulator.at_once.rendezvous import Rendezvous
+from fleetune.tools.simulator.at_once.stacked import Asked, Evaluation, Other, StackedNetworks, Step
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+
+class Seats:
+    """So many devices that train at once in this process.
+
+    Args:
+        backend: of one such network.
+        most: devices.
+
+    Raises:
+        ModelError: the model cannot be trained so.
+    """
+
+    def __init__(self, backend: TorchBackend, most: int) -> None:
+        self._networks = StackedNetworks(backend, most)
+        self._table: Rendezvous[Asked, Any] = Rendezvous(self._networks.carry_out)
+        self.backends = [Seat(backend, number, self._networks, self._table) for number in range(most)]
+
+    def each(self, do: Callable[[int, _Job], _Result], jobs: list[_Job]) -> list[_Result | Exception]:
+        """Do every job at a seat of its own, at most as many as there are; what came of each.
+
+        Args:
+            do: is given the number of the seat and the job.
+            jobs: in the order of seats.
+        """
+
+        def at_seat(seat: int, job: _Job) -> _Result | Exception:
+            with self._table.at(seat):
+                try:
+                    return do(seat, job)
+                except Exception as fault:  # noqa: BLE001 - of this job alone
+                    return fault
+
+        self._table.sit_down(range(len(jobs)))
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            try:
+                return list(threads.map(at_seat, range(len(jobs)), jobs))
+            except BaseException:  # Ctrl-C
+                self._table.break_up()
+                raise
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A `Backend` whose vectors are a row of the stack."""
+
+    backend: TorchBackend
+    number: int
+    networks: StackedNetworks
+    table: Rendezvous[Asked, Any]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.backend.spec
+
+    @property
+    def task(self) -> Task:
+        return self.backend.task
+
+    @property
+    def vocabulary(self) -> int | None:
+        """See `Backend.vocabulary`."""
+        return self.backend.vocabulary
+
+    @property
+    def weights(self) -> FlatArray:
+        row: FlatArray = self.networks.weights[self.number]
+        return row
+
+    @property
+    def gradient(self) -> FlatArray:
+        row: FlatArray = self.networks.gradients[self.number]
+        return row
+
+    def upper(self) -> Upper | None:
+        """None: frozen parts compute along."""
+        return None
+
+    def smaller(self, counts: tuple[int, ...]) -> Smaller | None:  # noqa: ARG002 - the protocol's
+        """None: networks of other shapes do not go into a stack."""
+        return None
+
+    def load(self, weights: FlatArray) -> None:
+        """Copy `weights`, shape (spec.size,), into `self.weights`."""
+        if weights.shape != (self.spec.size,):
+            raise ModelError(f"{weights.shape} weights for model {self.spec.name} of {self.spec.size}")
+        self.weights[:] = weights
+
+    def step(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        *,
+        training: bool = True,
+        extra_loss: ExtraLoss | None = None,
+        tensors: Collection[str] | None = None,
+    ) -> float:
+        """Forward and backward over one batch, see `Backend.step`."""
+        wanted = None if tensors is None else frozenset(tensors)
+        mean: float = self.table.ask(self.number, Step(x, y, key, training, extra_loss, wanted))
+        return mean
+
+    def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
+        """See `Backend.answer`."""
+        found: NDArray[np.float32] = self.table.ask(
+            self.number, Other(lambda backend: backend.answer(x, what))
+        )
+        return found
+
+    def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
+        """Sum of losses and outputs, see `Backend.evaluate`."""
+        found: tuple[float, NDArray[np.float32]] = self.table.ask(self.number, Evaluation(x, y))
+        return found
+
+    def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
+        """Each sample's loss, see `Backend.losses`."""
+        found: NDArray[np.float64] = self.table.ask(self.number, Other(lambda backend: backend.losses(x, y)))
+        return found

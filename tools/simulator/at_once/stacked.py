@@ -1,0 +1,304 @@
+"""Several networks of one architecture in torch, each with weights of its own, that step as one."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, check_labels
+from fleetune.edge_agent.training.torch_backend import TorchBackend
+from fleetune.edge_agent.training.torch_device import for_numpy
+from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
+from fleetune.protocols.bundle.bundle import Noise
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
+
+_TRIED_SAMPLES = 3
+_TOLERANCE = 1e-3  # of the largest entry: sums in another order are within a hundredth of it
+
+
+@dataclass(frozen=True)
+class Step:
+    """Arguments of `Backend.step`."""
+
+    x: InputArray
+    y: LabelArray
+    key: Key
+    training: bool
+    extra_loss: ExtraLoss | None
+    tensors: frozenset[str] | None
+
+    @property
+    def alike(self) -> object:
+        """Steps where this is the same can be one."""
+        tensors = None if self.tensors is None else tuple(sorted(self.tensors))
+        return "step", self.x.shape, self.x.dtype, self.y.shape, self.y.dtype, self.training, tensors
+
+    @property
+    def stacks(self) -> bool:
+        """A loss term on what the last layer gets looks into a network."""
+        return self.extra_loss is None or self.extra_loss.loss_term.answer == "logits"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Arguments of `Backend.evaluate`."""
+
+    x: InputArray
+    y: LabelArray
+
+    @property
+    def alike(self) -> object:
+        """Evaluations where this is the same can be one."""
+        return "evaluation", self.x.shape, self.x.dtype, self.y.shape, self.y.dtype
+
+    stacks = True
+
+
+@dataclass(frozen=True)
+class Other:
+    """Whatever is done by one network at a time."""
+
+    call: Callable[[TorchBackend], Any]
+
+    alike = "other"
+    stacks = False
+
+
+Asked = Step | Evaluation | Other
+
+
+class StackedNetworks:
+    """Weights and gradients of several devices' networks, and what they compute.
+
+    Attributes:
+        weights, gradients: a row for each, shape (rows, spec.size).
+
+    Args:
+        backend: of one such network; used for what is not done together, its vectors are scratch space.
+        rows: networks.
+
+    Raises:
+        ModelError: this model does not compute in a stack what it computes alone, or there is no room.
+    """
+
+    def __init__(self, backend: TorchBackend, rows: int) -> None:
+        self._backend, self._spec, self._task = backend, backend.spec, backend.task
+        self._module, self._device = backend.module, backend.device
+        self._places = {
+            tensor.name: (self._spec.slices[tensor.name], tensor) for tensor in self._spec.tensors
+        }
+        self._dtype = torch.float32 if backend.vocabulary is None else torch.int64
+        pinned = self._device.type == "cuda"
+        self._weights, self._gradients = (
+            torch.zeros(rows, self._spec.size, pin_memory=pinned) for _ in range(2)
+        )
+        self.weights: FlatArray = self._weights.numpy()
+        self.gradients: FlatArray = self._gradients.numpy()
+        if any(getattr(part, "momentum", 0) is None for part in self._module.modules()):
+            raise ModelError("a norm without momentum counts the steps of one network")
+        self._dropouts = self._dropouts_found()
+
+    def carry_out(self, asked: Mapping[int, Asked]) -> dict[int, Any]:
+        """What each row asked for, or its exception; what is alike is done at once."""
+        alike: dict[object, list[int]] = {}
+        for row, one in asked.items():
+            alike.setdefault(one.alike if one.stacks else row, []).append(row)
+        answers: dict[int, Any] = {}
+        for rows in alike.values():
+            answers |= self._together(rows, [asked[row] for row in rows])
+        return answers
+
+    def _together(self, rows: list[int], asked: list[Asked]) -> dict[int, Any]:
+        if len(rows) == 1:
+            return {rows[0]: self._tried(rows[0], asked[0])}
+        try:
+            if isinstance(asked[0], Step):
+                return dict(zip(rows, self._step(rows, asked), strict=True))  # type: ignore[arg-type]
+            return dict(zip(rows, self._evaluate(rows, asked), strict=True))  # type: ignore[arg-type]
+        except torch.OutOfMemoryError as problem:
+            full = ModelError(f"no memory on {self._device} for {len(rows)} at once: lower fleet.at_once")
+            full.__cause__ = problem
+            return dict.fromkeys(rows, full)
+        except (ValueError, RuntimeError, IndexError, ModelError):
+            # alone, each says what is wrong with its own
+            return {row: self._tried(row, one) for row, one in zip(rows, asked, strict=True)}
+
+    def _tried(self, row: int, asked: Asked) -> Any:
+        """What comes of it alone, or the exception that it raises."""
+        try:
+            return self._alone(row, asked)
+        except Exception as fault:  # noqa: BLE001 - raised where it was asked for
+            return fault
+
+    def _alone(self, row: int, asked: Asked) -> Any:
+        backend = self._backend
+        backend.load(self.weights[row])
+        if isinstance(asked, Evaluation):
+            return backend.evaluate(asked.x, asked.y)
+        if isinstance(asked, Other):
+            return asked.call(backend)
+        mean = backend.step(
+            asked.x,
+            asked.y,
+            asked.key,
+            training=asked.training,
+            extra_loss=asked.extra_loss,
+            tensors=asked.tensors,
+        )
+        self.weights[row], self.gradients[row] = backend.weights, backend.gradient
+        return mean
+
+    def _step(self, rows: list[int], steps: list[Step]) -> list[float]:
+        first, near = steps[0], self._near(rows)
+        wanted = {name for name in self._parameters if first.tensors is None or name in first.tensors}
+        own = {name: near[name].requires_grad_(name in wanted) for name in self._parameters}
+        statistics = {name: near[name].clone() for name in self._places if name not in own}
+        x, y = self._inputs(steps), self._targets(steps)
+        draws = self._drawn(steps) if first.training else []
+        self._module.train(first.training)
+
+        def logits_of(own: Any, statistics: Any, x: Tensor, draws: list[Tensor]) -> Tensor:
+            with Dropouts(lambda index, *_: draws[index]) if draws else nullcontext():
+                logits: Tensor = functional_call(self._module, (own, statistics), (x,))
+                return logits
+
+        logits = vmap(logits_of)(own, statistics, x, draws)
+        losses = self._mean_losses(logits, y)
+        total = losses.sum()
+        for number, step in enumerate(steps):
+            if step.extra_loss is not None:
+                total = total + loss_term_value(step.extra_loss, logits[number])
+        names = sorted(wanted)
+        found = torch.autograd.grad(total, [own[name] for name in names], allow_unused=True) if names else []
+        self._keep(rows, dict(zip(names, found, strict=True)), statistics if first.training else {})
+        return for_numpy(losses.detach()).tolist()  # type: ignore[no-any-return]
+
+    def _evaluate(self, rows: list[int], asked: list[Evaluation]) -> list[tuple[float, NDArray[np.float32]]]:
+        self._module.eval()
+        with torch.no_grad():
+            found = vmap(lambda own, x: functional_call(self._module, own, (x,)))(
+                self._near(rows), self._inputs(asked)
+            )
+            outputs, targets = for_numpy(found), for_numpy(self._targets(asked))
+            return [(self._loss_sum(*one), one[0].numpy()) for one in zip(outputs, targets, strict=True)]
+
+    def _mean_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Of each row."""
+        loss, section = self._task.loss, self._task.section
+        if is_plain(loss, section):
+            every = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+            return every.view(targets.shape).mean(1)
+        return torch.stack([mean_loss(loss, section, *one) for one in zip(logits, targets, strict=True)])
+
+    def _loss_sum(self, outputs: Tensor, targets: Tensor) -> float:
+        loss, section = self._task.loss, self._task.section
+        if is_plain(loss, section):
+            return functional.cross_entropy(outputs, targets, reduction="sum").item()
+        return sample_losses(loss, section, outputs, targets).double().sum().item()
+
+    @property
+    def _parameters(self) -> list[str]:
+        return [name for name, (_, tensor) in self._places.items() if tensor.kind != "stat"]
+
+    def _all(self, rows: list[int]) -> bool:
+        return len(rows) == len(self.weights)
+
+    def _near(self, rows: list[int]) -> dict[str, Tensor]:
+        """These rows' tensors, where torch computes."""
+        weights = (self._weights if self._all(rows) else self._weights[rows]).to(self._device)
+        return {
+            name: weights[:, place].reshape(len(rows), *tensor.shape)
+            for name, (place, tensor) in self._places.items()
+        }
+
+    def _keep(
+        self, rows: list[int], gradients: Mapping[str, Tensor | None], statistics: Mapping[str, Tensor]
+    ) -> None:
+        near = torch.zeros(len(rows), self._spec.size, device=self._device)
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                near[:, self._places[name][0]] = gradient.reshape(len(rows), -1)
+        if self._all(rows):  # into pinned memory, which is copied in half the time
+            self._gradients.copy_(near)
+        else:
+            self._gradients[rows] = for_numpy(near)
+        for name, statistic in statistics.items():
+            self._weights[rows, self._places[name][0]] = for_numpy(statistic.reshape(len(rows), -1))
+
+    def _inputs(self, asked: Iterable[Step | Evaluation]) -> Tensor:
+        return torch.from_numpy(np.stack([one.x for one in asked])).to(self._device, self._dtype)
+
+    def _targets(self, asked: Iterable[Step | Evaluation]) -> Tensor:
+        targets = [one.y for one in asked]
+        if targets[0].ndim == 1 and targets[0].dtype == np.int64:
+            for labels in targets:
+                check_labels(self._spec, labels)  # a card does not survive a wrong one
+        return torch.from_numpy(np.stack(targets)).to(self._device)
+
+    def _drawn(self, steps: Collection[Step]) -> list[Tensor]:
+        """What each dropout multiplies by, of all: as with every other backend."""
+        return [
+            torch.from_numpy(np.stack([noise.draw(step.key, index, len(step.y)) for step in steps])).to(
+                self._device
+            )
+            for index, noise in enumerate(self._dropouts)
+        ]
+
+    def _dropouts_found(self) -> list[Noise]:
+        found: list[Noise] = []
+
+        def factors(index: int, shape: tuple[int, ...], p: float, num_samples: int) -> Tensor:
+            assert index == len(found), "they are counted"
+            found.append(Noise(shape, float(p)))
+            return torch.ones(num_samples, *shape, device=self._device)
+
+        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        self._module.train()
+        with torch.no_grad(), Dropouts(factors):
+            x = torch.zeros(_TRIED_SAMPLES, *self._spec.input_shape, dtype=self._dtype, device=self._device)
+            functional_call(self._module, buffers, (x,))
+        return found
+
+    def check(self, x: InputArray, y: LabelArray) -> None:
+        """Hold a step of two rows against that of each alone, on a batch of a device.
+
+        Raises:
+            ModelError: it is another one.
+        """
+        start = self._backend.weights.copy()
+        steps = [Step(x, y, Key(row), training=True, extra_loss=None, tensors=None) for row in range(2)]
+
+        def begin(row: int) -> None:
+            self.weights[row] = start * np.float32(1 + 0.1 * row)
+
+        wanted = []
+        for row, step in enumerate(steps):
+            begin(row)
+            mean = self._alone(row, step)
+            wanted.append((mean, self.gradients[row].copy(), self.weights[row].copy()))
+            begin(row)
+        try:
+            means = self._step([0, 1], steps)
+        except (ValueError, RuntimeError, IndexError) as problem:
+            raise ModelError(str(problem).strip().splitlines()[0]) from problem
+        for row, (mean, gradient, weights) in enumerate(wanted):
+            pairs = ((means[row], mean), (self.gradients[row], gradient), (self.weights[row], weights))
+            if not all(_close(ours, theirs) for ours, theirs in pairs):
+                raise ModelError("a step of several networks is another one than that of each")
+        self._backend.load(start)
+
+
+def _close(ours: Any, theirs: Any) -> bool:
+    size = max(float(np.abs(theirs).max()), 1e-6)
+    return bool(np.abs(np.subtract(ours, theirs)).max() <= _TOLERANCE * size)
