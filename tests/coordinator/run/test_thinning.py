@@ -145,7 +145,7 @@ def test_a_stride_leaves_at_most_so_many():
 class Remembered:
     """Where a session keeps its state: in memory."""
 
-    data = None
+    data, plain = None, False
 
     def read(self):
         return self.data

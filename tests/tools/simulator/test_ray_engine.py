@@ -336,7 +336,7 @@ def command(folder, runs, *more):
 @pytest.mark.nightly
 def test_a_command_that_was_killed_leaves_no_ray_and_goes_on(tmp_path):
     """As a user does it, without a cluster: one begins and ends with the command, whatever happens."""
-    (tmp_path / "run.toml").write_text(TOML.replace("rounds = 40", "rounds = 50"))
+    (tmp_path / "run.toml").write_text(TOML.replace("rounds = 40", "rounds = 200"))
     rounds = tmp_path / "b" / "sim" / "rounds.jsonl"
 
     def begun(number):
