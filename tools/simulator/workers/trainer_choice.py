@@ -201,7 +201,7 @@ def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:
     described = enrolment.spec.backbone
     if backbone is None or not isinstance(described, Backbone):
         return {}
-    return read_backbone(memoryview(backbone), described)
+    return read_backbone(memoryview(bytearray(backbone)), described)  # torch asks for what it may write to
 
 
 def _trainer(

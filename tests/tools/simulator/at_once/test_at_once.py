@@ -69,7 +69,7 @@ def test_on_cards(tmp_path):
     np.testing.assert_allclose(weights_of(found), weights_of(here), atol=1e-6)
 
 
-def test_a_device_whose_step_fails_does_so_alone(tmp_path, monkeypatch):
+def test_a_fault_of_one_device_is_told_as_its_own(tmp_path, monkeypatch):
     reply = worker.Stage.reply
 
     def one_fails(stage, job):
@@ -80,6 +80,12 @@ def test_a_device_whose_step_fails_does_so_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(worker.Stage, "reply", one_fails)
     with pytest.raises(ModelError, match="of device 1"):
         play(tmp_path, at_once(6))
+
+
+def test_frozen_parts_compute_along(tmp_path):
+    sections = {"model": {"name": "mlp", "trainable": ["out"]}, "run": {"name": "sim", "rounds": 2}}
+    (_, ours), (_, theirs) = (play(tmp_path / str(most), at_once(most, **sections)) for most in (3, 1))
+    np.testing.assert_allclose(weights_of(ours), weights_of(theirs), atol=1e-5)
 
 
 def test_another_number_is_another_run(tmp_path):
