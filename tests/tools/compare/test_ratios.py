@@ -110,6 +110,31 @@ def test_each_is_held_against_the_best_fixed_ratio_of_its_seed():
     assert "to 77.6 %" in table
 
 
+def test_what_plays_longer_is_cut_where_the_best_fixed_way_ended():
+    """At the second rate nobody is there in three rounds; in twice as many it is, but not after that time."""
+    ways = ways_of("0.2,0.4,time*2,bytes*2")
+    group = Group("own", "fedspu", {way.words: way.words for way in ways})
+    rising = [0.1, 0.2, 0.3, 0.8, 0.8, 0.8]
+    runs = [
+        played("0.2", 0, 4.0, [0.2, 0.4, 0.4]),
+        played("0.4", 0, 2.0, [0.7, 0.7, 0.7]),
+        played("time*2", 0, 1.0, rising),
+        played("bytes*2", 0, 1.5, rising),
+    ]
+    found = {one.way.words: one.courses[0] for one in verdicts(group, ways, runs, 0.75)}
+    assert (found["time*2"].seconds, found["time*2"].lasted_s) == (6.0, 6.0)
+    assert found["time*2"].score == pytest.approx(0.8)
+    assert (found["bytes*2"].seconds, found["bytes*2"].lasted_s) == (None, 6.0)
+    assert found["bytes*2"].score == pytest.approx((0.2 + 0.3 + 0.8) / 3)
+
+
+def test_a_way_may_play_more_rounds(run_file):
+    settings = read_run(run_file)
+    _, (_, longer) = groups_of(settings, ["own"], ["fedspu"], ways_of("0.2,time*3+oort"))
+    assert longer.changes["run.rounds"] == 9
+    assert longer.changes["round.prefer"] == "oort"
+
+
 def test_a_seed_whose_ratios_are_not_all_played_yet_is_left_out():
     runs = [played("0.2", 0, 1.0, [0.5]), played("time", 0, 1.0, [0.5])]
     assert verdicts(GROUP, WAYS, runs, None) == []
@@ -138,6 +163,9 @@ def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):
         (["--ways", "0.2,0.4"], "what is to beat them"),
         (["--ways", "time,energy"], "name some ratios"),
         (["--ways", "0.2,quick"], "--ways quick"),
+        (["--ways", "0.2,time*1"], "2 to 20"),
+        (["--ways", "0.2,time*"], "2 to 20"),
+        (["--ways", "0.2,time*1e9"], "2 to 20"),
         (["--fleets", "own,fast"], "--fleets fast: there is none; known: own, thin-links"),
         (["--methods", "fedspy"], "--methods fedspy"),
         (["--ways", "0.2,0.2+best,time"], "best"),

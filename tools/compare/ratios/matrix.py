@@ -1,12 +1,15 @@
 """What is held against each other: ways to deal ratios, for each method, in each fleet of a run file.
 
-A way is written `RATIO` or `OBJECTIVE`, and `+PREFERENCE` behind it where devices are not drawn alike:
+A way is written `RATIO` or `OBJECTIVE`, `*TIMES` behind it where it plays more rounds, and `+PREFERENCE`
+where devices are not drawn alike:
 
     0.4         all devices at p = 0.4
     fedavg      FedAvg, those who can afford whole models alone
     time        as the coordinator proposes for `objective.minimise = "time"`; bytes, energy likewise
+    time*3      the same with up to three times the rounds, until the best fixed way's last round ends
     0.4+oort    all devices at p = 0.4, `round.prefer = "oort"`
 
+Who takes shorter rounds is done with as many in a part of the time; `*` gives it the rest.
 Ratios alone, and FedAvg, are what the others have to beat.
 """
 
@@ -21,6 +24,7 @@ from fleetune.tools.compare.comparison import Contender
 
 OBJECTIVES = ("time", "bytes", "energy")
 FEDAVG = "fedavg"
+MOST_LONGER = 20
 OWN_FLEET = "own"
 FLEETS: dict[str, dict[str, dict[str, int]]] = {
     OWN_FLEET: {},
@@ -46,25 +50,29 @@ class Way:
         ratio: of all devices; None: as each is proposed.
         objective: `minimise`; None: a ratio is dealt.
         prefer: `round.prefer`; None: the run file's.
+        longer: how many times the run file's rounds it plays; more than once it is cut where the best fixed
+            way's last round ends.
     """
 
     words: str
     ratio: float | None = None
     objective: str | None = None
     prefer: str | None = None
+    longer: int = 1
 
     @property
     def is_fixed(self) -> bool:
         """Whether it is what the others have to beat."""
-        return self.objective is None and self.prefer is None
+        return self.objective is None and self.prefer is None and self.longer == 1
 
-    @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self, settings: RunSettings) -> dict[str, Any]:
         """Of the run file's settings."""
         found: dict[str, Any] = {"fleet.ratios": [] if self.ratio is None else [self.ratio]}
         found["objective.minimise"] = self.objective or "none"
         if self.prefer:
             found["round.prefer"] = self.prefer
+        if self.longer > 1 and settings.run.last_round is not None:
+            found["run.rounds"] = self.longer * settings.run.last_round
         return found
 
 
@@ -88,19 +96,25 @@ def ways_of(words: str) -> list[Way]:
 
 
 def _way(words: str) -> Way:
-    what, _, prefer = words.partition("+")
+    rest, _, prefer = words.partition("+")
+    what, star, times = rest.partition("*")
+    if star and not (times.isdecimal() and 1 < int(times) <= MOST_LONGER):
+        raise SettingError(f"--ways {words}: behind * goes how many times the rounds, 2 to {MOST_LONGER}")
+    longer, found = int(times or 1), prefer or None
     if what in OBJECTIVES:
-        return Way(words, objective=what, prefer=prefer or None)
-    if what == FEDAVG:
-        return Way(words, ratio=1.0, prefer=prefer or None)
-    try:
-        ratio = float(what)
-    except ValueError:
-        ratio = 0.0
+        return Way(words, objective=what, prefer=found, longer=longer)
+    ratio = 1.0 if what == FEDAVG else _ratio(what)
     if not 0 < ratio <= 1:
         known = ", ".join((*OBJECTIVES, FEDAVG))
         raise SettingError(f"--ways {words}: neither a ratio in (0, 1] nor one of {known}")
-    return Way(words, ratio=ratio, prefer=prefer or None)
+    return Way(words, ratio=ratio, prefer=found, longer=longer)
+
+
+def _ratio(words: str) -> float:
+    try:
+        return float(words)
+    except ValueError:
+        return 0.0
 
 
 def groups_of(
@@ -123,7 +137,7 @@ def groups_of(
                 plays = FEDAVG if way.words.startswith(FEDAVG) else method
                 label = f"{fleet}, {way.words}" if plays == FEDAVG else f"{fleet}, {method}, {way.words}"
                 own = settings.method if plays == settings.method["name"] else {"name": plays}
-                changes = {**_of_fleet(settings, fleet), **way.changes}
+                changes = {**_of_fleet(settings, fleet), **way.changes(settings)}
                 contenders[label] = Contender(label, own, changes)
                 labels[way.words] = label
             groups.append(Group(fleet, method, labels))

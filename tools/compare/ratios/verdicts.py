@@ -2,14 +2,16 @@
 
 The score of a fleet after a round is the mean over all its devices, each with its latest reply; those that
 never took part count as 0. It is smoothed over three rounds, so that luck of one does not decide. The target
-is `SHARE` of what the method's best fixed ratio ended with, seed by seed, unless it is said.
+is `SHARE` of what the method's best fixed ratio ended with, seed by seed, unless it is said. What plays more
+rounds than they is cut where that one's last round ended.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 
-from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.played import Played, Point
 from fleetune.tools.compare.ratios.matrix import FEDAVG, Group, Way
 
 SHARE = 0.97
@@ -88,12 +90,13 @@ def verdicts(
     courses: dict[Way, list[Course]] = {way: [] for way in ways}
     for seed in seeds:
         there = {way: run for way in ways if (run := found[way][seed]) is not None}
-        wanted = _target(there) if target is None else target
+        best = _best_fixed(there)
+        wanted = SHARE * scores(best)[-1] if target is None else target
         for way, run in there.items():
-            courses[way].append(_course(run, wanted))
-    best = {figure: _best(figure, [courses[way] for way in fixed]) for figure in FIGURES}
+            courses[way].append(_course(run, wanted, inf if way.longer == 1 else best.points[-1].closed_s))
+    least = {figure: _least(figure, [courses[way] for way in fixed]) for figure in FIGURES}
     return [
-        Verdict(way, own, {figure: [_times(figure, one, best[figure]) for one in own] for figure in FIGURES})
+        Verdict(way, own, {figure: [_times(figure, one, least[figure]) for one in own] for figure in FIGURES})
         for way, own in courses.items()
         if own
     ]
@@ -103,11 +106,11 @@ def _seeds(runs: Sequence[Played]) -> list[int]:
     return sorted({run.seed for run in runs})
 
 
-def _target(there: Mapping[Way, Played]) -> float:
-    ends = [
-        scores(run)[-1] for way, run in there.items() if way.is_fixed and not way.words.startswith(FEDAVG)
-    ]
-    return SHARE * max(ends or [scores(run)[-1] for way, run in there.items() if way.is_fixed])
+def _best_fixed(there: Mapping[Way, Played]) -> Played:
+    """The fixed ratio that ended highest; FedAvg, if there is nothing else."""
+    fixed = [way for way in there if way.is_fixed]
+    ratios = [way for way in fixed if not way.words.startswith(FEDAVG)]
+    return max((there[way] for way in ratios or fixed), key=lambda run: scores(run)[-1])
 
 
 def scores(run: Played) -> list[float]:
@@ -117,11 +120,12 @@ def scores(run: Played) -> list[float]:
     return [fmean(plain[max(0, place + 1 - SMOOTHED) : place + 1]) for place in range(len(plain))]
 
 
-def _course(run: Played, target: float) -> Course:
-    reached = scores(run)
-    at = next((point for point, score in zip(run.points, reached, strict=True) if score >= target), None)
-    asked = sum(len(record.participants) for record in run.records)
-    came = sum(len(record.devices) for record in run.records)
+def _course(run: Played, target: float, until_s: float) -> Course:
+    points: Sequence[Point] = [one for one in run.points if one.closed_s <= until_s] or run.points[:1]
+    reached, records = scores(run)[: len(points)], run.records[: len(points)]
+    at = next((point for point, score in zip(points, reached, strict=True) if score >= target), None)
+    asked = sum(len(record.participants) for record in records)
+    came = sum(len(record.devices) for record in records)
     return Course(
         seed=run.seed,
         score=reached[-1],
@@ -130,23 +134,23 @@ def _course(run: Played, target: float) -> Course:
         seconds=at and at.closed_s,
         joules=at and at.joules,
         megabytes=at and at.up / 1e6,
-        lasted_s=run.points[-1].closed_s,
-        served=run.points[-1].known,
+        lasted_s=points[-1].closed_s,
+        served=points[-1].known,
         late=1 - came / asked if asked else 0.0,
     )
 
 
-def _best(figure: str, fixed: Sequence[Sequence[Course]]) -> dict[int, float]:
+def _least(figure: str, fixed: Sequence[Sequence[Course]]) -> dict[int, float]:
     """The least that any of them took, by seed."""
-    least: dict[int, float] = {}
+    found: dict[int, float] = {}
     for own in fixed:
         for one in own:
             taken = one.taken(figure)
             if taken is not None:
-                least[one.seed] = min(taken, least.get(one.seed, taken))
-    return least
+                found[one.seed] = min(taken, found.get(one.seed, taken))
+    return found
 
 
-def _times(figure: str, one: Course, best: Mapping[int, float]) -> float | None:
+def _times(figure: str, one: Course, least: Mapping[int, float]) -> float | None:
     taken = one.taken(figure)
-    return best[one.seed] / taken if taken and one.seed in best else None
+    return least[one.seed] / taken if taken and one.seed in least else None
