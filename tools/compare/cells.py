@@ -5,6 +5,7 @@ played with. A folder whose run.json equals the settings asked for is not played
 """
 
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -166,7 +167,7 @@ def play_all(
         _play_here(cells, on_round, on_done)
         return
     crew, share = _crew(len(cells), workers, cluster)
-    with WorkerProcesses(crew) as pool:
+    with WorkerProcesses(crew, with_script=_hold_of_script(cells)) as pool:
 
         def pass_on() -> None:
             with suppress(Empty):
@@ -182,6 +183,13 @@ def play_all(
             pass_on()
             for one in done:
                 on_done(running.pop(one), _problem(one))
+
+
+def _hold_of_script(cells: Sequence[Cell]) -> bool:
+    """Whether a tracker, the one thing of a caller's that travels as it is, is of the script that runs."""
+    with suppress(Exception):  # what cannot travel is told of where it is sent
+        return any(b"__main__" in pickle.dumps(cell.trackers) for cell in cells)
+    return True
 
 
 def _play_here(

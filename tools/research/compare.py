@@ -179,8 +179,7 @@ def compare(
         target: score whose cost is asked for; None: 95 % of what the best method ended with.
         on_round: told of every training round when it closed: method, seed, round, and the score after local
             training.
-        workers: processes in all, each with a run of its own; 0: none but this one. With some, a script calls
-            this under `if __name__ == "__main__":`.
+        workers: processes in all, each with a run of its own; 0: none but this one.
         fresh: play finished runs again, too.
         trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
         engine: as of `fleetune.simulate`.

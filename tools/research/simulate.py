@@ -59,7 +59,7 @@ def simulate(
         on_round: told of every training round when it closed, as a row of `Result.rounds`; when it answers
             True, no further round begins. What it raises ends the simulation.
         workers: processes that train devices, one torch thread each; 0: none but this one, and on a Ray
-            cluster one a processor. With some, a script calls this under `if __name__ == "__main__":`.
+            cluster one a processor.
         fresh: replace what an earlier run of this name left.
         report: leave pictures and report.html, too; they take longer than a small run.
         trackers: experiment trackers that follow the run: "tensorboard", "mlflow", or what makes one of your

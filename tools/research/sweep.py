@@ -140,8 +140,7 @@ def sweep(
         partition: likewise; a function is asked once a seed.
         target: score whose cost is asked for; None: 95 % of what the best combination ended with.
         search: how many trials Optuna may choose, those of before among them; None: every combination.
-        workers: processes in all, each with a run of its own; 0: none but this one. With some, a script calls
-            this under `if __name__ == "__main__":`.
+        workers: processes in all, each with a run of its own; 0: none but this one.
         fresh: play finished runs again, too.
         trackers: experiment trackers that follow each run, as of `fleetune.simulate`.
         engine: as of `fleetune.simulate`.

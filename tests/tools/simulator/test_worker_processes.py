@@ -91,7 +91,7 @@ def begun(tmp_path, importing=""):
             if __name__ == "__main__":
                 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' parent ignores
                 try:
-                    with WorkerProcesses(2) as pool:
+                    with WorkerProcesses(2, with_script=True) as pool:
                         jobs = [pool.submit(busy, number) for number in range(4)]
                         jobs[0].result()
                 except KeyboardInterrupt:

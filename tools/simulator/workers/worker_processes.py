@@ -7,6 +7,9 @@ each has a pipe of its own, whose other end a thread holds.
 
 On Linux they are forks of one process that has imported what they need and has no threads: they are there at
 once, and share that memory. Elsewhere libraries of the system do not bear a fork, and each begins by itself.
+
+Unless jobs hold something of the script that begins them, workers do not import it, as those of
+`multiprocessing` do: it may call us without `if __name__ == "__main__":`, and import what it likes.
 """
 
 import multiprocessing
@@ -17,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -37,6 +40,7 @@ _IMPORTED = (  # before workers are forked
 )
 _STOPPING = {signal.SIGINT, signal.SIGTERM}
 _NEWS, _DONE, _FAILED = "news", "done", "failed"
+_hiding = threading.Lock()
 
 
 def warm_up() -> None:
@@ -58,6 +62,20 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """What is begun inside is not told which script this process runs."""
+    with _hiding:
+        script = vars(sys.modules["__main__"])
+        told = {name: script[name] for name in ("__file__", "__spec__") if name in script}
+        script.update(dict.fromkeys(("__file__", "__spec__")))
+        try:
+            yield
+        finally:
+            del script["__file__"], script["__spec__"]
+            script.update(told)
+
+
 def _no_start() -> None:
     """Nothing is set up in a worker."""
 
@@ -71,11 +89,18 @@ class WorkerProcesses(Executor):
         most: processes.
         start: called first in each, with `arguments`; what it raises is what each job raises.
         arguments: of `start`.
+        with_script: whether workers import the script that this process runs.
     """
 
     def __init__(
-        self, most: int, start: Callable[..., object] = _no_start, arguments: tuple[Any, ...] = ()
+        self,
+        most: int,
+        start: Callable[..., object] = _no_start,
+        arguments: tuple[Any, ...] = (),
+        *,
+        with_script: bool = False,
     ) -> None:
+        self._told = nullcontext if with_script else _without_script
         self._start = start
         self._arguments = arguments
         self._threads = ThreadPoolExecutor(most)
@@ -139,7 +164,7 @@ class WorkerProcesses(Executor):
         resource_tracker.ensure_running()  # it would make this thread hear signals again
         context = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
         ours, theirs = context.Pipe()
-        with self._lock, theirs, _deaf():
+        with self._lock, theirs, _deaf(), self._told():
             if self._killed:
                 raise FleetuneError(WORKER_DIED)
             arguments = theirs, number() + len(self._begun)
