@@ -1,12 +1,15 @@
-"""A workload as the scripts of this folder read it: numpy, torch and no Fleetune."""
+"""A workload as the scripts of this folder read it: numpy, torch where it is used, and no Fleetune."""
 
 import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Files:
@@ -26,12 +29,16 @@ class Files:
             self.x, self.y, self.rows = arrays["x"], arrays["y"], arrays["rows"]
             self.test_rows = arrays["test_rows"]
 
-    def module(self) -> torch.nn.Module:
+    def module(self) -> "torch.nn.Module":
         """The network, with its first weights."""
+        import torch
+
         return torch.load(self.folder / "module.pt", weights_only=False)
 
-    def samples(self, device: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def samples(self, device: int) -> "tuple[torch.Tensor, torch.Tensor]":
         """Of a device."""
+        import torch
+
         rows = self.rows[device]
         return torch.from_numpy(self.x[rows]), torch.from_numpy(self.y[rows])
 
@@ -46,15 +53,17 @@ def round_over(number: int) -> None:
     print(f"round {number}", flush=True)
 
 
-def save(tensors: dict[str, torch.Tensor]) -> None:
+def save(tensors: "dict[str, torch.Tensor]") -> None:
     """The model at the end."""
     np.savez("model.npz", **{name: tensor.detach().numpy() for name, tensor in tensors.items()})
 
 
 def train(
-    module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, asked: SimpleNamespace, seed: int
+    module: "torch.nn.Module", x: "torch.Tensor", y: "torch.Tensor", asked: SimpleNamespace, seed: int
 ) -> None:
     """Local training as one writes it in plain torch."""
+    import torch
+
     optimiser = torch.optim.SGD(module.parameters(), lr=asked.learning_rate)
     loss_of, draw = torch.nn.CrossEntropyLoss(), torch.Generator().manual_seed(seed)
     module.train()
