@@ -16,7 +16,7 @@ from tests.tools.simulator.test_simulate import BASE, settings
 from tests.tools.simulator.test_stopped import DEADLINE_S, TOML, Said, Stop, figures, stop
 
 import fleetune
-from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.tools.compare.cells import Cell, play_all
 from fleetune.tools.simulator.given import Given
 from fleetune.tools.simulator.runner import simulate
@@ -247,6 +247,15 @@ def test_stopped_it_goes_on_with_either_engine(tmp_path, cluster):
     with pytest.raises(Stop):
         play(tmp_path / "b", asked, on_round=stop)
     assert play(tmp_path / "b", asked, cluster=cluster.address) == unbroken
+
+
+def test_a_device_whose_files_cannot_be_read_is_told_and_nobody_waits_for_it(tmp_path, cluster, monkeypatch):
+    def unreadable(devices, name):
+        raise StoreError(f"cannot read the files of {name}")
+
+    monkeypatch.setattr(ray_workers.device_copies, "all_of", unreadable)
+    with pytest.raises(StoreError, match=r"cannot read the files of device-\d"):
+        play(tmp_path, settings(), cluster=cluster.address)
 
 
 @pytest.mark.nightly

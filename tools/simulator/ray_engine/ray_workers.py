@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.errors import FleetuneError, StoreError
 from fleetune.protocols.one_line import flat
 from fleetune.tools.simulator.job import Coming, Job
 from fleetune.tools.simulator.ray_engine import device_copies
@@ -245,7 +245,11 @@ class RayWorkers(Executor):
     def _play(self, node: _Node, task: _Task) -> None:
         """Have a task done, and go on while others see to what came of it."""
         holder = self._holder.get(task.device)
-        files = None if holder is node else device_copies.all_of(self._devices, task.device)
+        try:
+            files = None if holder is node else device_copies.all_of(self._devices, task.device)
+        except StoreError as problem:
+            self._told(task, None, problem)
+            return
         with self._changed:
             stale, node.stale = node.stale, []
         asked = node.actor.work.remote(task.function, task.arguments, task.device, files, stale)
@@ -272,6 +276,10 @@ class RayWorkers(Executor):
                 device_copies.apply(self._devices, answer.changes)
         except BaseException as problem:  # noqa: BLE001 - raised where it was asked for
             fault = problem
+        self._told(task, result, fault)
+
+    def _told(self, task: _Task, result: Any, fault: BaseException | None) -> None:
+        """Whoever asked hears what came of it."""
         with self._changed:
             self._busy.discard(task.device)
             self._changed.notify_all()
