@@ -54,7 +54,7 @@ class Member:
         returning: it was there when the coordinator stopped, and has not been heard of since it is back.
         missed: deadlines that it let pass in a row, see `coordinator.rounds.unresponsive`.
         trained: its report is older than its last update, so that what that calls new was trained on.
-        asked_at, took_s, loss: with `prefer = "oort"` and `"pyramid"`: when it was asked last, how long its
+        asked_at, took_s, loss: where devices are drawn by worth: when it was asked last, how long its
             last reply took, and the loss that this told; None: not known.
         change: with `prefer = "pyramid"`: how much its last update changed what it was sent, likewise.
         dealt, score: with an objective: what its latest task was planned at, and the score that its last

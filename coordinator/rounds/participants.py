@@ -3,6 +3,7 @@
 import math
 
 from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.tiers import draw_alike
 from fleetune.coordinator.rounds.unresponsive import rests
 from fleetune.coordinator.rounds.usefulness import draw_useful
 from fleetune.protocols.randomness import Key
@@ -91,7 +92,7 @@ def choose(
 
     Only what is missing to `least` is filled up: with `prefer = "able"` with those that are not (see `able`),
     and then with those that never answer (see `rests`). With `prefer = "oort"` and `"pyramid"` see
-    `usefulness`.
+    `usefulness`, with `"tiers"` see `tiers`.
     """
     number, others = state.turn.number, set()
     silent = {d for d in state.groups.missing if rests(state.members[d], number)}
@@ -99,12 +100,20 @@ def choose(
         others = {d for d in candidates if not able(state.members[d].report, settings)} - silent
     later = others | silent
     first = tuple(d for d in candidates if d not in later) if later else candidates
-    draws = settings.by_worth
-    drawn = draw_useful(first, state, settings, count, key) if draws else _sample(first, count, key)
+    drawn = _drawn(first, state, settings, key, count)
     for name, group in ("others", others), ("silent", silent):
         rest = tuple(d for d in candidates if d in group) if group else ()
         drawn += _sample(rest, least - len(drawn), key.child(name))
     return tuple(sorted(drawn))
+
+
+def _drawn(
+    candidates: tuple[DeviceId, ...], state: EngineState, settings: RoundSection, key: Key, count: int
+) -> tuple[DeviceId, ...]:
+    if not settings.by_worth or not candidates:
+        return _sample(candidates, count, key)
+    draws = draw_alike if settings.prefer == "tiers" else draw_useful
+    return draws(candidates, state, settings, count, key)
 
 
 def able(report: DeviceReport | None, settings: RoundSection) -> bool:

@@ -64,26 +64,40 @@ def rounds_waited(member: Member, number: int) -> int:
 def worths(
     members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
 ) -> dict[DeviceId, float]:
-    """What each is worth in round `number`, above 0; who never replied learns as much as the best of all.
+    """What each is worth in round `number`, above 0.
 
     `by_change`: of what its updates change instead of its loss.
+    """
+    lessons, seconds = lessons_of(members, number, by_change=by_change), seconds_of(members)
+    usual_s = _usual(seconds)
+    return {name: lessons[name] * min(1.0, usual_s / seconds[name]) ** _SLOWNESS for name in members}
+
+
+def lessons_of(
+    members: Mapping[DeviceId, Member], number: int, *, by_change: bool = False
+) -> dict[DeviceId, float]:
+    """What each has to teach, whatever time it takes; who never replied as much as the best of all.
+
+    `by_change`: see `worths`.
     """
     told = {name: member.change if by_change else member.loss for name, member in members.items()}
     lessons = {name: one for name, one in told.items() if one is not None}
     samples = {name: member.report.num_samples if member.report else 0 for name, member in members.items()}
-    seconds = {name: one for name, member in members.items() if (one := _seconds(member)) is not None}
     usual_lesson, usual_samples = _usual(lessons), _usual(samples)
     learns = {
         name: min(lessons[name] / usual_lesson, _MOST) * min(samples[name] / usual_samples, _MOST)
         + math.sqrt(_UNCERTAINTY * math.log(max(1, number)) / max(1, members[name].asked.number))
         for name in lessons
     }
-    best, usual_s = max(learns.values(), default=1.0), _usual(seconds)
-    return {
-        name: max(learns.get(name, best), _LEAST)
-        * min(1.0, usual_s / seconds.get(name, usual_s)) ** _SLOWNESS
-        for name in members
-    }
+    best = max(learns.values(), default=1.0)
+    return {name: max(learns.get(name, best), _LEAST) for name in members}
+
+
+def seconds_of(members: Mapping[DeviceId, Member]) -> dict[DeviceId, float]:
+    """What a round takes each; where nobody knows, what it takes the usual one."""
+    known = {name: one for name, member in members.items() if (one := _seconds(member)) is not None}
+    usual_s = _usual(known)
+    return {name: known.get(name, usual_s) for name in members}
 
 
 def _usual(amounts: Mapping[DeviceId, float]) -> float:

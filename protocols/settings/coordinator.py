@@ -58,10 +58,10 @@ class RoundSection(Settings, frozen=True):
             `deadline_s`, say that their link is metered, or run on a battery below `min_battery` are asked
             only when too few others are there for `participants` (without it for `quorum`); or `oort`: by
             what a device's data still have to teach, and by how fast it is; or `pyramid`: likewise, by how
-            much its last update changed what it was sent instead of by the loss that it tells
-            (docs/ratios.md).
-        max_wait: with `prefer = "oort"` and `"pyramid"`: rounds that a device which is there waits for its
-            turn at most; None: three times as many as it takes to ask everybody once.
+            much its last update changed what it was sent instead of by the loss that it tells; or `tiers`:
+            devices that take alike long share a round, drawn by what they have to teach (docs/ratios.md).
+        max_wait: with `prefer = "oort"`, `"pyramid"` and `"tiers"`: rounds that a device which is there waits
+            for its turn at most; None: three times as many as it takes to ask everybody once.
         min_battery: charge, 0..1, see `prefer`.
         quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
         start_with: devices to wait for before round 1; a simulation whose devices are always there waits for
@@ -83,7 +83,7 @@ class RoundSection(Settings, frozen=True):
     deadline_s: Positive = 600.0
     deadline: Literal["fixed", "predicted"] = "fixed"
     deadline_slack: Factor = 1.5
-    prefer: Literal["any", "able", "oort", "pyramid"] = "any"
+    prefer: Literal["any", "able", "oort", "pyramid", "tiers"] = "any"
     max_wait: Count | None = None
     min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
     quorum: Count = 1
@@ -99,11 +99,11 @@ class RoundSection(Settings, frozen=True):
     @property
     def by_worth(self) -> bool:
         """Whether participants are drawn by what asking them is worth."""
-        return self.prefer in ("oort", "pyramid")
+        return self.prefer in ("oort", "pyramid", "tiers")
 
     def __post_init__(self) -> None:
         if self.max_wait is not None and not self.by_worth:
-            raise ValueError('max_wait goes with prefer = "oort" and "pyramid"')
+            raise ValueError('max_wait goes with prefer = "oort", "pyramid" and "tiers"')
         at_most = None if self.mode != "synchronous" else self.participants
         if at_most is not None and self.quorum > at_most:
             raise ValueError(f"quorum = {self.quorum} is more than participants = {at_most}")

@@ -52,7 +52,7 @@ round_settings = st.builds(
     quorum=st.integers(1, 3),
     start_with=st.integers(1, 4),
     deadline=st.sampled_from(["fixed", "predicted"]),
-    prefer=st.sampled_from(["any", "able", "oort", "pyramid"]),
+    prefer=st.sampled_from(["any", "able", "oort", "pyramid", "tiers"]),
 )
 told = st.fixed_dictionaries(
     {

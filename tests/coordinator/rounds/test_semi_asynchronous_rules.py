@@ -244,7 +244,7 @@ common = {
     "quorum": st.integers(1, 3),
     "start_with": st.integers(1, 4),
     "max_staleness": st.integers(0, 3),
-    "prefer": st.sampled_from(["any", "able", "oort", "pyramid"]),
+    "prefer": st.sampled_from(["any", "able", "oort", "pyramid", "tiers"]),
 }
 round_settings = st.one_of(
     st.builds(RoundSection, mode=st.just("buffer"), buffer=st.integers(1, 4), **common),

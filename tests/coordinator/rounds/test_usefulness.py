@@ -91,9 +91,10 @@ def test_fast_devices_take_part_more_often_and_slow_ones_together():
     seconds=st.none() | st.floats(1e-9, 1e12),
     participants=st.integers(1, 6),
     max_wait=st.none() | st.integers(1, 9),
+    prefer=st.sampled_from(["oort", "tiers"]),
 )
-def test_nobody_waits_longer_than_is_said(losses, seconds, participants, max_wait):
-    section = RoundSection(participants=participants, prefer="oort", max_wait=max_wait)
+def test_nobody_waits_longer_than_is_said(losses, seconds, participants, max_wait, prefer):
+    section = RoundSection(participants=participants, prefer=prefer, max_wait=max_wait)
     members = {
         f"d{n:02}": member(f"d{n:02}", loss=loss, took_s=seconds if n % 2 else None, asked_in=0)
         for n, loss in enumerate(losses)
