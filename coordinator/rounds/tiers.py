@@ -9,13 +9,15 @@ that is less, (T / t)^2, of T seconds that the first takes: the nearer they come
 is wasted. Slow devices then share few rounds, quick ones many.
 
 Once somebody has waited for `max_wait` rounds, those that have go first, the longest wait before all. What
-devices may claim is bounded as in `usefulness`: time is the coordinator's own clock.
+devices may claim is bounded as in `usefulness`: time is the coordinator's own clock, and who says that it is
+quick counts as a usual one until its first reply.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 
-from fleetune.coordinator.rounds.engine_state import EngineState
+from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.usefulness import lessons_of, longest_wait, rounds_waited, seconds_of
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.coordinator import RoundSection
@@ -23,6 +25,7 @@ from fleetune.protocols.skeletons.method import DeviceId
 
 _ALIKE = 1.1  # times as long as the first one others may take
 _NEARNESS = 2.0
+_LEAST_NEAR = 1e-3
 
 
 def draw_alike(
@@ -31,12 +34,10 @@ def draw_alike(
     """At most `count` of `candidates`, of which there is one at least, that take alike long."""
     number = state.turn.number
     members = {device: state.members[device] for device in candidates}
-    seconds, lessons = seconds_of(members), lessons_of(members, number)
+    seconds, lessons = _seconds(members), lessons_of(members, number)
     waited = {device: rounds_waited(member, number) for device, member in members.items()}
     chances = dict(zip(candidates, key.uniform(len(candidates)), strict=True))
-    rolls = {
-        device: -math.log(one or 2.0**-54) for device, one in chances.items()
-    }  # the least, over a weight
+    rolls = {device: -math.log(one or 2.0**-54) for device, one in chances.items()}
     most = longest_wait(len(candidates), count, settings)
     overdue = sorted(
         (one for one in candidates if waited[one] >= most),
@@ -47,10 +48,25 @@ def draw_alike(
     )
 
     def roll(device: DeviceId) -> float:
-        apart = seconds[device] / seconds[first]
-        near: float = min(apart, 1 / apart) ** _NEARNESS
+        """The least are drawn, each as often as its weight says."""
+        near = _near(seconds[device], seconds[first])
         return rolls[device] / (lessons[device] * (1 + waited[device]) * near)
 
     others = [one for one in candidates if one not in {first, *overdue}]
     others.sort(key=lambda one: (seconds[one] > _ALIKE * seconds[first], roll(one)))
     return tuple(dict.fromkeys([first, *overdue, *others]))[:count]
+
+
+def _seconds(members: Mapping[DeviceId, Member]) -> dict[DeviceId, float]:
+    """What a round takes each, as it was seen; as it says before that, the usual one's at least."""
+    told = seconds_of(members)
+    usual_s = median(told.values())
+    return {
+        name: max(told[name], usual_s) if member.took_s is None else told[name]
+        for name, member in members.items()
+    }
+
+
+def _near(one_s: float, first_s: float) -> float:
+    shorter, longer = sorted((one_s, first_s))
+    return float(max(shorter / longer, _LEAST_NEAR) ** _NEARNESS)

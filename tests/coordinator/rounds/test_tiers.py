@@ -67,6 +67,17 @@ def test_who_claims_what_it_likes_is_asked_hardly_more_often_than_who_has_twice_
     assert times(**claimed) == times(**most)
 
 
+@pytest.mark.parametrize("says_s", [5e-324, 1e-9, 1.0])
+def test_who_says_that_it_is_quick_and_never_replies_counts_as_a_usual_one(says_s):
+    members = fleet() | {"liar": member("liar", took_s=None, says_s=says_s, asked_in=0)}
+    drawn = rounds(members, 120, TIERS)
+    share = Counter(name for one in drawn for name in one)
+    assert share["liar"] < min(share[name] for name in ("d00", "d01", "d02"))
+    assert sum(lasts(drawn, members | {"liar": members["d00"]})) < 1.5 * sum(
+        lasts(rounds(fleet(), 120, TIERS), fleet())
+    )
+
+
 def test_where_nobody_is_known_all_are_drawn():
     members = {f"d{n}": member(f"d{n}", took_s=None, loss=None, asked_in=0) for n in range(6)}
     (first,) = rounds(members, 1, TIERS)
