@@ -44,7 +44,7 @@ def test_a_lost_base_costs_a_dense_task_and_the_run_ends_as_it_would_have(tmp_pa
             fleet.start_coordinator().wait_for("goes on")
         fleet.wait_finished()
         found, summary = fleet.outcome(), fleet.summary()
-    # Updates are written with what their tasks brought; one that came before its agent was killed comes again.
+    # Updates are written with what tasks brought; one that came before its agent was killed comes again.
     assert summary["refused"].keys() <= {"engine-gone", "engine-duplicate", "duplicate"}
     np.testing.assert_allclose(model(found), model(wanted), atol=1e-5)
     assert [record[:3] for record in found.rounds] == [record[:3] for record in wanted.rounds]
