@@ -24,6 +24,8 @@ name = "mlp"
 source = "digits"
 [method]
 name = "fedavg"
+[training]
+epochs = 100  # so that round 1 is not over when its first device is
 [fleet]
 devices = 4
 """
