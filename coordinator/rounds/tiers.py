@@ -25,7 +25,7 @@ from fleetune.protocols.skeletons.method import DeviceId
 
 _ALIKE = 1.1  # times as long as the first one others may take
 _NEARNESS = 2.0
-_LEAST_NEAR = 1e-3
+_LEAST_NEAR = 1e-3  # however far apart two are, so that everybody can be drawn
 
 
 def draw_alike(

@@ -25,6 +25,7 @@ from fleetune.tools.compare.comparison import Contender
 OBJECTIVES = ("time", "bytes", "energy")
 FEDAVG = "fedavg"
 MOST_LONGER = 20
+_LONGER = {str(times): times for times in range(2, MOST_LONGER + 1)}  # as they are written
 OWN_FLEET = "own"
 FLEETS: dict[str, dict[str, dict[str, int]]] = {
     OWN_FLEET: {},
@@ -98,9 +99,9 @@ def ways_of(words: str) -> list[Way]:
 def _way(words: str) -> Way:
     rest, _, prefer = words.partition("+")
     what, star, times = rest.partition("*")
-    if star and not (times.isdecimal() and 1 < int(times) <= MOST_LONGER):
+    if star and times not in _LONGER:
         raise SettingError(f"--ways {words}: behind * goes how many times the rounds, 2 to {MOST_LONGER}")
-    longer, found = int(times or 1), prefer or None
+    longer, found = _LONGER.get(times, 1), prefer or None
     if what in OBJECTIVES:
         return Way(words, objective=what, prefer=found, longer=longer)
     ratio = 1.0 if what == FEDAVG else _ratio(what)
