@@ -6,8 +6,9 @@ over indices and copies; threads share it, each with entries of its own.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
@@ -24,38 +25,61 @@ _OF_A_THREAD = 2**21  # entries at least, else starting it takes longer than it 
 _MOST_THREADS = 4  # memory gives no more
 
 Sums = NDArray[np.float64]
-AddSelected = Callable[[Sums, Sums, MaskArray, FlatArray, float], None]
+_AddSelected = Callable[[Sums, Sums, MaskArray, FlatArray, float], None]
+_AddAll = Callable[[Sums, FlatArray, float], None]
 
 
-def compiled_sum(num_entries: int) -> AddSelected | None:
-    """Adds `weight * values` to the sums of the entries in a mask, and `weight` to their weights, as
-    `CoveredMean.add` says; None: Numba is not installed, or does not pay with so many entries.
-    """
-    return _in_threads if num_entries >= WORTH_COMPILING and _compiled() is not None else None
+@dataclass(frozen=True)
+class CompiledSums:
+    """The loops, see `CoveredMean.add`; threads share the entries, no two touch the same."""
+
+    selected: _AddSelected
+    all: _AddAll
+
+    def add_selected(
+        self, sums: Sums, weights: Sums, mask: MaskArray, values: FlatArray, weight: float
+    ) -> None:
+        """`weight * values` to the sums of the entries in a mask, and `weight` to their weights."""
+        values, starts = np.ascontiguousarray(values), [0]
+        cuts = _cuts(mask.size)
+        for part in cuts[:-1]:
+            starts.append(starts[-1] + int(np.count_nonzero(mask[part])))
+        _each(
+            lambda part, start: self.selected(
+                sums[part], weights[part], mask[part], values[start:], float(weight)
+            ),
+            cuts,
+            starts,
+        )
+
+    def add_all(self, sums: Sums, values: FlatArray, weight: float) -> None:
+        """`weight * values` to the sums, of the same shape."""
+        values, cuts = np.ascontiguousarray(values), _cuts(sums.size)
+        _each(lambda part: self.all(sums[part], values[part], float(weight)), cuts)
 
 
-def _in_threads(sums: Sums, weights: Sums, mask: MaskArray, values: FlatArray, weight: float) -> None:
-    """Split by entries: no two threads touch the same."""
-    add, values = _compiled(), np.ascontiguousarray(values)
-    assert add is not None, "compiled_sum says so"
-    most = max(1, min(os.cpu_count() or 1, _MOST_THREADS, mask.size // _OF_A_THREAD))
-    if most == 1:
-        add(sums, weights, mask, values, float(weight))
+def compiled_sums(num_entries: int) -> CompiledSums | None:
+    """None: Numba is not installed, or does not pay with so many entries."""
+    return _compiled() if num_entries >= WORTH_COMPILING else None
+
+
+def _cuts(size: int) -> list[slice]:
+    """What each thread has."""
+    most = max(1, min(os.cpu_count() or 1, _MOST_THREADS, size // _OF_A_THREAD))
+    cuts = [size * part // most for part in range(most + 1)]
+    return list(map(slice, cuts, cuts[1:]))
+
+
+def _each(do: Callable[..., None], *parts: Sequence[object]) -> None:
+    if len(parts[0]) == 1:
+        do(*(one[0] for one in parts))
         return
-    cuts = [mask.size * part // most for part in range(most + 1)]
-    with ThreadPoolExecutor(most) as threads:
-        parts, start = [], 0
-        for part in map(slice, cuts, cuts[1:]):
-            stop = start + int(np.count_nonzero(mask[part]))
-            own = sums[part], weights[part], mask[part], values[start:stop], float(weight)
-            parts.append(threads.submit(add, *own))
-            start = stop
-        for done in parts:
-            done.result()
+    with ThreadPoolExecutor(len(parts[0])) as threads:
+        list(threads.map(do, *parts))
 
 
 @cache
-def _compiled() -> AddSelected | None:
+def _compiled() -> CompiledSums | None:
     """Without branches, which a scattered mask makes the processor guess wrongly. None: there is no Numba."""
     if find_spec("numba") is None:
         return None
@@ -65,7 +89,7 @@ def _compiled() -> AddSelected | None:
         log.warning("Numba cannot be used, NumPy sums up updates: %s", flat(problem))
         return None
 
-    def add(sums: Sums, weights: Sums, mask: MaskArray, values: FlatArray, weight: float) -> None:
+    def add_selected(sums: Sums, weights: Sums, mask: MaskArray, values: FlatArray, weight: float) -> None:
         if not values.size:
             return
         at, last = 0, values.size - 1
@@ -76,8 +100,12 @@ def _compiled() -> AddSelected | None:
             weights[entry] += weight if selected else 0.0
             at += selected
 
+    def add_all(sums: Sums, values: FlatArray, weight: float) -> None:
+        for entry in range(sums.size):
+            sums[entry] += weight * np.float64(values[entry])
+
     sums = numba.float64[::1]
     mask, values = (numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.bool_, numba.float32))
-    signature = numba.void(sums, sums, mask, values, numba.float64)
-    compiled: AddSelected = numba.njit(signature, nogil=True)(add)
-    return compiled
+    compiled = numba.njit(numba.void(sums, sums, mask, values, numba.float64), nogil=True)(add_selected)
+    compiled_all = numba.njit(numba.void(sums, values, numba.float64), nogil=True)(add_all)
+    return CompiledSums(compiled, compiled_all)

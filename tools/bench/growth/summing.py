@@ -8,7 +8,7 @@ import numpy as np
 
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.update.compiled_sum import compiled_sum
+from fleetune.protocols.update.compiled_sum import compiled_sums
 from fleetune.protocols.update.patch import CoveredMean, Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
@@ -47,7 +47,7 @@ def summed(parameters: int, density: float) -> Summed:
     for _ in range(TURNS):
         took["ours"].append(_seconds(lambda: mean.add(patch, 1.0)))
         took["floor"].append(_seconds(lambda: np.add(sums, more, out=sums)))
-    compiled = compiled_sum(parameters) is not None
+    compiled = compiled_sums(parameters) is not None
     return Summed(parameters, density, 1e3 * min(took["ours"]), 1e3 * min(took["floor"]), compiled)
 
 
