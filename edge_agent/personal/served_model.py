@@ -251,6 +251,8 @@ class Adoption:
         judge: its model and data.
         num_validation: how many validation samples it has.
         samples: fingerprint of the validation and the test samples.
+        session_keeps_newest: what is written anyway is not written twice: where nothing is kept yet, and no
+            validation samples could prefer an older model, a round's is the personal model in the session.
 
     Raises:
         PacketError: what is kept is damaged.
@@ -265,9 +267,11 @@ class Adoption:
         *,
         num_validation: int,
         samples: str = "",
+        session_keeps_newest: bool = False,
     ) -> None:
         self._memory, self._enrolment, self._judge = memory, enrolment, judge
         self._judges = num_validation > 0
+        self._in_session = session_keeps_newest and not self._judges
         self._samples = samples
         self._best: Standing | None = None
         self.served = self._judged_today()
@@ -363,6 +367,7 @@ class Adoption:
     def _judged_today(self) -> Standing | None:
         """What is served, with its figures on the samples of today if this trainer can find them."""
         found = read_served(self._memory.read())
+        self._in_session &= found is None
         if found is None or found.standing.model != self._enrolment.spec.hash:
             return None if found is None else found.standing
         served = found.standing
@@ -377,6 +382,7 @@ class Adoption:
 
     def _serve(self, standing: Standing, weights: FlatArray) -> None:
         standing = with_threshold(standing, weights, self._enrolment, self._judge)
-        kept, plain = Served(standing, weights), self._memory.plain
-        self._memory.write(codec.encode(kept, self._enrolment.spec, own=True, plain=plain))
+        if standing.closing or not self._in_session:  # a final evaluation's is a copy's
+            kept, plain = Served(standing, weights), self._memory.plain
+            self._memory.write(codec.encode(kept, self._enrolment.spec, own=True, plain=plain))
         self.served = standing

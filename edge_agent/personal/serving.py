@@ -14,8 +14,12 @@ from fleetune.protocols.wire.payloads import Enrolment
 log = logging.getLogger(__name__)
 
 
-def serving_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) -> Serving:
+def serving_of(
+    files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer, *, session_keeps_newest: bool = False
+) -> Serving:
     """A device's served model during a run.
+
+    `session_keeps_newest`: see `Adoption`.
 
     Raises:
         PacketError: what is kept is damaged.
@@ -24,7 +28,14 @@ def serving_of(files: ServedFiles, enrolment: Enrolment, trainer: LocalTrainer) 
     section, data = enrolment.adoption, trainer.data
     num_validation, samples = data.compared.size, data.fingerprint
     if section is UNSET or not section.enabled:
-        return Adoption(files.served, enrolment, trainer, num_validation=num_validation, samples=samples)
+        return Adoption(
+            files.served,
+            enrolment,
+            trainer,
+            num_validation=num_validation,
+            samples=samples,
+            session_keeps_newest=session_keeps_newest,
+        )
     return GatedAdoption(files, enrolment, section, trainer, num_validation=num_validation, samples=samples)
 
 

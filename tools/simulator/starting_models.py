@@ -7,16 +7,19 @@ kind, begins with it; everybody goes on serving what it served until there is so
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fleetune.coordinator.store.run_folder import DEVICES
+from fleetune.edge_agent.personal.kept_run import recall
 from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.edge_agent.state.agent_store import FileMemory
 from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.protocols.errors import PacketError, StoreError
+from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.carried_layers import carry_over as carry_layers
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -73,19 +76,33 @@ def carry_over(
         return ""
     there, names = runs / before / DEVICES, list(names)
     with stored_run(runs / before) as run:
-        spec = run.enrolment.spec
-    own = sum(_hand_on(name, enrolment, spec, there, devices) for name in names)
+        theirs = run.enrolment
+    method = from_section(theirs.method, theirs.spec)
+    own = sum(_hand_on(name, enrolment, theirs, method, there, devices) for name in names)
     if not own:
         return f"all devices begin with the shared model of run {before}: {there} has no models of their own"
     others = "" if own == len(names) else ", the others with its shared model"
     return f"{own} of {len(names)} devices begin with their own models from run {before}{others}"
 
 
-def _hand_on(name: DeviceId, enrolment: Enrolment, before: ModelSpec, there: Path, devices: Path) -> bool:
-    """Whether the device begins with its own model; `before`: of the run that this one goes on from."""
-    kept = served(there, name)
+def _hand_on(
+    name: DeviceId,
+    enrolment: Enrolment,
+    theirs: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    there: Path,
+    devices: Path,
+) -> bool:
+    """Whether the device begins with its own model; `theirs`: of the run that this one goes on from."""
+    kept, before = served(there, name), theirs.spec
     found = _read(kept)
-    if found is None or not found.weights.size:  # before this version only figures were kept
+    if found is None:
+        found = _in_session(state(there, name), theirs, method)
+        if found is None:
+            return False
+        kept = served(devices, name)
+        kept.write(codec.encode(found, before, own=True))
+    if not found.weights.size:  # before this version only figures were kept
         return False
     _link(kept, served(devices, name))
     took_part = found.standing.run == enrolment.continues or state(there, name).path.exists()
@@ -103,18 +120,35 @@ def _hand_on(name: DeviceId, enrolment: Enrolment, before: ModelSpec, there: Pat
     return bool(carried.kept)
 
 
+def _in_session(memory: FileMemory, run: Enrolment, method: Method[Any, Any, Any, Any]) -> Served | None:
+    """What a device serves that has no file of it, see `Adoption`; None: it has not worked."""
+    try:
+        if memory.read() is None:
+            return None
+        kept = recall(run, method, memory)
+    except PacketError as problem:
+        raise _damaged(memory, problem) from None
+    return None if kept.best is None else Served(kept.best, method.personal_model(kept.state))
+
+
 def _read(memory: FileMemory) -> Served | None:
     try:
         return read_served(memory.read())
     except PacketError as problem:
-        raise StoreError(
-            f"{memory.path}, the model that a device begins with, is damaged ({problem});"
-            " simulate that run anew, or remove the file to begin with the shared model"
-        ) from None
+        raise _damaged(memory, problem) from None
+
+
+def _damaged(memory: FileMemory, problem: PacketError) -> StoreError:
+    return StoreError(
+        f"{memory.path}, the model that a device begins with, is damaged ({problem});"
+        " simulate that run anew, or remove the file to begin with the shared model"
+    )
 
 
 def _link(kept: FileMemory, to: FileMemory) -> None:
     """One file under two names, which costs no disk: both are only ever replaced whole."""
+    if kept.path == to.path:
+        return
     try:
         to.path.parent.mkdir(parents=True, exist_ok=True)
         to.path.hardlink_to(kept.path)

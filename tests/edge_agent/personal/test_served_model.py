@@ -118,8 +118,9 @@ class Scripted:
 class ClientState:
     """A device and the disk it keeps through restarts and runs."""
 
-    def __init__(self, num_validation=4):
+    def __init__(self, num_validation=4, *, session_keeps_newest=False):
         self.num_validation, self.trainer, self.samples = num_validation, Scripted(), "today"
+        self.session_keeps_newest = session_keeps_newest
         self.served, self.sessions = Box(), {}
 
     def join(self, run="a", start=0.0, own=lambda: None):
@@ -143,6 +144,7 @@ class ClientState:
             self.trainer,
             num_validation=self.num_validation,
             samples=self.samples,
+            session_keeps_newest=self.session_keeps_newest,
         )
         self.method = create("fedavg", SPEC, {})
         memory = self.sessions.setdefault(run, Box())
@@ -191,6 +193,27 @@ def test_without_validation_samples_the_newest_is_served():
         device.work(number, to)
         assert device.kept == to
     assert device.now == ("a", 2, 0.25)
+
+
+def test_what_the_session_keeps_is_written_once_unless_it_is_another_model():
+    device = ClientState(0, session_keeps_newest=True)
+    for number, to in ((1, 0.5), (2, 0.25)):
+        device.join().work(number, to)
+        assert (device.kept, device.now) == (to, None)
+        assert device.session.personal_model[0] == to
+    device.join()
+    assert device.kept == 0.25
+    assert device.work(3, 0.75, final_evaluation=True).kept == 0.75
+    assert device.now == ("a", 3, 0.75)  # the session's is still the one before
+    device.join().work(4, 0.125)
+    assert device.now == ("a", 4, 0.125)  # a file that is there is the newest
+
+
+def test_where_validation_samples_may_prefer_an_older_model_it_is_written():
+    device = ClientState(4, session_keeps_newest=True).join()
+    device.work(1, 0.75)
+    device.work(2, 0.25)
+    assert device.now == ("a", 1, 0.75)
 
 
 @pytest.mark.parametrize(

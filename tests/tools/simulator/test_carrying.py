@@ -12,8 +12,10 @@ from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.run_events import Notice
 from fleetune.coordinator.run.stored_run import look_at
+from fleetune.edge_agent.personal.kept_run import recall
 from fleetune.edge_agent.personal.served_model import Served, read_served
 from fleetune.protocols.errors import StoreError
+from fleetune.protocols.methods import from_section
 from fleetune.protocols.update import codec
 from fleetune.tools.cli import app
 from fleetune.tools.simulator import starting_models
@@ -38,9 +40,12 @@ def runs(first, tmp_path):
     return tmp_path / "runs"
 
 
-def personal(name="sim", **model):
+def personal(name="sim", *, final_evaluation=True, **model):
     return settings(
-        run={"name": name, "rounds": 2}, model={**SHAPE, **model}, method={"name": "fedper"}, round={}
+        run={"name": name, "rounds": 2, "final_evaluation": final_evaluation},
+        model={**SHAPE, **model},
+        method={"name": "fedper"},
+        round={},
     )
 
 
@@ -79,6 +84,30 @@ def test_each_device_begins_with_the_model_that_it_serves(runs):
     assert starting_models.state(runs / "next" / "devices", NAMES[0]).path.exists()
 
 
+def test_what_the_session_keeps_is_not_written_twice_and_begins_the_next_run(tmp_path):
+    """Without a final evaluation what each device serves is the personal model of its last round."""
+    run, _ = simulate(personal(final_evaluation=False), tmp_path / "sim", workers=0, fresh=True)
+    run.store.close()
+    there, method = tmp_path / "sim" / "devices", from_section(run.enrolment.method, run.enrolment.spec)
+    assert not list(there.glob("*.served"))
+    said, begun = going_on(tmp_path)
+    assert said == ["6 of 6 devices begin with their own models from run sim"]
+    for device in NAMES:
+        kept = recall(run.enrolment, method, starting_models.state(there, device))
+        assert begun[device].tobytes() == method.personal_model(kept.state).tobytes()
+        assert kept.best.round == 2
+        assert served(tmp_path, device, "next").standing.run.startswith("next-")
+
+
+def test_a_damaged_session_is_one_line(tmp_path):
+    run, _ = simulate(personal(final_evaluation=False), tmp_path / "sim", workers=0, fresh=True)
+    run.store.close()
+    file = starting_models.state(tmp_path / "sim" / "devices", NAMES[0])
+    file.write(b"cut short")
+    with pytest.raises(StoreError, match=rf"{NAMES[0]}\.state, .* is damaged .* remove the file"):
+        going_on(tmp_path)
+
+
 def test_what_was_served_before_is_served_until_there_is_something_better(runs):
     found = served(runs, NAMES[0])
     serve(runs, NAMES[0], found, training_loss=-1.0, validation_loss=-1.0, held_out=0.0)
@@ -99,7 +128,8 @@ def test_who_took_no_part_or_serves_another_kind_of_model_begins_with_the_shared
     serve(runs, NAMES[1], found[NAMES[1]], run="an-earlier-one")
     starting_models.state(runs / "sim" / "devices", NAMES[1]).path.unlink()
     serve(runs, NAMES[2], found[NAMES[2]], model="another")
-    starting_models.served(runs / "sim" / "devices", NAMES[3]).path.unlink()
+    for kind in (starting_models.served, starting_models.state):
+        kind(runs / "sim" / "devices", NAMES[3]).path.unlink()
     serve(runs, NAMES[4], replace(found[NAMES[4]], weights=np.zeros(0, np.float32)))  # as before this version
     said, begun = going_on(runs)
     assert said == [

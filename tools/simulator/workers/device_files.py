@@ -39,9 +39,7 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / _KEPT).touch()
         for part in _PARTS:
-            kept = folder / f"{name}.{part}"
-            _remove(kept)  # of one who was killed before its mark was there
-            _link(devices / f"{name}.{part}", kept)
+            _keep(devices / f"{name}.{part}", folder / f"{name}.{part}")
         for part in _IN_PLACE:
             _copy(devices / f"{name}.{part}", folder / f"{name}.{part}")
         try:
@@ -79,6 +77,17 @@ def restore(devices: Path, closed: int) -> None:
                     shutil.rmtree(other, ignore_errors=True)
     except OSError as problem:
         raise StoreError(f"cannot restore {devices}: {problem.strerror}") from None
+
+
+def _keep(file: Path, kept: Path) -> None:
+    """Most often a file that is to be linked, or nothing: that takes one call each."""
+    try:
+        os.link(file, kept)
+    except FileNotFoundError:
+        return
+    except OSError:  # there already, of one who was killed before its mark was; or a folder
+        _remove(kept)
+        _link(file, kept)
 
 
 def _put_back(kept: Path, file: Path) -> None:
