@@ -31,6 +31,7 @@ from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_
 from fleetune.edge_agent.training.torch_device import (
     PROCESSOR,
     Vectors,
+    computing_in,
     for_numpy,
     fork_seeded,
     generator_states,
@@ -47,6 +48,7 @@ from fleetune.protocols.model.token_ids import samples_of
 from fleetune.protocols.model.torch_backbone import as_described, is_statistic, last_layer, set_frozen
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.section import Precision
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
@@ -59,7 +61,7 @@ class TorchBackend:
     vectors.
 
     Starts from the module's own weights. Image networks compute with the channels last, which is the
-    same function and faster.
+    same function and faster. `precision` is of training steps alone, see `FleetSection`.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class TorchBackend:
         module: nn.Module,
         task: Task = CLASSIFICATION,
         device: torch.device = PROCESSOR,
+        precision: Precision = "float32",
     ) -> None:
         """Raises ModelError: the module's tensors are not the spec's, or the device cannot hold them."""
         _check_same(spec, module)
         self._spec, self._module, self._task, self._device = spec, module, task, device
+        self.precision = precision
         self._samples = samples_of(module, spec.input_shape)
         try:
             self._vectors = Vectors(spec, device)
@@ -97,6 +101,7 @@ class TorchBackend:
         task: Task = CLASSIFICATION,
         frozen: Tensors = MappingProxyType({}),
         device: torch.device = PROCESSOR,
+        precision: Precision = "float32",
     ) -> "TorchBackend":
         """Build the model by its name, with these frozen tensors where it has a backbone.
 
@@ -108,7 +113,7 @@ class TorchBackend:
         as_described(spec, module)
         if isinstance(spec.backbone, Backbone):
             set_frozen(module, frozen)
-        return cls(spec, module, task, device)
+        return cls(spec, module, task, device, precision)
 
     @property
     def spec(self) -> ModelSpec:
@@ -168,7 +173,8 @@ class TorchBackend:
         self._vectors.near_gradient.zero_()
         try:
             with fork_seeded(key, self._device), self._wanting(tensors), self._last_layer_watched() as calls:
-                logits = self._trained_on(x, key) if training else self._logits(x)
+                with computing_in(self.precision if training else "float32", self._device):
+                    logits = (self._trained_on(x, key) if training else self._logits(x)).float()
                 loss = mean_loss(self._task.loss, self._task.section, logits, self._targets(y))
                 total = (
                     loss if extra_loss is None else loss + self._loss_term_value(extra_loss, logits, calls)
@@ -270,7 +276,7 @@ class TorchBackend:
     def _features(self, calls: list[Any]) -> Tensor:
         """What the last layer got, shape (n, ...), from its calls in one forward pass."""
         if len(calls) == 1 and len(calls[0]) == 1 and isinstance(calls[0][0], Tensor):
-            return calls[0][0].flatten(1)
+            return calls[0][0].flatten(1).float()
         raise ModelError(
             f"model {self._spec.name}: its last layer {self._last!r} is not called once with one tensor, as"
             " this method needs; choose another method or model"
@@ -302,7 +308,8 @@ class TorchBackend:
                 value = torch.zeros(shapes[name], device=self._device)
                 copies[id(tensor)] = nn.Parameter(value) if isinstance(tensor, nn.Parameter) else value
         try:
-            return TorchBackend(spec, copy.deepcopy(self._module, copies), self._task, self._device)
+            smaller = copy.deepcopy(self._module, copies)
+            return TorchBackend(spec, smaller, self._task, self._device, self.precision)
         except Exception:  # noqa: BLE001 - a user's module may raise anything
             return None
 

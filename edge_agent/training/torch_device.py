@@ -7,7 +7,7 @@ before a step and back after it.
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.section import Precision
 
 PROCESSOR = torch.device("cpu")
 
@@ -62,6 +63,15 @@ def _compute_alike() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
     torch.backends.cudnn.allow_tf32 = False
+
+
+def computing_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Forward passes compute in it wherever torch holds that it does no harm; their backward passes do as
+    they did.
+    """
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 class Vectors:

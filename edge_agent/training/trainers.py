@@ -16,7 +16,7 @@ from fleetune.protocols.bundle.bundle import Bundle
 from fleetune.protocols.errors import ModelError, SettingError
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.settings.section import PROCESSOR
+from fleetune.protocols.settings.section import PROCESSOR, Precision
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 
@@ -147,6 +147,7 @@ def make_backend(
     guard: StepGuard | None = None,
     room: int | None = None,
     device: str = PROCESSOR,
+    precision: Precision = "float32",
 ) -> Backend:
     """The backend of a model.
 
@@ -160,6 +161,7 @@ def make_backend(
         guard: may end a step in its middle, where the backend can.
         room: bytes that a step of a bundle may take; None: as its model's description allows.
         device: that computes, by torch's name for it, or see `onnx_providers`.
+        precision: of torch's training steps, see `FleetSection`; the others have one.
 
     Raises:
         ModelError: the model cannot be built here, or differs from the fleet's; there is no such device.
@@ -173,7 +175,7 @@ def make_backend(
         from fleetune.edge_agent.training.torch_device import torch_device
 
         torch.set_num_threads(threads)
-        return TorchBackend.from_spec(spec, task, frozen, torch_device(device))
+        return TorchBackend.from_spec(spec, task, frozen, torch_device(device), precision)
     assert bundle is not None, "needs_bundle says so"
     if bundle.learns != task:
         raise ModelError(f"the bundle of model {spec.name} computes the loss of another task than the run's")

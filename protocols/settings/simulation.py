@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from fleetune.protocols.bounds import MAX_NUMBER, FleetName, NonNegative, Positive, Share
-from fleetune.protocols.settings.section import PROCESSOR, Count, Settings
+from fleetune.protocols.settings.section import PROCESSOR, Count, Precision, Settings
 
 Decibels = Annotated[float, Meta(ge=-500, le=500)]
 Deviation = Annotated[float, Meta(ge=0, le=100)]  # in decibels
@@ -140,6 +140,9 @@ class FleetSection(Settings, frozen=True):
             quicker, which the run keeps. They differ by rounding.
         train_on: what torch computes on, by its names: `cpu`, or cards that the workers share, e.g.
             `cuda:0,cuda:1`, `mps`. Another one rounds differently.
+        precision: what torch computes the forward pass of a training step in, and its way back: `bfloat16`
+            is quicker on cards and processors that have it, and rounds to 8 bits. Weights, gradients, the
+            optimiser and all evaluations are `float32` whatever it says.
         at_once: devices that each worker trains at once: a step of all of them is one of torch's. For cards,
             where a small network's step is mostly waiting. It rounds differently.
         days: after so many simulated days the run ends; an open run (`run.rounds`) needs it.
@@ -161,6 +164,7 @@ class FleetSection(Settings, frozen=True):
     availability: Annotated[float, Meta(gt=0, le=1)] = 1.0
     trainer: Literal["torch", "onnx", "fastest"] = "torch"
     train_on: Annotated[str, Meta(pattern=r"^[a-z]+(:[0-9]{1,3})?(,[a-z]+(:[0-9]{1,3})?)*$")] = PROCESSOR
+    precision: Precision = "float32"
     at_once: Annotated[int, Meta(ge=1, le=1024)] = 1
     days: Annotated[float, Meta(gt=0, le=10_000)] | None = None
     starts_at: TimeOfDay = "00:00"

@@ -178,8 +178,8 @@ def _found_aside(settings: RunSettings, *, workers: int) -> Model:
 def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, workers: int) -> Chosen:
     """What trains in a run; a worker finds out, where there is something to find out."""
     fleet = settings.fleet
-    said = fleet.trainer == "torch" and not fleet.cards and fleet.at_once == 1
-    if said and "torch" in installed():
+    plain = not fleet.cards and fleet.at_once == 1 and fleet.precision == "float32"
+    if plain and fleet.trainer == "torch" and "torch" in installed():
         return Chosen()
     enrolment = beginning.enrolment
     arguments = settings, enrolment, beginning.backbone, shares.of(0, enrolment.spec)

@@ -284,3 +284,24 @@ def test_a_batch_the_model_cannot_take_is_a_model_error():
     backend = TorchBackend(describe("norm", module, (1, 8, 8), 10), module)
     with pytest.raises(ModelError, match=r"cannot train on a batch of 1: .*more than 1 value"):
         backend.step(*batch((1, 8, 8), 1), KEY)
+
+
+@pytest.mark.parametrize(("name", "shape"), MODELS)
+def test_in_bfloat16_training_steps_alone_round(name, shape):
+    exact, spec, weights = loaded(name, shape)
+    rounded = TorchBackend.from_spec(spec, precision="bfloat16")
+    x, y = batch(shape)
+
+    def gradient(backend, *, training):
+        backend.load(weights)
+        backend.step(x, y, KEY, training=training)
+        return backend.gradient.copy()
+
+    ours, theirs = (gradient(one, training=True) for one in (rounded, exact))
+    assert 1e-4 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 0.3  # of six random samples
+    assert np.array_equal(*(gradient(one, training=False) for one in (rounded, exact)))
+    for backend in (rounded, exact):
+        backend.load(weights)
+    assert rounded.evaluate(x, y)[0] == exact.evaluate(x, y)[0]
+    assert np.array_equal(rounded.losses(x, y), exact.losses(x, y))
+    assert np.array_equal(rounded.answer(x, "features"), exact.answer(x, "features"))

@@ -152,3 +152,58 @@ def test_where_onnx_runtime_cannot_train_the_model_torch_does(tmp_path, monkeypa
     run, _ = play(tmp_path, asked("fastest", **TWO), observers=[said])
     assert run.settings.fleet.trainer == "torch"
     assert said.lines[0] == "torch trains: this ONNX Runtime reads no operator of version 22"
+
+
+def in_bfloat16(*, fleet=None, **sections):
+    return settings(**sections, fleet=BASE["fleet"] | {"precision": "bfloat16"} | (fleet or {}))
+
+
+@pytest.mark.parametrize("method", ["fedspu", "moon", "fjord", "kapc-bls"])
+@pytest.mark.parametrize("most", [1, 3])
+def test_in_bfloat16_it_learns_what_it_learns_but_for_rounding(method, most, tmp_path):
+    said, sections = Said(), {**TWO, "method": {"name": method}}
+    _, ours = play(tmp_path / "a", in_bfloat16(**sections, fleet={"at_once": most}), observers=[said])
+    _, theirs = play(tmp_path / "b", asked("torch", **sections))
+    assert "training steps compute in bfloat16, which take" in said.lines[0]
+    assert ours[0].bytes.down_dense == theirs[0].bytes.down_dense
+    apart = np.subtract(*(np.frombuffer(found[2], np.float32) for found in (ours, theirs)))
+    assert 1e-5 < np.abs(apart).max() < 1e-2
+
+
+def test_in_bfloat16_it_comes_as_far(tmp_path):
+    sections = {
+        "run": {"name": "sim", "rounds": 25},
+        "method": {"name": "fedavg"},
+        "training": BASE["training"] | {"epochs": 3, "learning_rate": 0.1},
+    }
+    _, (ours, *_) = play(tmp_path / "a", in_bfloat16(**sections, fleet={"ratios": [1.0]}))
+    _, (theirs, *_) = play(tmp_path / "b", settings(**sections, fleet=BASE["fleet"] | {"ratios": [1.0]}))
+    assert theirs.accuracy.after_mean > 0.85
+    assert ours.accuracy.after_mean == pytest.approx(theirs.accuracy.after_mean, abs=0.02)
+
+
+def test_in_bfloat16_workers_and_a_stop_change_nothing(tmp_path):
+    _, unbroken = play(tmp_path / "a", in_bfloat16())
+    with pytest.raises(Stop):
+        play(tmp_path / "b", in_bfloat16(), on_round=stop)
+    with pytest.raises(SettingError, match=r"fleet\.precision"):
+        play(tmp_path / "b", asked("torch"))
+    assert play(tmp_path / "b", in_bfloat16(), workers=2)[1] == unbroken
+
+
+@pytest.mark.parametrize("trainer", ["onnx", "fastest"])
+def test_bfloat16_is_torchs(trainer, tmp_path):
+    with pytest.raises(SettingError, match=rf'fleet\.precision = "bfloat16": torch trains .*"{trainer}"'):
+        play(tmp_path / "a", in_bfloat16(fleet={"trainer": trainer}))
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_model_that_cannot_train_in_bfloat16_is_one_line(tmp_path, monkeypatch):
+    def strange(kind, *arguments, **named):
+        if named["precision"] == "bfloat16":
+            raise ModelError("model mlp cannot train on a batch of 16: expected Float")
+        return trainers.make_backend(kind, *arguments, **named)
+
+    monkeypatch.setattr(trainer_choice, "make_backend", strange)
+    with pytest.raises(SettingError, match=r"precision.*: not with model mlp: .* expected Float; leave it"):
+        play(tmp_path / "a", in_bfloat16())

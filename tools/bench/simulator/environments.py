@@ -51,6 +51,7 @@ def players(cores: int) -> dict[str, Player]:
         Player("fleetune", "play_fleetune.py", cores),
         Player("fleetune-1", "play_fleetune.py", 1),
         Player("fleetune-fastest", "play_fleetune.py", cores, arguments=("fastest",)),
+        Player("fleetune-bfloat16", "play_fleetune.py", cores, arguments=("torch", "bfloat16")),
         Player("bare", "play_bare.py"),
         Player("pfl", "play_pfl.py", 1, pfl),
         Player("pfl-all", "play_pfl.py", cores, pfl, by_torchrun=True),

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, check_labels
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.edge_agent.training.torch_device import for_numpy
+from fleetune.edge_agent.training.torch_device import computing_in, for_numpy
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
@@ -175,7 +175,8 @@ class StackedNetworks:
                 logits: Tensor = functional_call(self._module, (own, statistics), (x,))
                 return logits
 
-        logits = vmap(logits_of)(own, statistics, x, draws)
+        with computing_in(self._backend.precision if first.training else "float32", self._device):
+            logits = vmap(logits_of)(own, statistics, x, draws).float()
         losses = self._mean_losses(logits, y)
         total = losses.sum()
         for number, step in enumerate(steps):

@@ -4,6 +4,7 @@ By a worker: it imports torch, which the process that plays the rounds has no ne
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 
 from fleetune.coordinator.run.models import find_model, is_at_hand, make_run_bundle
+from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.feature_data import features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
@@ -71,8 +73,10 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
             f"fleet.trainer: torch is not installed here: pip install {PIP['torch']};"
             ' or let ONNX Runtime train: trainer = "onnx"'
         )
-    if settings.fleet.cards or settings.fleet.at_once > 1:
-        words = filter(None, (_on_cards(settings), _at_once(settings, enrolment, backbone, data)))
+    on_cards, lower = bool(settings.fleet.cards), settings.fleet.precision != "float32"
+    if on_cards or lower or settings.fleet.at_once > 1:
+        found = _on_cards(settings), _at_once(settings, enrolment, backbone, data)
+        words = filter(None, (*found, _in_precision(settings, enrolment, backbone, data)))
         return Chosen(words="; ".join(words))
     if settings.fleet.trainer == "torch":
         return Chosen()
@@ -137,6 +141,43 @@ def _at_once(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None
     return f"{fleet.at_once} devices of each worker train at once"
 
 
+def _in_precision(
+    settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, data: DeviceData
+) -> str:
+    """What it gains, if the model can train in it."""
+    fleet, asked = settings.fleet, f'fleet.precision = "{settings.fleet.precision}"'
+    if fleet.precision == "float32":
+        return ""
+    if fleet.trainer != "torch":
+        raise SettingError(f'{asked}: torch trains in it, not trainer = "{fleet.trainer}"')
+    told = f"training steps compute in {fleet.precision}"
+    if not len(data.y_train):
+        return told
+    frozen, device = _frozen(enrolment, backbone), fleet.trains_on(0)
+    try:
+        trained = {
+            precision: make_backend(
+                "torch",
+                enrolment.spec,
+                None,
+                1,
+                task=enrolment.learns,
+                frozen=frozen,
+                device=device,
+                precision=precision,
+            )
+            for precision in ("float32", fleet.precision)
+        }
+        times = _times(trained, enrolment, data)
+    except ModelError as problem:
+        raise SettingError(
+            f"{asked}: not with model {enrolment.spec.name}: {problem}; leave it out"
+        ) from None
+    share = times[fleet.precision] / max(times["float32"], 1e-9)
+    slower = "" if share < 1 else ": leave it out, it gains nothing here"
+    return f"{told}, which take {share:.2f} of the time that float32 takes{slower}"
+
+
 def _quicker(
     settings: RunSettings, enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData
 ) -> Chosen:
@@ -181,19 +222,29 @@ def _keep(known: dict[bytes, _Kept], key: bytes, value: _Kept) -> None:
 
 
 def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None, data: DeviceData) -> float:
-    """The processor time of steps with ONNX Runtime, over that with torch: the least of each, in turns."""
+    """The time of steps with ONNX Runtime, over that with torch."""
     frozen = _frozen(enrolment, backbone)
+    kinds: tuple[Kind, ...] = ("torch", "onnx")
+    backends = {
+        kind: make_backend(kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen)
+        for kind in kinds
+    }
+    times = _times(backends, enrolment, data)
+    return times["onnx"] / max(times["torch"], 1e-9)
+
+
+def _times(backends: Mapping[str, Backend], enrolment: Enrolment, data: DeviceData) -> dict[str, float]:
+    """The processor time of some steps with each, in seconds: the least of it, in turns."""
     rows = np.resize(np.arange(len(data.y_train)), TRIED_STEPS * enrolment.training.batch_size)
     tried = replace(data, x_train=data.x_train[rows], y_train=data.y_train[rows], order=None)
-    kinds: tuple[Kind, ...] = ("torch", "onnx")
-    trainers = {kind: _trainer(kind, enrolment, bundle, frozen, tried) for kind in kinds}
-    times: dict[Kind, list[float]] = {kind: [] for kind in kinds}
+    trainers = {name: _trainer(backend, enrolment, tried) for name, backend in backends.items()}
+    times: dict[str, list[float]] = {name: [] for name in backends}
     for turn in range(TURNS):
-        for kind, trainer in trainers.items():
+        for name, trainer in trainers.items():
             began = time.process_time()
             trainer.fit(enrolment.weights, FitPlan(epochs=1), Key.of("trainer choice", turn))
-            times[kind].append(time.process_time() - began)
-    return min(times["onnx"][1:]) / max(min(times["torch"][1:]), 1e-9)
+            times[name].append(time.process_time() - began)
+    return {name: min(taken[1:]) for name, taken in times.items()}
 
 
 def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:
@@ -204,10 +255,7 @@ def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:
     return read_backbone(memoryview(bytearray(backbone)), described)  # torch asks for what it may write to
 
 
-def _trainer(
-    kind: Kind, enrolment: Enrolment, bundle: Bundle, frozen: Tensors, data: DeviceData
-) -> LocalTrainer:
-    backend = make_backend(kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen)
+def _trainer(backend: Backend, enrolment: Enrolment, data: DeviceData) -> LocalTrainer:
     data, upper = for_vocabulary(data, backend.vocabulary), upper_of(backend, enrolment.training)
     if upper is None:
         return LocalTrainer(backend, data, enrolment.training)

@@ -87,7 +87,9 @@ class Stage:
     def _session(self, name: str, data: DeviceData) -> Session:
         backend = self.backend if self.upper is None else self.upper.backend
         trainer = LocalTrainer(backend, data, self.enrolment.training)
-        adoption = serving_of(starting_models.served_files(self.folder, name), self.enrolment, trainer)
+        files = starting_models.served_files(self.folder, name)
+        once = self.growing is None  # there what is served is judged between rounds
+        adoption = serving_of(files, self.enrolment, trainer, session_keeps_newest=once)
         return Session(
             self.enrolment,
             name,
@@ -163,7 +165,16 @@ def start(
     read = None if bundle is None else read_bundle(bundle)
     kind: Kind = "torch" if read is None else "onnx"
     device = settings.fleet.trains_on(worker_processes.number())
-    backend = make_backend(kind, decoded.spec, read, 1, task=decoded.learns, frozen=frozen, device=device)
+    backend = make_backend(
+        kind,
+        decoded.spec,
+        read,
+        1,
+        task=decoded.learns,
+        frozen=frozen,
+        device=device,
+        precision=settings.fleet.precision,
+    )
     shares = Shares(settings, given)
     growing = growing_devices(settings, decoded, shares, folder, backend)
     _stage = Stage(

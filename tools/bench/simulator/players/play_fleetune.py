@@ -7,7 +7,7 @@ from workload_files import Files, given, round_over
 from fleetune import simulate
 
 
-def settings_of(files: Files, trainer: str) -> dict:
+def settings_of(files: Files, trainer: str = "torch", precision: str = "float32") -> dict:
     """As a run.toml would say it."""
     asked = files.asked
     training = {name: getattr(asked, name) for name in ("epochs", "batch_size", "learning_rate")}
@@ -22,6 +22,7 @@ def settings_of(files: Files, trainer: str) -> dict:
             "ratios": [1.0],
             "boards": {"raspberry-pi-4b": asked.devices},
             "trainer": trainer,
+            "precision": precision,
         },
     }
 
@@ -30,9 +31,8 @@ def main() -> None:
     files, processes = given()
     asked = files.asked
     told = iter(range(1, asked.rounds + 1))
-    trainer = (*sys.argv[3:], "torch")[0]
     result = simulate(
-        settings_of(files, trainer),
+        settings_of(files, *sys.argv[3:]),
         "runs",
         data=(files.x, files.y),
         partition=list(zip(files.rows, files.test_rows, strict=True)),
