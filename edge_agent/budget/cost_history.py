@@ -22,6 +22,7 @@ Direction = Literal["down", "up"]
 ROUNDS = 10  # remembered: a ratio that was given up is judged afresh after as many
 RECENT = 5
 APART = 1.5  # sizes of two transfers, beyond which they tell latency from bandwidth
+SLIGHT = 0.5  # of a task's bytes, as the method estimates them
 MOST_LATENCY = 0.9  # of the quickest recent transfer: however small, some of its time went into its bytes
 LONGEST_S = 86_400.0  # of any part of a round; more is a clock that jumped, or a board that slept
 MOST_BYTES = 2**43
@@ -91,10 +92,14 @@ class CostHistory(Struct, frozen=True, dict=True):
     def learned(self, demand: Demand, actual: RoundCost, error: RoundError | None = None) -> "CostHistory":
         """The history after a round that was done to its end (a final evaluation sends nothing back).
 
-        What the first round shows is no noise: nothing was known of such rounds yet.
+        What the first round shows is no noise: nothing was known of such rounds yet. And a slight first task
+        says nothing of the next: it is a difference to what the device began with, which in round 1 is none.
         """
         known = self if error is None or not self.past_rounds else self.erring(error)
-        past_rounds = (*self.past_rounds, PastRound(demand, plausible(actual)))[-ROUNDS:]
+        told = plausible(actual)
+        if not self.past_rounds and (told.bytes_down or 0) < SLIGHT * demand.bytes_down:
+            told = replace(told, bytes_down=None, download_s=None)
+        past_rounds = (*self.past_rounds, PastRound(demand, told))[-ROUNDS:]
         return CostHistory(past_rounds, errors=known.errors)
 
     def erring(self, error: RoundError) -> "CostHistory":

@@ -46,6 +46,23 @@ def test_after_one_round_of_a_steady_world_the_next_is_predicted(quantity):
     assert error(predicted, actual, quantity) < 1e-6
 
 
+def test_a_slight_first_task_says_nothing_of_the_next():
+    """In round 1 a task is a difference to the very model that the device began with."""
+    world, choice = World(latency_s=0.2), CHOICES[4]
+    asked, usual = demand(choice, CAPABILITY), world.round(choice, np.random.default_rng(0))
+    slight = msgspec.structs.replace(usual, bytes_down=278, download_s=0.2)
+    begun = NOTHING.learned(asked, slight)
+    before, predicted = (predict(choice, CAPABILITY, one) for one in (NOTHING, begun))
+    assert (predicted.bytes_down, predicted.download_s) == (before.bytes_down, before.download_s)
+    assert predicted.train_s == usual.train_s
+    known = begun.learned(asked, usual)
+    assert predict(choice, CAPABILITY, known).bytes_down == usual.bytes_down
+    assert predict(choice, CAPABILITY, known).download_s == pytest.approx(usual.download_s)
+    for _ in range(5):
+        known = known.learned(asked, slight)
+    assert predict(choice, CAPABILITY, known).bytes_down == 278, "later ones are what they are"
+
+
 @pytest.mark.parametrize(("took", "varying", "steady"), [(0.1, 1.0, 0.1), (1.3, 1.3, 1.3)])
 def test_light_rounds_promise_nothing_where_rounds_vary(took, varying, steady):
     steady_choice = CHOICES[4]
