@@ -385,4 +385,5 @@ class Adoption:
         if standing.closing or not self._in_session:  # a final evaluation's is a copy's
             kept, plain = Served(standing, weights), self._memory.plain
             self._memory.write(codec.encode(kept, self._enrolment.spec, own=True, plain=plain))
+            self._in_session = False
         self.served = standing

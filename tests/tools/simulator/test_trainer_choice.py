@@ -9,7 +9,7 @@ from tests.tools.simulator.test_stopped import Said, Stop, figures, stop
 
 from fleetune.edge_agent.training import trainers
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
-from fleetune.protocols.errors import ModelError, SettingError
+from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
 from fleetune.tools.simulator import runner
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.workers import trainer_choice
@@ -207,3 +207,14 @@ def test_a_model_that_cannot_train_in_bfloat16_is_one_line(tmp_path, monkeypatch
     monkeypatch.setattr(trainer_choice, "make_backend", strange)
     with pytest.raises(SettingError, match=r"precision.*: not with model mlp: .* expected Float; leave it"):
         play(tmp_path / "a", in_bfloat16())
+
+
+def test_where_the_trial_diverges_the_run_itself_says_so(tmp_path):
+    said = Said()
+    with pytest.raises(FleetuneError, match="diverged"):
+        play(
+            tmp_path / "a",
+            in_bfloat16(training=BASE["training"] | {"learning_rate": 1e9}),
+            observers=[said],
+        )
+    assert said.lines[0] == "training steps compute in bfloat16"

@@ -4,7 +4,7 @@ By a worker: it imports torch, which the process that plays the rounds has no ne
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -18,7 +18,7 @@ from fleetune.edge_agent.training.feature_data import features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.trainers import PIP, installed, make_backend
 from fleetune.protocols.bundle.bundle import Bundle
-from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
+from fleetune.protocols.errors import FleetuneError, ModelError, SettingError, TrainingDiverged
 from fleetune.protocols.model.backbone_file import Tensors, read_backbone
 from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.randomness import Key
@@ -168,7 +168,10 @@ def _in_precision(
             )
             for precision in ("float32", fleet.precision)
         }
-        times = _times(trained, enrolment, data)
+        clock = time.perf_counter if fleet.cards else time.process_time
+        times = _times(trained, enrolment, data, clock)
+    except TrainingDiverged:  # the run itself will say so
+        return told
     except ModelError as problem:
         raise SettingError(
             f"{asked}: not with model {enrolment.spec.name}: {problem}; leave it out"
@@ -233,17 +236,24 @@ def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None
     return times["onnx"] / max(times["torch"], 1e-9)
 
 
-def _times(backends: Mapping[str, Backend], enrolment: Enrolment, data: DeviceData) -> dict[str, float]:
-    """The processor time of some steps with each, in seconds: the least of it, in turns."""
+def _times(
+    backends: Mapping[str, Backend],
+    enrolment: Enrolment,
+    data: DeviceData,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, float]:
+    """The seconds of some steps with each by a clock, the processor's unless it is said: the least of all, in
+    turns.
+    """
     rows = np.resize(np.arange(len(data.y_train)), TRIED_STEPS * enrolment.training.batch_size)
     tried = replace(data, x_train=data.x_train[rows], y_train=data.y_train[rows], order=None)
     trainers = {name: _trainer(backend, enrolment, tried) for name, backend in backends.items()}
     times: dict[str, list[float]] = {name: [] for name in backends}
     for turn in range(TURNS):
         for name, trainer in trainers.items():
-            began = time.process_time()
+            began = clock()
             trainer.fit(enrolment.weights, FitPlan(epochs=1), Key.of("trainer choice", turn))
-            times[name].append(time.process_time() - began)
+            times[name].append(clock() - began)
     return {name: min(taken[1:]) for name, taken in times.items()}
 
 
