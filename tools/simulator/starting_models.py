@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
+
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.personal.kept_run import recall
 from fleetune.edge_agent.personal.served_model import Served, read_served
@@ -121,9 +123,11 @@ def _hand_on(
 
 
 def _in_session(memory: FileMemory, run: Enrolment, method: Method[Any, Any, Any, Any]) -> Served | None:
-    """What a device serves that has no file of it, see `Adoption`; None: it has not worked."""
+    """What a device serves that has no file of it, see `Adoption`; None: it has not worked, or [adoption]
+    lets it serve nothing.
+    """
     try:
-        if memory.read() is None:
+        if run.adoption is not UNSET or memory.read() is None:
             return None
         kept = recall(run, method, memory)
     except PacketError as problem:

@@ -73,11 +73,13 @@ def choose(settings: RunSettings, enrolment: Enrolment, backbone: bytes | None, 
             f"fleet.trainer: torch is not installed here: pip install {PIP['torch']};"
             ' or let ONNX Runtime train: trainer = "onnx"'
         )
-    on_cards, lower = bool(settings.fleet.cards), settings.fleet.precision != "float32"
-    if on_cards or lower or settings.fleet.at_once > 1:
-        found = _on_cards(settings), _at_once(settings, enrolment, backbone, data)
-        words = filter(None, (*found, _in_precision(settings, enrolment, backbone, data)))
-        return Chosen(words="; ".join(words))
+    found = (
+        _on_cards(settings),
+        _at_once(settings, enrolment, backbone, data),
+        _in_precision(settings, enrolment, backbone, data),
+    )
+    if any(found):
+        return Chosen(words="; ".join(filter(None, found)))
     if settings.fleet.trainer == "torch":
         return Chosen()
     try:

@@ -102,6 +102,23 @@ def test_a_step_of_all_is_that_of_each(name, monkeypatch):
         assert_alike(networks, alone, steps(shipped(name)[0], seed=number))
 
 
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_in_bfloat16_a_step_of_all_rounds_as_that_of_each(name, monkeypatch):
+    spec, weights = draw(name, SHAPES[name], CLASSES, Key(3))
+    make = partial(TorchBackend.from_spec, spec, precision="bfloat16")
+    (networks, alone), exact = stacked(make, weights), shipped(name)[0]()
+    assert_at_once(networks, monkeypatch)
+    asked = steps(make)
+    together = networks.carry_out(dict(enumerate(asked)))
+    for row, (backend, step) in enumerate(zip(alone, asked, strict=True)):
+        exact.load(backend.weights)
+        assert together[row] == pytest.approx(train_alone(backend, step), rel=1e-2)
+        train_alone(exact, step)
+        ours, theirs = networks.gradients[row], exact.gradient
+        assert 1e-4 < np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) < 0.1
+        assert np.array_equal(networks.weights[row], backend.weights)
+
+
 @pytest.mark.parametrize("name", ["lenet5", "resnet8"])
 def test_as_it_evaluates_and_of_some_tensors(name, monkeypatch):
     make, weights = shipped(name)
