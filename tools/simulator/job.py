@@ -21,7 +21,7 @@ class Job:
         wall_s: the time of day when it was sent, seconds since 1970.
         closed: how many rounds had ended: the device's files as they are now are kept for those who go on
             from there; None: nobody does.
-        near: its worker is a process of this machine, and both tell each other what they wrote.
+        near: its worker is on this machine, and both tell each other what they wrote.
         task_values: of the one patch in the payload, where the device reads these very ones; None: it finds
             out.
     """

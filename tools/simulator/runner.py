@@ -145,7 +145,7 @@ def simulate(
             watching.tell(Notice(line))
     try:
         with _executor(run, workers, given, cluster, watching) as executor:
-            _play(opened, executor, workers, watching, near=cluster is None, on_round=on_round)
+            _play(opened, executor, workers, watching, on_round)
     except BaseException:
         run.store.close()
         raise
@@ -309,14 +309,12 @@ def _play(
     executor: Executor,
     workers: int,
     observers: Observers,
-    *,
-    near: bool,
     on_round: OnRound | None,
 ) -> None:
     size, at_once = opened.run.enrolment.spec.size, opened.run.settings.fleet.at_once
     if at_once > 1:
         executor = Gathering(executor, at_once)
-    at_hand = WorkAtHand(executor, max(2, 2 * workers) * at_once, size, near=near)
+    at_hand = WorkAtHand(executor, max(2, 2 * workers) * at_once, size)
     Simulation(
         opened.run,
         opened.sent_bytes,

@@ -26,13 +26,10 @@ class WorkAtHand:
         executor: runs `tools.simulator.workers.worker.reply`.
         most: payloads handed to it at a time.
         model_size: entries of the run's model.
-        near: its workers are processes of this machine: what they and this one wrote need not be read off
-            the payload.
     """
 
-    def __init__(self, executor: Executor, most: int, model_size: int, *, near: bool = False) -> None:
+    def __init__(self, executor: Executor, most: int, model_size: int) -> None:
         self.executor = executor
-        self._near = near
         self._most = most
         self._most_ahead = _MOST_BYTES_AHEAD // (_BYTES_AN_ENTRY * model_size)
         self._in_flight: list[Future[Worked]] = []
@@ -48,8 +45,7 @@ class WorkAtHand:
         while len(self._in_flight) >= self._most:
             self._in_flight.pop(0).exception()
         reads = len(self._ahead) + len(self._in_flight) < self._most_ahead
-        told = replace(job, near=reads) if self._near else replace(job, task_values=None)
-        worked = self.executor.submit(worker.reply, told)
+        worked = self.executor.submit(worker.reply, replace(job, near=reads))
         player.job = worked
         self._in_flight = [*(one for one in self._in_flight if not one.done()), worked]
         if reads:

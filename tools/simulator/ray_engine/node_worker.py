@@ -5,6 +5,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from pathlib import Path
@@ -15,6 +16,7 @@ from fleetune.coordinator.store.run_folder import BACKBONE, DEVICES
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.simulator.ray_engine import device_copies
 from fleetune.tools.simulator.ray_engine.device_copies import Changes, Content
+from fleetune.tools.simulator.ray_engine.direct_line import Awaited, LineError
 from fleetune.tools.simulator.ray_engine.shipment import Shipment, versions
 from fleetune.tools.simulator.workers import worker
 
@@ -44,6 +46,7 @@ class NodeWorker:
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
         self._devices = Path()
+        self._awaited: Awaited | None = None
 
     def where(self) -> tuple[str, str]:
         """The node's name, and the folder of the run there."""
@@ -62,6 +65,20 @@ class NodeWorker:
         except Exception as fault:  # noqa: BLE001 - raised where it was asked for
             return Answer(fault=ExceptionWithTraceback(fault, fault.__traceback__))
         return Answer()
+
+    def listen(self) -> tuple[tuple[str, int], bytes]:
+        """Where who asks may connect, and with which key. Raises OSError: not on this node."""
+        import ray
+
+        self._awaited = Awaited(ray.util.get_node_ip_address())
+        return self._awaited.address, self._awaited.key
+
+    def serve(self) -> None:
+        """Do what is asked for by the line that was connected, until it says None, or breaks."""
+        assert self._awaited is not None, "listen() runs first"
+        with suppress(LineError), closing(self._awaited.accept()) as line:
+            while (asked := line.receive()) is not None:
+                line.send(self.work(*asked))
 
     def work(
         self,

@@ -7,13 +7,12 @@ tasks that it was at, which another one begins from the same files.
 """
 
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -25,6 +24,8 @@ from fleetune.protocols.one_line import flat
 from fleetune.tools.simulator.job import Coming, Job
 from fleetune.tools.simulator.ray_engine import device_copies
 from fleetune.tools.simulator.ray_engine.cluster import join
+from fleetune.tools.simulator.ray_engine.direct_line import LineError
+from fleetune.tools.simulator.ray_engine.node import Node
 from fleetune.tools.simulator.ray_engine.node_worker import Answer, NodeWorker
 from fleetune.tools.simulator.ray_engine.shipment import Shipment
 from fleetune.tools.simulator.workers.device_files import keep_before
@@ -32,7 +33,7 @@ from fleetune.tools.simulator.workers.device_files import keep_before
 PATIENCE_S = 300.0  # without any worker; on a busy node one takes minutes to import torch
 _MOST_DEATHS = 3  # of workers, at one task
 _GLANCE_S, _TO_LEAVE_S = 0.5, 30.0
-_spare: list["_Node"] = []  # of this process: workers that a run left, for its next one
+_spare: list["Node"] = []  # of this process: workers that a run left, for its next one
 
 
 def dismiss() -> None:
@@ -41,21 +42,6 @@ def dismiss() -> None:
 
     while _spare:
         ray.kill(_spare.pop().actor)
-
-
-@dataclass(eq=False)
-class _Node:
-    """A worker on a node.
-
-    Attributes:
-        actor: Ray's handle.
-        where: the node's name, and the folder there; "": nobody asked yet.
-        stale: devices whose files there are no longer the latest.
-    """
-
-    actor: Any
-    where: tuple[str, str] = ("", "")
-    stale: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -91,9 +77,9 @@ class RayWorkers(Executor):
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._waiting: list[_Task] = []
         self._busy: set[str] = set()  # devices
-        self._holder: dict[str, _Node] = {}  # of a device's latest files
-        self._nodes: set[_Node] = set()  # that can work
-        self._idle: set[_Node] = set()
+        self._holder: dict[str, Node] = {}  # of a device's latest files
+        self._nodes: set[Node] = set()  # that can work
+        self._idle: set[Node] = set()
         self._alone_since = time.monotonic()
         self._broken: BaseException | None = None
         self._closing = self._killed = False
@@ -170,7 +156,7 @@ class RayWorkers(Executor):
         """In a thread: one worker after another, each as long as it lives."""
         deaths = 0  # in a row, as they began
         while not self._over:
-            node = _spare.pop() if _spare else _Node(self._actor())
+            node = _spare.pop() if _spare else Node(self._ray, self._actor())
             try:
                 if not self._begun(node):
                     self._end(node)
@@ -190,14 +176,17 @@ class RayWorkers(Executor):
             else:
                 self._left(node)
                 return
+            finally:
+                if node.line is not None:
+                    node.line.close()
 
     def _actor(self) -> Any:
         how = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
         return self._ray.remote(**how)(NodeWorker).remote()
 
-    def _begun(self, node: _Node) -> bool:
+    def _begun(self, node: Node) -> bool:
         """Whether it has begun the run; it waits for room on the cluster, unless that has none for anyone."""
-        node.where, node.stale = ("", ""), []
+        node.where, node.line, node.stale = ("", ""), None, []
         asked = node.actor.begin.remote(self._run)
         while not self._over:
             done, _ = self._ray.wait([asked], timeout=_GLANCE_S)
@@ -206,6 +195,7 @@ class RayWorkers(Executor):
                 if answer.fault is not None:
                     raise answer.fault
                 node.where = self._ray.get(node.actor.where.remote())
+                node.connect()
                 with self._changed:
                     self._nodes.add(node)
                 return True
@@ -216,7 +206,7 @@ class RayWorkers(Executor):
                 )
         return False
 
-    def _next(self, node: _Node) -> _Task | None:
+    def _next(self, node: Node) -> _Task | None:
         """What a worker does next, once there is something; None: nothing will be."""
         with self._changed:
             self._idle.add(node)
@@ -229,7 +219,7 @@ class RayWorkers(Executor):
             self._busy.add(task.device)
             return task
 
-    def _for(self, node: _Node) -> _Task | None:
+    def _for(self, node: Node) -> _Task | None:
         """A device whose files it has, else one whose files no worker has that could work on it at once."""
         seen, free = set(self._busy), None
         for task in self._waiting:
@@ -242,7 +232,7 @@ class RayWorkers(Executor):
             seen.add(task.device)
         return free
 
-    def _play(self, node: _Node, task: _Task) -> None:
+    def _play(self, node: Node, task: _Task) -> None:
         """Have a task done, and go on while others see to what came of it."""
         holder = self._holder.get(task.device)
         try:
@@ -252,9 +242,8 @@ class RayWorkers(Executor):
             return
         with self._changed:
             stale, node.stale = node.stale, []
-        asked = node.actor.work.remote(task.function, task.arguments, task.device, files, stale)
         try:
-            answer: Answer = self._ray.get(asked)
+            answer = node.ask(task.function, task.arguments, task.device, files, stale)
         except self._ray.exceptions.RayError as death:
             self._again(task, death)
             raise
@@ -301,7 +290,7 @@ class RayWorkers(Executor):
             why = f"{task.deaths} workers died at {task.device}'s task, perhaps for lack of memory"
             task.done.set_exception(FleetuneError(f"{why} ({_first_words(death)}); the same command goes on"))
 
-    def _lost(self, node: _Node, death: BaseException) -> None:
+    def _lost(self, node: Node, death: BaseException) -> None:
         self._end(node)
         if not self._over:
             where = f" on {node.where[0]}" if node.where[0] else ""
@@ -309,7 +298,7 @@ class RayWorkers(Executor):
                 f"a worker{where} is gone ({_first_words(death)}): what it was at is played again"
             )
 
-    def _left(self, node: _Node) -> None:
+    def _left(self, node: Node) -> None:
         """The run is over for it."""
         with self._changed:
             self._nodes.discard(node)
@@ -317,13 +306,15 @@ class RayWorkers(Executor):
             self._end(node)
             return
         try:
+            if node.line is not None:
+                node.line.send(None)
             self._ray.get(node.actor.leave.remote(), timeout=_TO_LEAVE_S)
-        except self._ray.exceptions.RayError:
+        except (LineError, self._ray.exceptions.RayError):
             self._end(node)
         else:
             _spare.append(node)
 
-    def _end(self, node: _Node) -> None:
+    def _end(self, node: Node) -> None:
         with self._changed:
             if node in self._nodes:
                 self._nodes.discard(node)
@@ -333,7 +324,9 @@ class RayWorkers(Executor):
             self._changed.notify_all()
         with suppress(Exception):  # it is gone
             self._ray.kill(node.actor)
-        if node.where[0] == socket.gethostname():  # else the next worker there does it
+        if node.line is not None:
+            node.line.break_off()
+        if node.is_here:  # else the next worker there does it
             shutil.rmtree(node.where[1], ignore_errors=True)
 
     def _break(self, fault: BaseException) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import psutil
@@ -25,8 +25,9 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'flee
 
 from ray.cluster_utils import Cluster  # noqa: E402 - once it is known to be there
 
-from fleetune.tools.simulator.ray_engine import node_worker, ray_workers, shipment  # noqa: E402
+from fleetune.tools.simulator.ray_engine import node, node_worker, ray_workers, shipment  # noqa: E402
 from fleetune.tools.simulator.ray_engine.cluster import imported, join  # noqa: E402
+from fleetune.tools.simulator.ray_engine.direct_line import LineError  # noqa: E402
 
 pytestmark = [
     pytest.mark.fleet,
@@ -154,6 +155,19 @@ def test_a_cluster_changes_nothing(name, tmp_path, cluster):
     assert files(tmp_path / "b")
 
 
+@pytest.mark.parametrize("where", ["nodes are elsewhere", "nodes are reached through Ray alone"])
+def test_nodes_of_other_machines_come_to_the_same(where, tmp_path, cluster, monkeypatch):
+    def unreachable(address, key):
+        raise LineError("no route")
+
+    if where == "nodes are elsewhere":
+        monkeypatch.setattr(node.Node, "is_here", False)
+    else:
+        monkeypatch.setattr(node, "connect", unreachable)
+    asked = settings(**CASES["lossy both ways"])
+    assert play(tmp_path / "b", asked, cluster=cluster.address) == alone(tmp_path / "a", asked)
+
+
 def test_samples_of_the_callers_go_along(tmp_path, cluster):
     from fleetune.edge_agent.datasets.sources import load
 
@@ -265,10 +279,15 @@ def test_a_task_that_is_the_death_of_workers_is_one_line(tmp_path, cluster, slow
     ended = threading.Event()
 
     def keep_killing():
+        """Whoever is at a task, by what it has worked since it was ready."""
+        ready = {}
         while not ended.is_set():
             for one in actors():
-                if "NodeWorker.work" in " ".join(one.info["cmdline"]):
-                    one.kill()
+                if "NodeWorker.serve" in " ".join(one.info["cmdline"]):
+                    with suppress(psutil.NoSuchProcess):
+                        worked_s = one.cpu_times().user
+                        if worked_s > ready.setdefault(one.pid, worked_s) + 0.2:
+                            one.kill()
             time.sleep(0.02)
 
     killing = threading.Thread(target=keep_killing)

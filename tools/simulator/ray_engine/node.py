@@ -1,0 +1,79 @@
+"""A worker on a node, as the machine sees it that gives it work."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleetune.tools.simulator.job import Job
+from fleetune.tools.simulator.ray_engine.direct_line import DirectLine, LineError, connect
+from fleetune.tools.simulator.ray_engine.node_worker import Answer
+
+_GLANCE_S = 0.5
+_TO_BE_TOLD_S = 10.0  # by Ray, of what a worker died of
+
+
+@dataclass(eq=False)
+class Node:
+    """A worker on a node.
+
+    Attributes:
+        ray: the module, which knows where it is and whether it lives.
+        actor: Ray's handle.
+        where: the node's name, and the folder there; "": nobody asked yet.
+        line: on which it is asked; None: not to be reached but through Ray, as from outside the cluster.
+        stale: devices whose files there are no longer the latest.
+    """
+
+    ray: Any
+    actor: Any
+    where: tuple[str, str] = ("", "")
+    line: DirectLine | None = None
+    stale: list[str] = field(default_factory=list)
+    _serving: Any = None  # Ray's handle of its end of the line; it ends with the worker
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine."""
+        return self.where[0] == socket.gethostname()
+
+    def connect(self) -> None:
+        """Have a line to it, if there can be one. Raises Ray's error: it died."""
+        try:
+            self.line = connect(*self.ray.get(self.actor.listen.remote()))
+        except (LineError, self.ray.exceptions.RayTaskError):
+            self.line = None
+        else:
+            self._serving = self.actor.serve.remote()
+
+    def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], *of: Any) -> Answer:
+        """What came of a call of `NodeWorker.work`. Raises Ray's error: it died."""
+        if self.line is None or not self.is_here:  # a network takes longer for values than reading a payload
+            arguments = tuple(map(_without_values, arguments))
+        piece = (function, arguments, *of)
+        if self.line is None:
+            return self.ray.get(self.actor.work.remote(*piece))  # type: ignore[no-any-return]
+        try:
+            self.line.send(piece)
+            while not self.line.comes(_GLANCE_S):
+                if self.ray.wait([self._serving], timeout=0)[0]:
+                    raise self._death()
+            return self.line.receive()  # type: ignore[no-any-return]
+        except LineError:
+            raise self._death() from None
+
+    def _death(self) -> BaseException:
+        """What Ray says that it died of."""
+        errors = self.ray.exceptions
+        death: BaseException = errors.RayError("its connection broke")
+        try:
+            self.ray.get(self._serving, timeout=_TO_BE_TOLD_S)
+        except errors.GetTimeoutError:
+            pass
+        except errors.RayError as told:
+            death = told
+        return death
+
+
+def _without_values(argument: Any) -> Any:
+    return replace(argument, task_values=None, near=False) if isinstance(argument, Job) else argument
