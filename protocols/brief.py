@@ -60,7 +60,7 @@ _FIXED_EXTENSIONS = {0xD4 + power: 2**power for power in range(5)}
 
 
 def write(value: Any) -> bytes:
-    """What JSON could hold, and bytes and extensions that are none of ours.
+    """What JSON could hold, a tuple as a list, and bytes and extensions that are none of ours.
 
     Raises:
         ValueError: it holds something else, or deeper than `MAX_DEPTH`.
@@ -105,8 +105,8 @@ def _write(value: Any, out: bytearray, depth: int) -> None:
             number = _NUMBERS.get(key)
             out += msgspec.msgpack.encode(key if number is None else number)
             _write(inner, out, depth + 1)
-    elif isinstance(value, list):
-        out += _head(value)
+    elif isinstance(value, list | tuple):
+        out += _head(list(value))
         for inner in value:
             _write(inner, out, depth + 1)
     else:

@@ -1,6 +1,7 @@
 """Small messages in their brief form: the same messages, in few bytes, from whoever is known to read them."""
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from fleetune.protocols import brief
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import PacketCorrupt, PacketError, PacketTooLarge
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.skeletons.choice import Affordable, DeviceReport
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire.inbox import Inbox
 from fleetune.protocols.wire.incoming_parts import PartMemory
@@ -66,6 +67,15 @@ def test_every_message_reads_back_and_is_shorter(message, read):
     assert len(data) < 0.65 * len(wire.encode(message))
     assert wire.is_brief(data)
     assert not wire.is_brief(wire.encode(message))
+
+
+def test_what_a_device_affords_reads_back():
+    some = Affordable(0.5, 1.25, 1200, 4.2, 0.5, 2.0, 0.75, 1, 1000, 0.25, 0.1)
+    report = replace(REPORT, affords=(Affordable(0.1), some), values=(1.0, 0.4), idle_w=2.7)
+    message = wire.Ready(RUN, "7619983568d0c408", report, DIGEST)
+    data = wire.encode(message, briefly=True)
+    assert wire.read_from_device(data) == message
+    assert len(data) < 0.65 * len(wire.encode(message))
 
 
 def test_all_of_a_message_is_in_words():

@@ -111,7 +111,7 @@ def test_a_rehearsal_tells_how_training_varies_from_round_to_round(run_file, tmp
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--ways", "fast"], "--ways: 'fast' is none of paced, p02, p04, fedavg"),
+        (["--ways", "fast"], "--ways: 'fast' is none of paced, bytes, p02, p04, fedavg"),
         (["--set", "fleet.devices=1"], "fleet.links lists 2 links for fleet.devices = 1"),
     ],
 )

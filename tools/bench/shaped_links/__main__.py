@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 WAYS = {
     "paced": ["objective.minimise=time", "objective.most_work=4"],
+    "bytes": ["objective.minimise=bytes", "objective.most_work=4"],
     "p02": ["fleet.ratios=[0.2]"],
     "p04": ["fleet.ratios=[0.4]"],
     "fedavg": ["method.name=fedavg", "fleet.ratios=[1.0]"],
