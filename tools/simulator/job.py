@@ -1,6 +1,7 @@
 """What a worker process is given to do for a device, and what comes of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.protocols.model.spec import FlatArray
@@ -35,6 +36,11 @@ class Job:
     closed: int | None = None
     near: bool = False
     task_values: FlatArray | None = None
+
+    @property
+    def for_elsewhere(self) -> Self:
+        """For a worker on another machine: a network takes longer for values than reading a payload."""
+        return replace(self, near=False, task_values=None)
 
 
 @dataclass(frozen=True)

@@ -60,17 +60,18 @@ def test_what_is_told_is_what_would_be_read(name, wanted, tmp_path, monkeypatch)
 
 
 def test_workers_elsewhere_are_told_nothing_and_tell_nothing(tmp_path, monkeypatch):
-    said, at_once, hand_over = [], runner.Inline.submit, work_at_hand.WorkAtHand
+    elsewhere, said, at_once = False, [], runner.Inline.submit
 
     def submit(executor, reply, job):
-        done = at_once(executor, reply, job)
-        said.append((job.task_values is not None, done.result().sent_values is not None))
+        handed = job.for_elsewhere if elsewhere else job
+        done = at_once(executor, reply, handed)
+        said.append((handed.task_values is not None, done.result().sent_values is not None))
         return done
 
     monkeypatch.setattr(runner.Inline, "submit", submit)
     near = played({}, tmp_path / "a")
     assert (True, True) in said
     said.clear()
-    monkeypatch.setattr(runner, "WorkAtHand", lambda *given, near: hand_over(*given, near=not near))
+    elsewhere = True
     assert played({}, tmp_path / "b") == near
     assert set(said) == {(False, False)}

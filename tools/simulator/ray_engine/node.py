@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fleetune.tools.simulator.job import Job
@@ -48,8 +48,8 @@ class Node:
 
     def ask(self, function: Callable[..., Any], arguments: tuple[Any, ...], *of: Any) -> Answer:
         """What came of a call of `NodeWorker.work`. Raises Ray's error: it died."""
-        if self.line is None or not self.is_here:  # a network takes longer for values than reading a payload
-            arguments = tuple(map(_without_values, arguments))
+        if self.line is None or not self.is_here:
+            arguments = tuple(one.for_elsewhere if isinstance(one, Job) else one for one in arguments)
         piece = (function, arguments, *of)
         if self.line is None:
             return self.ray.get(self.actor.work.remote(*piece))  # type: ignore[no-any-return]
@@ -73,7 +73,3 @@ class Node:
         except errors.RayError as told:
             death = told
         return death
-
-
-def _without_values(argument: Any) -> Any:
-    return replace(argument, task_values=None, near=False) if isinstance(argument, Job) else argument
