@@ -2,6 +2,7 @@
 
     edge-sim bench simulator --out simulator --data idx:fashion-mnist
     edge-sim bench simulator --out simulator --workloads lenet5 --only 'fleetune*,pfl*' --repeats 3
+    edge-sim bench simulator --out on-card --device cuda:0 --workloads cnn,lenet5
 
 Rivals are installed into environments of their own in OUT/environments, once. Every play that came to its
 end is a file in OUT/plays; the same command goes on where it was stopped.
@@ -40,12 +41,15 @@ def simulator(
     workloads: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(WORKLOADS)}")] = "cnn",
     only: Annotated[str, typer.Option(help="simulators, comma-separated, `pfl*`")] = "*",
     repeats: Annotated[int, typer.Option(min=1, help="plays of each")] = 5,
+    device: Annotated[
+        str, typer.Option(help="that torch trains on: cpu, cuda:0; a folder of its own for each")
+    ] = "cpu",
 ) -> None:
     """Seconds of a round, processor time, memory: ours, pfl-research's, Flower's, APPFL's, a bare loop's."""
     with one_line_errors("edge-sim"):
         from rich.console import Console
 
-        _play_all(out, data, _named(workloads), _wanted(only), repeats, Console())
+        _play_all(out, data, _named(workloads), _wanted(only, device), repeats, device, Console())
 
 
 def _named(workloads: str) -> list[str]:
@@ -56,8 +60,8 @@ def _named(workloads: str) -> list[str]:
     return names
 
 
-def _wanted(only: str) -> dict[str, Player]:
-    known = players(os.cpu_count() or 1)
+def _wanted(only: str, device: str) -> dict[str, Player]:
+    known = players(os.cpu_count() or 1, device)
     found = {name: one for name, one in known.items() if any(fnmatchcase(name, p) for p in only.split(","))}
     if not found:
         raise SettingError(f"--only {only}: there is none; known: {', '.join(known)}")
@@ -65,12 +69,20 @@ def _wanted(only: str) -> dict[str, Player]:
 
 
 def _play_all(
-    out: Path, data: str, names: list[str], wanted: dict[str, Player], repeats: int, console: "Console"
+    out: Path,
+    data: str,
+    names: list[str],
+    wanted: dict[str, Player],
+    repeats: int,
+    device: str,
+    console: "Console",
 ) -> None:
+    from fleetune.edge_agent.training.torch_device import name_of, torch_device
     from fleetune.tools.bench.simulator.play import PlayFailed, keep, play, recalled
     from fleetune.tools.bench.simulator.report import write_results
     from fleetune.tools.bench.simulator.workloads import lay_out
 
+    where = machine() if device == "cpu" else f"{machine()}, {name_of(torch_device(device))}"
     for name in names:
         if not (out / "workloads" / name / "workload.json").exists():
             lay_out(WORKLOADS[name], data, out / "workloads" / name)
@@ -90,7 +102,7 @@ def _play_all(
             continue
         with console.status(f"{turn} of {len(turns)}: {name} by {player.name}"):
             try:
-                played = play(player, pythons[player.name], out / "workloads" / name, repeat)
+                played = play(player, pythons[player.name], out / "workloads" / name, repeat, device)
             except PlayFailed as problem:
                 missing[player.name] = str(problem)
                 continue
@@ -98,9 +110,7 @@ def _play_all(
         console.print(f"{name} by {player.name}: {played.round_s:.2f} s a round", highlight=False)
     everything = {name: _plays_of(name, out / _PLAYS) for name in WORKLOADS}
     there = {name: plays for name, plays in everything.items() if plays}
-    console.print(
-        write_results(there, missing, machine(), out), markup=False, highlight=False, soft_wrap=True
-    )
+    console.print(write_results(there, missing, where, out), markup=False, highlight=False, soft_wrap=True)
 
 
 def _turns(names: list[str], wanted: dict[str, Player], repeats: int) -> "Iterator[tuple[str, Player, int]]":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetune.tools.bench.own_environment import python_in
+from fleetune.tools.simulator.ray_engine.crew import WORKERS_A_CARD
 
 _TORCH = "torch==2.13.0"  # the same for all, as in the Makefile
 # Of what APPFL requires, what its simulator imports: with all of it, clouds included, pip does not end.
@@ -44,10 +45,12 @@ class Player:
     arguments: tuple[str, ...] = ()
 
 
-def players(cores: int) -> dict[str, Player]:
-    """All there are, by name; each of those that can both with one process and with one a core."""
+def players(cores: int, device: str = "cpu") -> dict[str, Player]:
+    """All there are that train on this, by name; on processors each of those that can both with one process
+    and with one a core.
+    """
     pfl, flwr = ("pfl==0.6.0",), ("flwr[simulation]==1.41.0",)
-    found = [
+    on_processors = [
         Player("fleetune", "play_fleetune.py", cores),
         Player("fleetune-1", "play_fleetune.py", 1),
         Player("fleetune-fastest", "play_fleetune.py", cores, arguments=("fastest",)),
@@ -58,6 +61,17 @@ def players(cores: int) -> dict[str, Player]:
         Player("flwr", "play_flwr.py", cores, flwr),
         Player("appfl", "play_appfl.py", 1, _FOR_APPFL, bare=("appfl==1.12.0",)),
     ]
+    a_few = min(cores, WORKERS_A_CARD)
+    on_a_card = [
+        Player("fleetune", "play_fleetune.py", a_few),
+        Player("fleetune-1", "play_fleetune.py", 1),
+        Player("fleetune-at-once", "play_fleetune.py", 1, arguments=("torch", "float32", "10")),
+        Player("fleetune-50-at-once", "play_fleetune.py", 1, arguments=("torch", "float32", "50")),
+        Player("fleetune-at-once-bfloat16", "play_fleetune.py", 1, arguments=("torch", "bfloat16", "10")),
+        Player("bare", "play_bare.py"),
+        Player("pfl", "play_pfl.py", 1, pfl),
+    ]
+    found = on_processors if device == "cpu" else on_a_card
     return {player.name: player for player in found}
 
 

@@ -59,8 +59,15 @@ class Played:
         return float(np.diff(self.processor_s[_WARM - 1 :]).mean())
 
 
-def play(player: Player, python: Path, workload: Path, repeat: int) -> Played:
+def play(player: Player, python: Path, workload: Path, repeat: int, device: str = "cpu") -> Played:
     """Play it.
+
+    Args:
+        player: who does.
+        python: that runs its script.
+        workload: its folder.
+        repeat: the number of this play.
+        device: that torch trains on, by its name for it.
 
     Raises:
         PlayFailed: it did not come to the end; the last thing it said.
@@ -68,7 +75,7 @@ def play(player: Player, python: Path, workload: Path, repeat: int) -> Played:
     name = json.loads((workload / "workload.json").read_bytes())["name"]
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
-        with _started(player, python, workload, Path(folder)) as process:
+        with _started(player, python, workload, Path(folder), device) as process:
             rounds = rounds_of(process, began)
         if process.returncode or len(rounds.ended_s) <= _WARM:
             raise PlayFailed(_last_line(Path(folder) / "said"))
@@ -77,13 +84,17 @@ def play(player: Player, python: Path, workload: Path, repeat: int) -> Played:
         return Played(player.name, name, repeat, *looked_at, accuracy)
 
 
-def _started(player: Player, python: Path, workload: Path, folder: Path) -> "subprocess.Popen[str]":
+def _started(
+    player: Player, python: Path, workload: Path, folder: Path, device: str
+) -> "subprocess.Popen[str]":
     command = [str(python)]
     if player.by_torchrun:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={player.processes}"]
     command += [str(_SCRIPTS / player.script), str(workload.resolve()), str(player.processes)]
     command += player.arguments
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "BENCH_DEVICE": device}
+    if device == "cpu":  # pfl would take a card without being asked
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     if player.packages:
         environment.pop("PYTHONPATH", None)
     with (folder / "said").open("w") as said:

@@ -2,12 +2,12 @@
 
 import sys
 
-from workload_files import Files, given, round_over
+from workload_files import Files, device, given, round_over
 
 from fleetune import simulate
 
 
-def settings_of(files: Files, trainer: str = "torch", precision: str = "float32") -> dict:
+def settings_of(files: Files, trainer: str = "torch", precision: str = "float32", at_once: str = "1") -> dict:
     """As a run.toml would say it."""
     asked = files.asked
     training = {name: getattr(asked, name) for name in ("epochs", "batch_size", "learning_rate")}
@@ -23,6 +23,8 @@ def settings_of(files: Files, trainer: str = "torch", precision: str = "float32"
             "boards": {"raspberry-pi-4b": asked.devices},
             "trainer": trainer,
             "precision": precision,
+            "train_on": device(),
+            "at_once": int(at_once),
         },
     }
 

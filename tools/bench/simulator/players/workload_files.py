@@ -1,6 +1,7 @@
 """A workload as the scripts of this folder read it: numpy, torch where it is used, and no Fleetune."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,11 @@ def given() -> tuple[Files, int]:
     return Files(sys.argv[1]), int(sys.argv[2])
 
 
+def device() -> str:
+    """What torch trains on."""
+    return os.environ.get("BENCH_DEVICE", "cpu")
+
+
 def round_over(number: int) -> None:
     """Say so."""
     print(f"round {number}", flush=True)
@@ -55,7 +61,7 @@ def round_over(number: int) -> None:
 
 def save(tensors: "dict[str, torch.Tensor]") -> None:
     """The model at the end."""
-    np.savez("model.npz", **{name: tensor.detach().numpy() for name, tensor in tensors.items()})
+    np.savez("model.npz", **{name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()})
 
 
 def train(
@@ -67,6 +73,7 @@ def train(
     optimiser = torch.optim.SGD(module.parameters(), lr=asked.learning_rate)
     loss_of, draw = torch.nn.CrossEntropyLoss(), torch.Generator().manual_seed(seed)
     module.train()
+    x, y = x.to(device()), y.to(device())
     for _ in range(asked.epochs):
         for rows in torch.randperm(len(y), generator=draw).split(asked.batch_size):
             optimiser.zero_grad()
