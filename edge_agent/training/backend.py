@@ -11,10 +11,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Answer, LossTerm
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks.task import Task
 
 InputArray = NDArray[np.float32] | NDArray[np.int64]  # numbers, or token ids
@@ -105,6 +108,17 @@ class Backend(Protocol):
         """
         ...
 
+    def near_descent(
+        self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
+    ) -> "Descends | None":
+        """The optimiser at work where this computes, from what was loaded on: until the next `load` nobody
+        writes to `weights` or `gradient`, and each asking for one copies it from there.
+
+        Returns:
+            None: this computes with those very arrays, so that `Descent` is at work on them.
+        """
+        ...
+
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`.
 
@@ -159,6 +173,18 @@ class Backend(Protocol):
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
         """Each sample's loss in evaluation mode, shape (n,)."""
+        ...
+
+
+class Descends(Protocol):
+    """See `edge_agent.training.descent.Descent`."""
+
+    def step(self, *, deep: bool = True) -> float | None:
+        """Move the trainable weights by the gradient."""
+        ...
+
+    def state(self) -> OptimiserState:
+        """What the optimiser remembers now."""
         ...
 
 

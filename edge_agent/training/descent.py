@@ -17,7 +17,7 @@ BLOCK = 32_768  # entries: 128 kB a vector, so that all passes over a block find
 _LONG = 2**20  # entries of a block where there are two passes, which gain less by the cache than calls cost
 FEW = 0.25  # share of a block's entries: up to it, taking them out and putting them back is no slower
 
-_CLIP_EPS = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
+CLIP_EPS = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
 _ALIKE = StepCounts(np.zeros(1))
 
 
@@ -125,7 +125,7 @@ class Descent:
             norm = math.sqrt(sum(self._times(block) ** 2 * self._square_sum(block) for block in moving))
             if not math.isfinite(norm):
                 return norm
-            scale = min(1.0, self._clip_norm / (norm + _CLIP_EPS))
+            scale = min(1.0, self._clip_norm / (norm + CLIP_EPS))
         self._num_steps += 1
         self._num_deep_steps += deep
         for block in moving:

@@ -160,7 +160,9 @@ class LocalTrainer:
         weights, gradient = self.backend.weights, self.backend.gradient
         states, augment = self.optimiser_states, augmentation_of(self.settings.augmentations, self.spec)
         before = None if states is None else states.next()
-        descent = Descent(weights, gradient, self.spec.num_parameters, self.settings, plan, before)
+        descent = self.backend.near_descent(self.settings, plan, before) or Descent(
+            weights, gradient, self.spec.num_parameters, self.settings, plan, before
+        )
         epochs, share = (self.settings.epochs, self.local_work) if plan.epochs is None else (plan.epochs, 1.0)
         batches = batch_slices(self.num_samples, self.settings.batch_size)
         all_steps = epochs * len(batches)
@@ -191,7 +193,7 @@ class LocalTrainer:
                 seen += rows.size
                 step += 1
                 if whole:
-                    last_gradient = gradient.copy()
+                    last_gradient = self.backend.gradient.copy()
                 norm = descent.step(deep=deep)
                 if norm is not None:
                     what = f"the gradient's norm is {norm:g} in step {step} of {num_steps}"
@@ -201,6 +203,7 @@ class LocalTrainer:
                     num_steps = step
                     break
             loss = total / seen if seen else loss
+        weights = self.backend.weights
         finite = bool(np.isfinite(weights).all())
         self._check_finite(finite, f"weights are not finite after {num_steps} steps")
         if states is not None:

@@ -19,6 +19,7 @@ from fleetune.edge_agent.training.backend import (
     check_labels,
 )
 from fleetune.edge_agent.training.onnx_sessions import Sessions
+from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle import bundle as graphs
@@ -31,7 +32,9 @@ from fleetune.protocols.model.backbone_file import Int8Tensors, Tensors
 from fleetune.protocols.model.loss_terms import Answer, Distillation
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.section import PROCESSOR
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks.task import Task
 
 _INPUT_TYPES = {"f4": np.float32, "i8": np.int64}
@@ -108,6 +111,14 @@ class OnnxBackend:
     @property
     def gradient(self) -> FlatArray:
         return self._gradient
+
+    def near_descent(
+        self,
+        settings: TrainingSection,
+        plan: FitPlan,
+        before: OptimiserState | None,
+    ) -> None:
+        """None: it computes with `weights` and `gradient`."""
 
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""

@@ -7,8 +7,7 @@ process sets `torch.set_num_threads(1)`.
 import copy
 import math
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from itertools import zip_longest
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -27,16 +26,20 @@ from fleetune.edge_agent.training.backend import (
     Upper,
     check_labels,
 )
-from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
-from fleetune.edge_agent.training.torch_device import (
+from fleetune.edge_agent.training.cards.near_descent import NearDescent
+from fleetune.edge_agent.training.cards.recorded import Recorded, what_moves
+from fleetune.edge_agent.training.cards.torch_device import (
     PROCESSOR,
-    Vectors,
     computing_in,
     for_numpy,
     fork_seeded,
     generator_states,
 )
-from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
+from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
+from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
+from fleetune.edge_agent.training.torch_adoption import adopt, check_same
+from fleetune.edge_agent.training.torch_loss_terms import LastLayer, loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model import architectures
@@ -45,10 +48,12 @@ from fleetune.protocols.model.loss_terms import Answer
 from fleetune.protocols.model.smaller import smaller_spec
 from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
 from fleetune.protocols.model.token_ids import samples_of
-from fleetune.protocols.model.torch_backbone import as_described, is_statistic, last_layer, set_frozen
+from fleetune.protocols.model.torch_backbone import as_described, set_frozen
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.section import Precision
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
@@ -73,7 +78,7 @@ class TorchBackend:
         precision: Precision = "float32",
     ) -> None:
         """Raises ModelError: the module's tensors are not the spec's, or the device cannot hold them."""
-        _check_same(spec, module)
+        check_same(spec, module)
         self._spec, self._module, self._task, self._device = spec, module, task, device
         self.precision = precision
         self._samples = samples_of(module, spec.input_shape)
@@ -82,15 +87,16 @@ class TorchBackend:
             module.to(device)
         except RuntimeError as problem:  # no memory, or what the module has is not for it
             raise ModelError(f"device {device} cannot take model {spec.name}: {problem}") from problem
-        self._adopt()
+        self._parameters = adopt(spec, module, self._vectors)
         # of training steps, for norms without a momentum: no part of the weights, they start anew with them
         self._counters = [
             buffer for name, buffer in module.named_buffers() if name.endswith("num_batches_tracked")
         ]
-        self._last = last_layer(spec, module)
+        self._last_layer = LastLayer(spec, module)
         self._replay: torch_replay.Replay | None = None
         self._smaller = SmallerNetworks(self, self._make_smaller)
-        self._has_dropout = True  # until a step in training shows that it has none
+        self._dropouts: dict[int, Noise] | None = None  # until a step in training shows them
+        self._recorded = Recorded(device)
         self._channels_last = any(isinstance(part, nn.Conv2d) for part in module.modules())
         self._input_dtype = torch.int64 if self._samples.ids else torch.float32
 
@@ -140,19 +146,17 @@ class TorchBackend:
 
     @property
     def weights(self) -> FlatArray:
-        array: FlatArray = self._vectors.weights.numpy()
-        return array
+        return self._vectors.weights_of()
 
     @property
     def gradient(self) -> FlatArray:
-        array: FlatArray = self._vectors.gradient.numpy()
-        return array
+        return self._vectors.gradient_of()
 
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""
         if weights.shape != (self._spec.size,):
             raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
-        self.weights[:] = weights
+        self._vectors.load(weights)
         for counter in self._counters:
             counter.zero_()
 
@@ -170,23 +174,83 @@ class TorchBackend:
         if self._module.training is not training:
             self._module.train(training)
         self._vectors.bring()
-        self._vectors.near_gradient.zero_()
         try:
-            with fork_seeded(key, self._device), self._wanting(tensors), self._last_layer_watched() as calls:
-                with computing_in(self.precision if training else "float32", self._device):
-                    logits = (self._trained_on(x, key) if training else self._logits(x)).float()
-                loss = mean_loss(self._task.loss, self._task.section, logits, self._targets(y))
-                total = (
-                    loss if extra_loss is None else loss + self._loss_term_value(extra_loss, logits, calls)
-                )
-                if total.requires_grad:
-                    total.backward()  # type: ignore[no-untyped-call]
+            if extra_loss is None and self._recorded.can and self._dropouts is not None:
+                loss = self._step_again(x, y, key, training, tensors)
+            else:
+                loss = self._step_anew(x, y, key, training, extra_loss, tensors)
         except (ValueError, RuntimeError, IndexError) as problem:  # torch names a bad batch by any of these
             raise ModelError(
                 f"model {self._spec.name} cannot train on a batch of {len(y)}: {problem}"
             ) from problem
         self._vectors.fetch(statistics=training)
         return loss.item()
+
+    def _step_anew(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        training: bool,
+        extra_loss: ExtraLoss | None,
+        tensors: Collection[str] | None,
+    ) -> Tensor:
+        self._vectors.near_gradients.zero_()
+        with fork_seeded(key, self._device), self._wanting(tensors), self._last_layer.watched() as calls:
+            before = what_moves(self._module, self._device) if self._recorded.can else []
+            with computing_in(self.precision if training else "float32", self._device):
+                logits = (self._trained_on(x, key) if training else self._logits(x)).float()
+            if self._recorded.can and before != what_moves(self._module, self._device):
+                self._recorded.give_up()
+            loss = mean_loss(self._task.loss, self._task.section, logits, self._targets(y))
+            total = loss
+            if extra_loss is not None:
+                of_logits = extra_loss.loss_term.answer == "logits"
+                own = logits if of_logits else self._last_layer.features(calls)
+                total = loss + loss_term_value(extra_loss, own)
+            if total.requires_grad:
+                total.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def _step_again(
+        self,
+        x: InputArray,
+        y: LabelArray,
+        key: Key,
+        training: bool,
+        tensors: Collection[str] | None,
+    ) -> Tensor:
+        """The same, by what the card was shown of a step like this one."""
+        self._check_labels(y)
+        dropouts = self._dropouts if training and self._dropouts is not None else {}
+        drawn = [noise.draw(key, index, len(y)) for index, noise in dropouts.items()]
+        wanted = [name for name in self._parameters if tensors is None or name in tensors]
+
+        def compute(x: Tensor, y: Tensor, *drawn: Tensor) -> tuple[Tensor]:
+            self._vectors.near_gradients.zero_()
+            dropping = Dropouts(lambda index, *_: drawn[index]) if drawn else nullcontext()
+            with dropping, computing_in(self.precision if training else "float32", self._device):
+                logits = self._module(self._shaped(x)).float()
+            loss = mean_loss(self._task.loss, self._task.section, logits, y)
+            parameters = [self._parameters[name] for name in wanted]
+            found = torch.autograd.grad(loss, parameters, allow_unused=True) if parameters else ()
+            for parameter, gradient in zip(parameters, found, strict=True):
+                if parameter.grad is not None and gradient is not None:
+                    parameter.grad.copy_(gradient)
+            return (loss.detach(),)
+
+        given = [torch.from_numpy(one) for one in (x, y, *drawn)]
+        alike = training, tuple(wanted), *((one.shape, one.dtype) for one in given)
+        (loss,) = self._recorded.run(alike, compute, given)
+        return loss
+
+    def near_descent(
+        self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
+    ) -> NearDescent | None:
+        """See `Backend.near_descent`; on a card."""
+        if not self._vectors.apart:
+            return None
+        return NearDescent(self._vectors, 0, self._spec.num_parameters, settings, plan, before)
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""
@@ -212,9 +276,9 @@ class TorchBackend:
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
         """What the model gives, or gives its last layer, see `Backend.answer`."""
         self._begin_answer()
-        with torch.inference_mode(), self._last_layer_watched() as calls:
+        with torch.inference_mode(), self._last_layer.watched() as calls:
             logits = self._logits(x)
-            answer = for_numpy(logits if what == "logits" else self._features(calls))
+            answer = for_numpy(logits if what == "logits" else self._last_layer.features(calls))
             array: NDArray[np.float32] = answer.numpy()
             return array
 
@@ -223,25 +287,26 @@ class TorchBackend:
         self._vectors.bring()
 
     def _targets(self, y: LabelArray) -> Tensor:
+        self._check_labels(y)
+        return torch.from_numpy(y).to(self._device)
+
+    def _check_labels(self, y: LabelArray) -> None:
         if self._device != PROCESSOR and y.ndim == 1 and y.dtype == np.int64:
             check_labels(self._spec, y)  # a card does not survive a wrong one
-        return torch.from_numpy(y).to(self._device)
 
     def _trained_on(self, x: InputArray, key: Key) -> Tensor:
         """The logits in training; what dropout drops is the same as with every other backend."""
-        if not self._has_dropout:
-            logits: Tensor = self._logits(x)
-            return logits
-        drawn = set()
+        if self._dropouts == {}:
+            return self._logits(x)
+        dropouts = {}
 
         def factors(index: int, shape: tuple[int, ...], p: float, num_samples: int) -> Tensor:
-            drawn.add(index)
-            drawn_now = Noise(shape, float(p)).draw(key, index, num_samples)
-            return torch.from_numpy(drawn_now).to(self._device)
+            dropouts[index] = noise = Noise(shape, float(p))
+            return torch.from_numpy(noise.draw(key, index, num_samples)).to(self._device)
 
         with Dropouts(factors):
             logits = self._logits(x)
-        self._has_dropout = bool(drawn)
+        self._dropouts = dropouts
         return logits
 
     @contextmanager
@@ -256,32 +321,6 @@ class TorchBackend:
             for parameter in others:
                 parameter.requires_grad_(True)
 
-    def _loss_term_value(self, extra_loss: ExtraLoss, logits: Tensor, calls: list[Any]) -> Tensor:
-        return loss_term_value(
-            extra_loss, logits if extra_loss.loss_term.answer == "logits" else self._features(calls)
-        )
-
-    @contextmanager
-    def _last_layer_watched(self) -> Iterator[list[Any]]:
-        """Collects the arguments of every call of the last layer with weights."""
-        calls: list[Any] = []
-        hook = self._module.get_submodule(self._last).register_forward_pre_hook(
-            lambda _, arguments: calls.append(arguments)
-        )
-        try:
-            yield calls
-        finally:
-            hook.remove()
-
-    def _features(self, calls: list[Any]) -> Tensor:
-        """What the last layer got, shape (n, ...), from its calls in one forward pass."""
-        if len(calls) == 1 and len(calls[0]) == 1 and isinstance(calls[0][0], Tensor):
-            return calls[0][0].flatten(1).float()
-        raise ModelError(
-            f"model {self._spec.name}: its last layer {self._last!r} is not called once with one tensor, as"
-            " this method needs; choose another method or model"
-        )
-
     def upper(self) -> Upper | None:
         """See `Backend.upper`; the module's calls are watched for it."""
         if not self._spec.frozen or self._replay is not None or self._task.targets_are_samples:
@@ -290,7 +329,7 @@ class TorchBackend:
         if replay is None:
             return None
         upper = copy.copy(self)
-        upper._replay = replay  # noqa: SLF001 - of this class
+        upper._recorded, upper._replay = Recorded(PROCESSOR), replay  # noqa: SLF001 - of this class
         return Upper(upper, replay.size, lambda x: replay.taken(self._module, self._input(x)))
 
     def smaller(self, counts: tuple[int, ...]) -> Smaller | None:
@@ -322,7 +361,7 @@ class TorchBackend:
                 self._trained_on(for_numpy(self._made_up(_TRIED)).numpy(), Key(0))
             except (ValueError, RuntimeError, IndexError):  # as in `step`; a batch like this one
                 return True
-            return self._has_dropout or before != generator_states(self._device)
+            return bool(self._dropouts) or before != generator_states(self._device)
 
     def _made_up(self, num_samples: int) -> Tensor:
         """Samples of numbers between -1 and 1, or of the first token id."""
@@ -345,26 +384,11 @@ class TorchBackend:
             ) from None
 
     def _input(self, x: InputArray) -> Tensor:
-        inputs = torch.from_numpy(x).to(self._device, self._input_dtype)
-        return _channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
+        return self._shaped(torch.from_numpy(x))
 
-    def _adopt(self) -> None:
-        """Move the module's tensors into the flat vectors."""
-        parameters, statistics = dict(self._module.named_parameters()), dict(self._module.named_buffers())
-        self._parameters = {name: one for name, one in parameters.items() if one.requires_grad}
-        for tensor in self._spec.tensors:
-            place = self._spec.slices[tensor.name]
-            view = self._vectors.near_weights[place].view(tensor.shape)
-            if tensor.kind == "stat":
-                view.copy_(statistics[tensor.name])
-                owner, _, name = tensor.name.rpartition(".")
-                self._module.get_submodule(owner).register_buffer(name, view)
-            else:
-                parameter = parameters[tensor.name]
-                view.copy_(parameter.data)
-                parameter.data = view
-                parameter.grad = self._vectors.near_gradient[place].view(tensor.shape)
-        self._vectors.fetch_weights()
+    def _shaped(self, x: Tensor) -> Tensor:
+        inputs = x.to(self._device, self._input_dtype)
+        return _channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -375,21 +399,3 @@ def _channels_last(x: Tensor) -> Tensor:
         _, _, height, width = x.shape
         return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
     return x.contiguous(memory_format=torch.channels_last)
-
-
-def _check_same(spec: ModelSpec, module: nn.Module) -> None:
-    """The same parameters in the same order, and the same running statistics."""
-    own = [(name, tuple(value.shape)) for name, value in module.named_parameters() if value.requires_grad]
-    statistics = [(name, tuple(value.shape)) for name, value in module.named_buffers()]
-    own += [(name, shape) for name, shape in statistics if is_statistic(module, name)]
-    fleet = [(tensor.name, tensor.shape) for tensor in spec.tensors]
-    for theirs, ours in zip_longest(fleet, own, fillvalue=("(nothing)", ())):
-        if theirs != ours:
-            raise ModelError(
-                f"this device's model {spec.name} differs from the fleet's at {theirs[0]}: the fleet has"
-                f" {theirs[0]} {theirs[1]}, this device {ours[0]} {ours[1]}; install its version"
-            )
-    if any(value.dtype != torch.float32 for value in module.parameters()):
-        raise ModelError(
-            f"model {spec.name} has parameters that are not float32; only float32 can be trained"
-        )

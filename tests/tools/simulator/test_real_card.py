@@ -6,13 +6,13 @@ Elsewhere `tests/helpers/card.py` stands in for it, which holds the bits and kno
 import numpy as np
 import pytest
 import torch
-from tests.edge_agent.training.test_torch_device import CLASSES, SHAPES, trained
+from tests.edge_agent.training.cards.test_torch_device import CLASSES, SHAPES, trained
 from tests.tools.simulator.test_simulate import BASE, settings
 from tests.tools.simulator.test_trainer_choice import play
 
 from fleetune.coordinator.spec.spec_from_torch import draw
+from fleetune.edge_agent.training.cards.torch_device import PROCESSOR, torch_device
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.edge_agent.training.torch_device import PROCESSOR, torch_device
 from fleetune.protocols.randomness import Key
 from fleetune.tools.simulator.at_once.seats import Seats
 

@@ -77,7 +77,7 @@ def _play_all(
     device: str,
     console: "Console",
 ) -> None:
-    from fleetune.edge_agent.training.torch_device import name_of, torch_device
+    from fleetune.edge_agent.training.cards.torch_device import name_of, torch_device
     from fleetune.tools.bench.simulator.play import PlayFailed, keep, play, recalled
     from fleetune.tools.bench.simulator.report import write_results
     from fleetune.tools.bench.simulator.workloads import lay_out

@@ -9,14 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, Smaller, Upper
+from fleetune.edge_agent.training.cards.near_descent import NearDescent
+from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Answer
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks.task import Task
 from fleetune.tools.simulator.at_once.rendezvous import Rendezvous
-from fleetune.tools.simulator.at_once.stacked import Asked, Evaluation, Other, StackedNetworks, Step
+from fleetune.tools.simulator.at_once.stacked import Asked, Descend, Evaluation, Other, StackedNetworks, Step
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -86,13 +90,11 @@ class Seat:
 
     @property
     def weights(self) -> FlatArray:
-        row: FlatArray = self.networks.weights[self.number]
-        return row
+        return self.networks.vectors.weights_of(self.number)
 
     @property
     def gradient(self) -> FlatArray:
-        row: FlatArray = self.networks.gradients[self.number]
-        return row
+        return self.networks.vectors.gradient_of(self.number)
 
     def upper(self) -> Upper | None:
         """None: frozen parts compute along."""
@@ -102,11 +104,22 @@ class Seat:
         """None: networks of other shapes do not go into a stack."""
         return None
 
+    def near_descent(
+        self, settings: TrainingSection, plan: FitPlan, before: OptimiserState | None
+    ) -> "SeatDescent | None":
+        """See `Backend.near_descent`; on a card, for all of them at once."""
+        vectors = self.networks.vectors
+        if not vectors.apart:
+            return None
+        return SeatDescent(
+            NearDescent(vectors, self.number, self.spec.num_parameters, settings, plan, before), self
+        )
+
     def load(self, weights: FlatArray) -> None:
         """Copy `weights`, shape (spec.size,), into `self.weights`."""
         if weights.shape != (self.spec.size,):
             raise ModelError(f"{weights.shape} weights for model {self.spec.name} of {self.spec.size}")
-        self.weights[:] = weights
+        self.networks.vectors.load(weights, self.number)
 
     def step(
         self,
@@ -139,3 +152,20 @@ class Seat:
         """Each sample's loss, see `Backend.losses`."""
         found: NDArray[np.float64] = self.table.ask(self.number, Other(lambda backend: backend.losses(x, y)))
         return found
+
+
+@dataclass(frozen=True)
+class SeatDescent:
+    """A device's optimiser among others, see `NearDescent`."""
+
+    descent: NearDescent
+    seat: Seat
+
+    def step(self, *, deep: bool = True) -> float | None:
+        """See `Descent.step`."""
+        norm: float | None = self.seat.table.ask(self.seat.number, Descend(self.descent, deep))
+        return norm
+
+    def state(self) -> OptimiserState:
+        """See `Descent.state`."""
+        return self.descent.state()

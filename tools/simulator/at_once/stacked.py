@@ -1,8 +1,9 @@
 """Several networks of one architecture in torch, each with weights of its own, that step as one."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fleetune.edge_agent.training.backend import ExtraLoss, InputArray, LabelArray, check_labels
+from fleetune.edge_agent.training.cards.near_descent import NearDescent, step_all
+from fleetune.edge_agent.training.cards.recorded import Compute, Recorded, what_moves
+from fleetune.edge_agent.training.cards.torch_device import computing_in, for_numpy
+from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.edge_agent.training.torch_device import computing_in, for_numpy
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
-from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
@@ -68,6 +71,21 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Descend:
+    """A step of an optimiser where torch computes."""
+
+    descent: NearDescent
+    deep: bool
+
+    @property
+    def alike(self) -> object:
+        """Those where this is the same can be one."""
+        return "descend", self.descent.alike(deep=self.deep)
+
+    stacks = True
+
+
+@dataclass(frozen=True)
 class Other:
     """Whatever is done by one network at a time."""
 
@@ -77,14 +95,15 @@ class Other:
     stacks = False
 
 
-Asked = Step | Evaluation | Other
+Asked = Step | Evaluation | Descend | Other
 
 
 class StackedNetworks:
     """Weights and gradients of several devices' networks, and what they compute.
 
     Attributes:
-        weights, gradients: a row for each, shape (rows, spec.size).
+        vectors: weights and gradients, a row for each.
+        weights, gradients: those here.
 
     Args:
         backend: of one such network; used for what is not done together, its vectors are scratch space.
@@ -97,19 +116,17 @@ class StackedNetworks:
     def __init__(self, backend: TorchBackend, rows: int) -> None:
         self._backend, self._spec, self._task = backend, backend.spec, backend.task
         self._module, self._device = backend.module, backend.device
-        self._places = {
-            tensor.name: (self._spec.slices[tensor.name], tensor) for tensor in self._spec.tensors
-        }
         self._dtype = torch.float32 if backend.vocabulary is None else torch.int64
-        pinned = self._device.type == "cuda"
-        self._weights, self._gradients = (
-            torch.zeros(rows, self._spec.size, pin_memory=pinned) for _ in range(2)
-        )
-        self.weights: FlatArray = self._weights.numpy()
-        self.gradients: FlatArray = self._gradients.numpy()
+        self.vectors = Vectors(self._spec, self._device, rows)
+        self.weights, self.gradients = self.vectors.weights.numpy(), self.vectors.gradients.numpy()
+        self._recorded = Recorded(self._device)
+        self._places = {
+            tensor.name: (self.vectors.places[tensor.name], tensor) for tensor in self._spec.tensors
+        }
+        self._statistics = slice(self.vectors.near_stop(self._spec.num_parameters), None)
         if any(getattr(part, "momentum", 0) is None for part in self._module.modules()):
             raise ModelError("a norm without momentum counts the steps of one network")
-        self._dropouts = self._dropouts_found()
+        self._dropouts, self._is_watched = self._dropouts_found(), False
 
     def carry_out(self, asked: Mapping[int, Asked]) -> dict[int, Any]:
         """What each row asked for, or its exception; what is alike is done at once."""
@@ -122,8 +139,11 @@ class StackedNetworks:
         return answers
 
     def _together(self, rows: list[int], asked: list[Asked]) -> dict[int, Any]:
-        if len(rows) == 1:
-            return {rows[0]: self._tried(rows[0], asked[0])}
+        if isinstance(asked[0], Descend):
+            norms = step_all([one.descent for one in asked if isinstance(one, Descend)], deep=asked[0].deep)
+            return dict(zip(rows, norms, strict=True))
+        if not asked[0].stacks or (len(rows) == 1 and not self.vectors.is_held(rows[0])):
+            return {row: self._tried(row, one) for row, one in zip(rows, asked, strict=True)}
         try:
             if isinstance(asked[0], Step):
                 return dict(zip(rows, self._step(rows, asked), strict=True))  # type: ignore[arg-type]
@@ -145,7 +165,7 @@ class StackedNetworks:
 
     def _alone(self, row: int, asked: Asked) -> Any:
         backend = self._backend
-        backend.load(self.weights[row])
+        backend.load(self.vectors.weights_of(row))
         if isinstance(asked, Evaluation):
             return backend.evaluate(asked.x, asked.y)
         if isinstance(asked, Other):
@@ -158,42 +178,93 @@ class StackedNetworks:
             extra_loss=asked.extra_loss,
             tensors=asked.tensors,
         )
-        self.weights[row], self.gradients[row] = backend.weights, backend.gradient
+        self.vectors.put(row, backend.weights, backend.gradient)
         return mean
 
     def _step(self, rows: list[int], steps: list[Step]) -> list[float]:
-        first, near = steps[0], self._near(rows)
-        wanted = {name for name in self._parameters if first.tensors is None or name in first.tensors}
+        first = steps[0]
+        self.vectors.bring(rows)
+        drawn = self._drawn(steps) if first.training else []
+        wanted = [name for name in self._parameters if first.tensors is None or name in first.tensors]
+        extra = None if all(one.extra_loss is None for one in steps) else [one.extra_loss for one in steps]
+        given = [torch.tensor(rows), self._inputs(steps), self._targets(steps), *drawn]
+        compute = partial(self._computed, self._all(rows), first.training, wanted, extra)
+        if extra is None:
+            alike = first.training, tuple(wanted), *((one.shape, one.dtype) for one in given)
+            losses, gradients, statistics = self._watched(alike, compute, given)
+        else:
+            losses, gradients, statistics = compute(*(one.to(self._device) for one in given))
+        if not self._all(rows):
+            torch._foreach_copy_([self.vectors.near_gradients[row] for row in rows], list(gradients))
+        if first.training and statistics.shape[1]:
+            places = [self.vectors.near_weights[row, self._statistics] for row in rows]
+            torch._foreach_copy_(places, list(statistics))
+        self.vectors.fetch(rows, statistics=first.training)
+        return for_numpy(losses).tolist()  # type: ignore[no-any-return]
+
+    def _watched(self, alike: Hashable, compute: Compute, given: list[Tensor]) -> tuple[Tensor, ...]:
+        """What is computed; the first time it is seen whether that is the same each time."""
+        if self._is_watched or not self._recorded.can:
+            return self._recorded.run(alike, compute, given)
+        before, self._is_watched = what_moves(self._module, self._device), True
+        found = compute(*(one.to(self._device) for one in given))
+        if before != what_moves(self._module, self._device):
+            self._recorded.give_up()
+        return found
+
+    def _computed(
+        self,
+        every: bool,
+        training: bool,
+        wanted: list[str],
+        extra: list[ExtraLoss | None] | None,
+        rows: Tensor,
+        x: Tensor,
+        y: Tensor,
+        *draws: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rows: losses, gradients and statistics; gradients where they belong, if it is of every row."""
+        weights = self.vectors.near_weights if every else self.vectors.near_weights.index_select(0, rows)
+        near = self._tensors(weights.detach())
         own = {name: near[name].requires_grad_(name in wanted) for name in self._parameters}
         statistics = {name: near[name].clone() for name in self._places if name not in own}
-        x, y = self._inputs(steps), self._targets(steps)
-        draws = self._drawn(steps) if first.training else []
-        self._module.train(first.training)
+        self._module.train(training)
 
         def logits_of(own: Any, statistics: Any, x: Tensor, draws: list[Tensor]) -> Tensor:
             with Dropouts(lambda index, *_: draws[index]) if draws else nullcontext():
                 logits: Tensor = functional_call(self._module, (own, statistics), (x,))
                 return logits
 
-        with computing_in(self._backend.precision if first.training else "float32", self._device):
-            logits = vmap(logits_of)(own, statistics, x, draws).float()
+        with computing_in(self._backend.precision if training else "float32", self._device):
+            logits = vmap(logits_of)(own, statistics, x, list(draws)).float()
         losses = self._mean_losses(logits, y)
         total = losses.sum()
-        for number, step in enumerate(steps):
-            if step.extra_loss is not None:
-                total = total + loss_term_value(step.extra_loss, logits[number])
-        names = sorted(wanted)
-        found = torch.autograd.grad(total, [own[name] for name in names], allow_unused=True) if names else []
-        self._keep(rows, dict(zip(names, found, strict=True)), statistics if first.training else {})
-        return for_numpy(losses.detach()).tolist()  # type: ignore[no-any-return]
+        for number, extra_loss in enumerate(extra or []):
+            if extra_loss is not None:
+                total = total + loss_term_value(extra_loss, logits[number])
+        found = (
+            torch.autograd.grad(total, [own[name] for name in wanted], allow_unused=True) if wanted else ()
+        )
+        gradients = self.vectors.near_gradients if every else torch.empty_like(weights)
+        gradients.zero_()
+        for name, gradient in zip(wanted, found, strict=True):
+            if gradient is not None:
+                gradients[:, self._places[name][0]] = gradient.reshape(len(x), -1)
+        moved = weights[:, self._statistics].clone()
+        for name, statistic in statistics.items():
+            at = self._places[name][0].start - (self._statistics.start or 0)
+            moved[:, at : at + statistic[0].numel()] = statistic.reshape(len(x), -1)
+        return losses.detach(), gradients, moved
 
     def _evaluate(self, rows: list[int], asked: list[Evaluation]) -> list[tuple[float, NDArray[np.float32]]]:
         self._module.eval()
+        self.vectors.bring(rows)
         with torch.no_grad():
+            near = self.vectors.rows(self.vectors.near_weights, rows)
             found = vmap(lambda own, x: functional_call(self._module, own, (x,)))(
-                self._near(rows), self._inputs(asked)
+                self._tensors(near), self._inputs(asked).to(self._device)
             )
-            outputs, targets = for_numpy(found), for_numpy(self._targets(asked))
+            outputs, targets = for_numpy(found), self._targets(asked)
             return [(self._loss_sum(*one), one[0].numpy()) for one in zip(outputs, targets, strict=True)]
 
     def _mean_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -215,46 +286,29 @@ class StackedNetworks:
         return [name for name, (_, tensor) in self._places.items() if tensor.kind != "stat"]
 
     def _all(self, rows: list[int]) -> bool:
-        return len(rows) == len(self.weights)
+        return len(rows) == len(self.vectors.weights)
 
-    def _near(self, rows: list[int]) -> dict[str, Tensor]:
-        """These rows' tensors, where torch computes."""
-        weights = (self._weights if self._all(rows) else self._weights[rows]).to(self._device)
+    def _tensors(self, weights: Tensor) -> dict[str, Tensor]:
+        """Of some rows' weights, as they lie where torch computes."""
         return {
-            name: weights[:, place].reshape(len(rows), *tensor.shape)
+            name: weights[:, place].reshape(len(weights), *tensor.shape)
             for name, (place, tensor) in self._places.items()
         }
 
-    def _keep(
-        self, rows: list[int], gradients: Mapping[str, Tensor | None], statistics: Mapping[str, Tensor]
-    ) -> None:
-        near = torch.zeros(len(rows), self._spec.size, device=self._device)
-        for name, gradient in gradients.items():
-            if gradient is not None:
-                near[:, self._places[name][0]] = gradient.reshape(len(rows), -1)
-        if self._all(rows):  # into pinned memory, which is copied in half the time
-            self._gradients.copy_(near)
-        else:
-            self._gradients[rows] = for_numpy(near)
-        for name, statistic in statistics.items():
-            self._weights[rows, self._places[name][0]] = for_numpy(statistic.reshape(len(rows), -1))
-
     def _inputs(self, asked: Iterable[Step | Evaluation]) -> Tensor:
-        return torch.from_numpy(np.stack([one.x for one in asked])).to(self._device, self._dtype)
+        return torch.from_numpy(np.stack([one.x for one in asked])).to(self._dtype)
 
     def _targets(self, asked: Iterable[Step | Evaluation]) -> Tensor:
         targets = [one.y for one in asked]
         if targets[0].ndim == 1 and targets[0].dtype == np.int64:
             for labels in targets:
                 check_labels(self._spec, labels)  # a card does not survive a wrong one
-        return torch.from_numpy(np.stack(targets)).to(self._device)
+        return torch.from_numpy(np.stack(targets))
 
     def _drawn(self, steps: Collection[Step]) -> list[Tensor]:
         """What each dropout multiplies by, of all: as with every other backend."""
         return [
-            torch.from_numpy(np.stack([noise.draw(step.key, index, len(step.y)) for step in steps])).to(
-                self._device
-            )
+            torch.from_numpy(np.stack([noise.draw(step.key, index, len(step.y)) for step in steps]))
             for index, noise in enumerate(self._dropouts)
         ]
 
@@ -286,21 +340,23 @@ class StackedNetworks:
         steps = [Step(x, y, Key(row), training=True, extra_loss=None, tensors=None) for row in range(2)]
 
         def begin(row: int) -> None:
-            self.weights[row] = start * np.float32(1 + 0.1 * row)
+            self.vectors.load(start * np.float32(1 + 0.1 * row), row)
 
         wanted = []
         for row, step in enumerate(steps):
             begin(row)
             mean = self._alone(row, step)
-            wanted.append((mean, self.gradients[row].copy(), self.weights[row].copy()))
+            gradient, weights = self.vectors.gradient_of(row), self.vectors.weights_of(row)
+            wanted.append((mean, gradient.copy(), weights.copy()))
             begin(row)
         try:
             means = self._step([0, 1], steps)
         except (ValueError, RuntimeError, IndexError) as problem:
             raise ModelError(_line(problem)) from problem
         for row, (mean, gradient, weights) in enumerate(wanted):
-            pairs = ((means[row], mean), (self.gradients[row], gradient), (self.weights[row], weights))
-            if not all(_close(ours, theirs) for ours, theirs in pairs):
+            ours = self.vectors.gradient_of(row), self.vectors.weights_of(row)
+            pairs = ((means[row], mean), (ours[0], gradient), (ours[1], weights))
+            if not all(_close(*pair) for pair in pairs):
                 raise ModelError("a step of several networks is another one than that of each")
         self._backend.load(start)
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from fleetune.coordinator.spec.spec_from_torch import describe, draw
 from fleetune.edge_agent.training.backend import ExtraLoss
+from fleetune.edge_agent.training.cards.torch_device import PROCESSOR, torch_device
 from fleetune.edge_agent.training.torch_backend import TorchBackend
-from fleetune.edge_agent.training.torch_device import PROCESSOR, torch_device
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.loss_terms import Contrast, Distillation
 from fleetune.protocols.randomness import Key

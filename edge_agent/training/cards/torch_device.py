@@ -1,8 +1,4 @@
-"""Where torch computes: the processor, or a card beside it with a memory of its own.
-
-Trained weights and gradients are numpy's on this side, whatever computes. On a card they are copied there
-before a step and back after it.
-"""
+"""Where torch computes: the processor, or a card beside it with a memory of its own."""
 
 import os
 import warnings
@@ -13,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fleetune.protocols.errors import ModelError
-from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.section import Precision
 
@@ -72,43 +67,6 @@ def computing_in(precision: Precision, device: torch.device) -> AbstractContextM
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
-
-
-class Vectors:
-    """A model's weights and gradient, flat, and those that torch computes with.
-
-    Attributes:
-        weights, gradient: in this process's memory, shape (spec.size,).
-        near_weights, near_gradient: where torch computes; on the processor the same tensors.
-    """
-
-    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
-        self._apart, self._num_parameters = device != PROCESSOR, spec.num_parameters
-        pinned = device.type == "cuda"  # copied twice as fast
-        self.weights = torch.zeros(spec.size, pin_memory=pinned)
-        self.gradient = torch.zeros(spec.size, pin_memory=pinned)
-        self.near_weights, self.near_gradient = self.weights, self.gradient
-        if self._apart:
-            self.near_weights, self.near_gradient = (torch.zeros(spec.size, device=device) for _ in range(2))
-
-    def bring(self) -> None:
-        """The weights to where torch computes."""
-        if self._apart:
-            self.near_weights.copy_(self.weights)
-
-    def fetch_weights(self) -> None:
-        """Back from there: all weights."""
-        if self._apart:
-            self.weights.copy_(self.near_weights)
-
-    def fetch(self, *, statistics: bool) -> None:
-        """Back from there: the gradient, and the running statistics that a step has moved."""
-        if not self._apart:
-            return
-        self.gradient.copy_(self.near_gradient)
-        if statistics:
-            at = slice(self._num_parameters, None)
-            self.weights[at].copy_(self.near_weights[at])
 
 
 def for_numpy(tensor: Tensor) -> Tensor:

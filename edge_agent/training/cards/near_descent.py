@@ -1,0 +1,243 @@
+"""The run's optimiser at work on a card, on weights that stay there: of one network, or of many in one go.
+
+It does what `edge_agent.training.descent` does, in the same order, so that without clipping it comes to the
+same bits as far as the card computes them. A step is a few operators on all entries, frozen ones included,
+whose step is 0.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetune.edge_agent.training.cards.together import CountsTogether, Together
+from fleetune.edge_agent.training.cards.torch_device import for_numpy
+from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.edge_agent.training.descent import CLIP_EPS
+from fleetune.edge_agent.training.optimisers import optimiser_of
+from fleetune.edge_agent.training.optimisers.optimiser import Optimiser, OptimiserState
+from fleetune.protocols.model.spec import MaskArray
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.skeletons.trainer import FitPlan, Pull
+
+
+@dataclass
+class _Stretch:
+    """Consecutive entries of one network that take the same steps, where they lie on the card.
+
+    Attributes:
+        place: where they stand.
+        weights, gradient: theirs.
+        keep: 1 where trainable, else 0; None: all are.
+        vectors: the optimiser's.
+        levels, index: the steps that they had taken before, see `StepCounts`.
+        target, pulled: the pull's, and 1 where it pulls; None: nowhere, or everywhere.
+        times: how many times the gradient counts.
+        num_steps: taken here.
+    """
+
+    place: slice
+    weights: Tensor
+    gradient: Tensor
+    keep: Tensor | None
+    vectors: tuple[Tensor, ...]
+    levels: NDArray[np.float64]
+    index: Tensor | None
+    target: Tensor | None
+    pulled: Tensor | None
+    times: float = 1.0
+    num_steps: int = 0
+
+    @property
+    def alike(self) -> object:
+        """Stretches where this is the same can take a step in one go."""
+        return self.place.start, self.keep is None, self.index is None, self.pulled is None
+
+
+class NearDescent:
+    """See `edge_agent.training.descent.Descent`, whose `step` and `state` these are.
+
+    Args:
+        near: where the weights are, and the gradient of each step; the row is held there from now on.
+        row: whose.
+        size, settings, plan, before: see `Descent`.
+    """
+
+    def __init__(
+        self,
+        near: Vectors,
+        row: int,
+        size: int,
+        settings: TrainingSection,
+        plan: FitPlan,
+        before: OptimiserState | None,
+    ) -> None:
+        near.hold(row)
+        self._near, self._row, self._size, self._plan, self._before = near, row, size, plan, before
+        self.optimiser, self.clip_norm = optimiser_of(settings), settings.clip_norm
+        self.pull_strength = None if plan.pull is None else 2 * plan.pull.strength
+        self._stretches = self._all_stretches(plan)
+
+    def step(self, *, deep: bool = True) -> float | None:
+        """See `Descent.step`."""
+        return step_all([self], deep=deep)[0]
+
+    def moving(self, *, deep: bool) -> list[_Stretch]:
+        """What takes a step."""
+        return [one for one in self._stretches if deep or not self._is_lower(one.place)]
+
+    def alike(self, *, deep: bool) -> object:
+        """Descents where this is the same can take a step in one go."""
+        stretches = tuple((one.alike, one.times) for one in self.moving(deep=deep))
+        return self.optimiser, self.clip_norm, self.pull_strength, deep, stretches
+
+    def state(self) -> OptimiserState:
+        """See `Descent.state`."""
+        assert self._before is not None, "it was told what is remembered from before"
+        found = [
+            self._back([one.vectors[number] for one in self._stretches])
+            for number in range(self.optimiser.num_vectors)
+        ]
+        if self.optimiser.counts_steps:
+            taken = self._back([torch.full_like(one.gradient, one.num_steps) for one in self._stretches])
+            found.append(taken + self._before.vectors[-1] if self._before.vectors else taken)
+        if self._plan.trainable is not None:
+            frozen = ~self._plan.trainable[: self._size]
+            for number, vector in enumerate(found):
+                np.copyto(vector, self._before.vectors[number] if self._before.vectors else 0, where=frozen)
+        return OptimiserState(tuple(found))
+
+    def _is_lower(self, place: slice) -> bool:
+        return self._plan.lower is not None and place.stop <= self._near.near_stop(self._plan.lower.stop)
+
+    def _there(self, vector: NDArray[Any]) -> Tensor:
+        """The parameters' entries of a flat vector, 0 elsewhere, as they lie on the card."""
+        whole = torch.zeros(1, self._near.weights.shape[1])
+        whole[0, : self._size] = torch.from_numpy(vector[: self._size].astype(np.float32))
+        return self._near.there(whole.to(self._near.near_weights.device))[0]
+
+    def _back(self, stretches: Sequence[Tensor]) -> NDArray[np.float32]:
+        """One vector of the parameters, of what the stretches have."""
+        whole = torch.zeros(1, self._near.num_near, device=self._near.near_weights.device)
+        for stretch, values in zip(self._stretches, stretches, strict=True):
+            whole[0, stretch.place] = values
+        found: NDArray[np.float32] = self._near.back(whole)[0, : self._size].cpu().numpy()
+        return found
+
+    def _all_stretches(self, plan: FitPlan) -> list[_Stretch]:
+        end = self._near.near_stop(self._size)
+        middle = 0 if plan.lower is None else min(end, self._near.near_stop(plan.lower.stop))
+        keep = None if plan.trainable is None else self._there(plan.trainable)
+        target = None if plan.pull is None else self._there(plan.pull.target)
+        pulled = self._pulled(plan.pull)
+        remembered = [] if self._before is None else [self._there(one) for one in self._before.vectors]
+        weights, gradient = self._near.near_weights[self._row], self._near.near_gradients[self._row]
+        number = self.optimiser.num_vectors
+        vectors = remembered[:number] or [torch.zeros_like(gradient) for _ in range(number)]
+        counted = remembered[number] if self.optimiser.counts_steps and remembered else None
+        return [
+            _Stretch(
+                at,
+                weights[at],
+                gradient[at],
+                None if keep is None else keep[at],
+                tuple(vector[at] for vector in vectors),
+                *_levels(None if counted is None else counted[at], None if keep is None else keep[at]),
+                None if target is None else target[at],
+                None if pulled is None else pulled[at],
+                1 / plan.lower.share if plan.lower is not None and self._is_lower(at) else 1.0,
+            )
+            for at in (slice(0, middle), slice(middle, end))
+            if at.start < at.stop
+        ]
+
+    def _pulled(self, pull: Pull | None) -> Tensor | None:
+        if pull is None or pull.mask is None:
+            return None
+        mask: MaskArray = pull.mask
+        return self._there(mask)
+
+
+def _levels(counted: Tensor | None, keep: Tensor | None) -> tuple[NDArray[np.float64], Tensor | None]:
+    """Of entries that have taken these numbers of steps; None: none."""
+    of_trainable = counted if counted is None or keep is None else counted[keep > 0]
+    if counted is None or of_trainable is None or not of_trainable.numel():
+        return np.zeros(1), None
+    if keep is not None:
+        counted = torch.where(keep > 0, counted, of_trainable[0])
+    levels, index = torch.unique(counted, return_inverse=True)
+    found: NDArray[np.float64] = levels.cpu().numpy().astype(np.float64)
+    return found, index if found.size > 1 else None
+
+
+@torch.no_grad()
+def step_all(descents: Sequence[NearDescent], *, deep: bool) -> list[float | None]:
+    """A step of each; they are alike.
+
+    Returns:
+        See `Descent.step`, of each.
+    """
+    first, moving = descents[0], [one.moving(deep=deep) for one in descents]
+    together = [list(stretches) for stretches in zip(*moving, strict=True)]
+    if first.pull_strength is not None:
+        for stretches in together:
+            _add_pull(stretches, first.pull_strength)
+    norms: list[float] = []
+    scales = [1.0] * len(descents)
+    if first.clip_norm is not None:
+        norms = _norms(together, len(descents))
+        finite = [norm if math.isfinite(norm) else 0.0 for norm in norms]  # who diverged is told so and ends
+        scales = [min(1.0, first.clip_norm / (norm + CLIP_EPS)) for norm in finite]
+    for stretches in together:
+        _move(first.optimiser, stretches, [scale * stretches[0].times for scale in scales])
+    return [*norms] or [None] * len(descents)
+
+
+def _add_pull(stretches: Sequence[_Stretch], strength: float) -> None:
+    """Its gradient, strength * (w - target) where pulled."""
+    weights = Together([one.weights for one in stretches])
+    extra = weights - Together([one.target for one in stretches if one.target is not None])
+    extra *= strength
+    if stretches[0].pulled is not None:
+        extra *= Together([one.pulled for one in stretches if one.pulled is not None])
+    gradients = Together([one.gradient for one in stretches])
+    gradients += extra
+
+
+def _norms(together: Sequence[Sequence[_Stretch]], number: int) -> list[float]:
+    """Of what moves of each."""
+    squares = torch.zeros(number, device=together[0][0].gradient.device)
+    for stretches in together:
+        gradients = _kept(Together([one.gradient for one in stretches]), stretches)
+        norms = torch.stack(torch._foreach_norm(gradients.tensors))  # noqa: SLF001 - as torch.nn.utils does
+        squares += (norms * stretches[0].times) ** 2
+    return [float(norm) for norm in for_numpy(squares.sqrt()).tolist()]
+
+
+def _kept(values: Together, stretches: Sequence[_Stretch]) -> Together:
+    """0 where frozen."""
+    if stretches[0].keep is None:
+        return values
+    kept: Together = values * Together([one.keep for one in stretches if one.keep is not None])
+    return kept
+
+
+def _move(optimiser: Optimiser, stretches: Sequence[_Stretch], scales: Sequence[float]) -> None:
+    gradients, weights = (
+        Together([one.gradient for one in stretches]),
+        Together([one.weights for one in stretches]),
+    )
+    if any(scale != 1 for scale in scales):
+        gradients *= list(scales)
+    for one in stretches:
+        one.num_steps += 1
+    indices = [one.index for one in stretches if one.index is not None]
+    counts = CountsTogether([one.levels + one.num_steps for one in stretches], indices or None)
+    vectors = tuple(Together(own) for own in zip(*(one.vectors for one in stretches), strict=True))
+    step = optimiser.step(gradients, weights, vectors, counts, Together([]))  # type: ignore[arg-type]
+    weights -= _kept(step, stretches)  # type: ignore[arg-type]

@@ -1,0 +1,67 @@
+"""Tensors of several networks that numpy's functions work on, all in one call of torch: so that an optimiser,
+which is written with those, is at work on a card as it is on the processor.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
+from torch import Tensor
+
+_NAMES = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.sqrt: "sqrt"}
+
+
+class Together(NDArrayOperatorsMixin):
+    """One tensor of each network. What is written to a function's first argument is written in place; what is
+    written to another becomes new tensors.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+
+    @property
+    def size(self) -> int:
+        """Networks."""
+        return len(self.tensors)
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *given: Any, out: tuple[Any, ...] = ()) -> Any:
+        if method != "__call__" or function not in _NAMES or not isinstance(given[0], Together):
+            return NotImplemented
+        first, others = given[0], [one.tensors if isinstance(one, Together) else one for one in given[1:]]
+        name, in_place = _NAMES[function], bool(out) and out[0] is first
+        found = getattr(torch, f"_foreach_{name}{'_' if in_place else ''}")(first.tensors, *others)
+        if in_place:
+            return first
+        if not out:
+            return Together(found)
+        out[0].tensors = list(found)
+        return out[0]
+
+
+class CountsTogether:
+    """How many steps the entries of each network have taken, see `StepCounts`.
+
+    Args:
+        levels: of each, the different numbers, this step included.
+        index: of each, which of them is each entry's; None: all have the only one.
+    """
+
+    def __init__(self, levels: Sequence[NDArray[np.float64]], index: Sequence[Tensor] | None) -> None:
+        self._levels, self._index = levels, index
+
+    def each(self, value: Callable[[NDArray[np.float64]], NDArray[np.float64]], dtype: np.dtype[Any]) -> Any:
+        """See `StepCounts.each`."""
+        values = [value(levels) for levels in self._levels]
+        if self._index is None:
+            return [float(one[0]) for one in values]
+        return Together(
+            [
+                torch.from_numpy(one.astype(dtype)).to(index.device)[index]
+                for one, index in zip(values, self._index, strict=True)
+            ]
+        )

@@ -1,0 +1,149 @@
+"""Weights and gradients in this process's memory and where torch computes, of one network or of several."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from fleetune.edge_agent.training.cards.torch_device import PROCESSOR
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+
+_ALIGNED = 64  # entries: kernels of cards read 16 bytes at a time, and end where a tensor begins between them
+
+
+class Vectors:
+    """A row for each network. On a card there are two of each vector: a row's weights are either those here,
+    which are brought there before each step and whose gradient comes back after it, or held there, and come
+    back when they are asked for.
+
+    Attributes:
+        weights, gradients: in this process's memory, shape (rows, spec.size).
+        near_weights, near_gradients: where torch computes, shape (rows, near size), every tensor of the model
+            in its place; on the processor the same as those.
+        places: of each tensor in them, by name.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device, rows: int = 1) -> None:
+        self._spec, self._device = spec, device
+        pinned = device.type == "cuda"  # copied twice as fast
+        self.weights = torch.zeros(rows, spec.size, pin_memory=pinned)
+        self.gradients = torch.zeros(rows, spec.size, pin_memory=pinned)
+        self.near_weights, self.near_gradients = self.weights, self.gradients
+        self.places = dict(spec.slices)
+        self._held = [False] * rows
+        if self.apart:
+            self.places, size = _aligned(spec)
+            self.near_weights, self.near_gradients = (
+                torch.zeros(rows, size, device=device) for _ in range(2)
+            )
+
+    @property
+    def apart(self) -> bool:
+        """Torch computes in another memory."""
+        return self._device != PROCESSOR
+
+    @property
+    def num_near(self) -> int:
+        """Entries of a row there: the parameters', then the statistics'."""
+        return self.near_weights.shape[1]
+
+    def near_stop(self, stop: int) -> int:
+        """Where the entries before this one of a flat vector end there."""
+        for name, place in self._spec.slices.items():
+            if stop < place.stop:
+                return int(self.places[name].start + max(0, stop - place.start))
+        return self.num_near
+
+    def there(self, rows: Tensor) -> Tensor:
+        """Rows of flat vectors on the card, shape (n, spec.size), as they lie there; new memory."""
+        pieces, end = [], 0
+        for name, place in self._spec.slices.items():
+            at = self.places[name]
+            if at.start > end:
+                pieces.append(rows.new_zeros(len(rows), at.start - end))
+            pieces.append(rows[:, place])
+            end = at.stop
+        if self.num_near > end:
+            pieces.append(rows.new_zeros(len(rows), self.num_near - end))
+        return torch.cat(pieces, 1)
+
+    def back(self, rows: Tensor) -> Tensor:
+        """What lies there, as flat vectors; new memory."""
+        return torch.cat([rows[:, self.places[name]] for name in self._spec.slices], 1)
+
+    def rows(self, vectors: Tensor, rows: Sequence[int]) -> Tensor:
+        """Some rows of `near_weights` or `near_gradients`: these themselves, if it is all."""
+        return vectors if len(rows) == len(vectors) else torch.stack([vectors[row] for row in rows])
+
+    def bring(self, rows: Iterable[int] = (0,)) -> None:
+        """The weights of rows that are not held there."""
+        coming = [row for row in rows if self.apart and not self._held[row]]
+        if len(coming) == len(self.weights):
+            self.near_weights.copy_(self.there(self.weights.to(self._device)))
+        elif coming:
+            for row, near in zip(coming, self.there(self.weights[coming].to(self._device)), strict=True):
+                self.near_weights[row].copy_(near)
+
+    def fetch(self, rows: Iterable[int] = (0,), *, statistics: bool) -> None:
+        """Of rows that are not held there: the gradient, and the running statistics that a step has moved."""
+        coming = [row for row in rows if self.apart and not self._held[row]]
+        if not coming:
+            return
+        gradients = self.back(self.rows(self.near_gradients, coming))
+        if len(coming) == len(self.weights):  # into pinned memory, which is copied in half the time
+            self.gradients.copy_(gradients)
+        else:
+            self.gradients[coming] = gradients.to(PROCESSOR)
+        at = slice(self._spec.num_parameters, None)
+        if statistics and self._spec.size > self._spec.num_parameters:
+            near = self.back(self.rows(self.near_weights, coming))
+            self.weights[coming, at] = near[:, at].to(PROCESSOR)
+
+    def fetch_weights(self) -> None:
+        """All weights, as they are there."""
+        if self.apart:
+            self.weights.copy_(self.back(self.near_weights))
+
+    def hold(self, row: int = 0) -> None:
+        """Keep a row there from now on."""
+        self.bring([row])
+        self._held[row] = self.apart
+
+    def is_held(self, row: int) -> bool:
+        """The row's weights are there."""
+        return self._held[row]
+
+    def put(self, row: int, weights: FlatArray, gradient: FlatArray) -> None:
+        """What was computed of a row elsewhere."""
+        self.weights[row].numpy()[:], self.gradients[row].numpy()[:] = weights, gradient
+        if self._held[row]:
+            for near, own in ((self.near_weights, self.weights), (self.near_gradients, self.gradients)):
+                near[row].copy_(self.there(own[row : row + 1].to(self._device))[0])
+
+    def load(self, weights: FlatArray, row: int = 0) -> None:
+        """Copy weights, shape (spec.size,), into a row here, which is held there no longer."""
+        self._held[row] = False
+        self.weights[row].numpy()[:] = weights
+
+    def weights_of(self, row: int = 0) -> FlatArray:
+        """Shape (spec.size,), live where they are not held there."""
+        if self._held[row]:
+            self.weights[row].copy_(self.back(self.near_weights[row : row + 1])[0])
+        found: FlatArray = self.weights[row].numpy()
+        return found
+
+    def gradient_of(self, row: int = 0) -> FlatArray:
+        """Shape (spec.size,), live where the weights are not held there."""
+        if self._held[row]:
+            self.gradients[row].copy_(self.back(self.near_gradients[row : row + 1])[0])
+        found: FlatArray = self.gradients[row].numpy()
+        return found
+
+
+def _aligned(spec: ModelSpec) -> tuple[dict[str, slice], int]:
+    """A place for each tensor, and where the last one ends."""
+    places, end = {}, 0
+    for name, place in spec.slices.items():
+        places[name] = slice(end, end + place.stop - place.start)
+        end += -(-(place.stop - place.start) // _ALIGNED) * _ALIGNED
+    return places, end

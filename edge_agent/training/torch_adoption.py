@@ -1,0 +1,50 @@
+"""A torch module taken over: it is the fleet's model, and its tensors move into flat vectors."""
+
+from itertools import zip_longest
+
+import torch
+from torch import nn
+
+from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.model.torch_backbone import is_statistic
+
+
+def adopt(spec: ModelSpec, module: nn.Module, vectors: Vectors) -> dict[str, nn.Parameter]:
+    """Move the module's tensors into the first row of the vectors, where torch computes; its trainable
+    parameters by name.
+    """
+    parameters, statistics = dict(module.named_parameters()), dict(module.named_buffers())
+    for tensor in spec.tensors:
+        place = vectors.places[tensor.name]
+        view = vectors.near_weights[0, place].view(tensor.shape)
+        if tensor.kind == "stat":
+            view.copy_(statistics[tensor.name])
+            owner, _, name = tensor.name.rpartition(".")
+            module.get_submodule(owner).register_buffer(name, view)
+        else:
+            parameter = parameters[tensor.name]
+            view.copy_(parameter.data)
+            parameter.data = view
+            parameter.grad = vectors.near_gradients[0, place].view(tensor.shape)
+    vectors.fetch_weights()
+    return {name: one for name, one in parameters.items() if one.requires_grad}
+
+
+def check_same(spec: ModelSpec, module: nn.Module) -> None:
+    """The same parameters in the same order, and the same running statistics."""
+    own = [(name, tuple(value.shape)) for name, value in module.named_parameters() if value.requires_grad]
+    statistics = [(name, tuple(value.shape)) for name, value in module.named_buffers()]
+    own += [(name, shape) for name, shape in statistics if is_statistic(module, name)]
+    fleet = [(tensor.name, tensor.shape) for tensor in spec.tensors]
+    for theirs, ours in zip_longest(fleet, own, fillvalue=("(nothing)", ())):
+        if theirs != ours:
+            raise ModelError(
+                f"this device's model {spec.name} differs from the fleet's at {theirs[0]}: the fleet has"
+                f" {theirs[0]} {theirs[1]}, this device {ours[0]} {ours[1]}; install its version"
+            )
+    if any(value.dtype != torch.float32 for value in module.parameters()):
+        raise ModelError(
+            f"model {spec.name} has parameters that are not float32; only float32 can be trained"
+        )

@@ -1,0 +1,161 @@
+"""The optimiser at work on a card comes to what it comes to on the processor."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from tests.edge_agent.training.test_descent import ALL
+from tests.helpers import card
+
+from fleetune.coordinator.spec.spec_from_torch import draw
+from fleetune.edge_agent.training.cards.near_descent import NearDescent, step_all
+from fleetune.edge_agent.training.cards.torch_device import torch_device
+from fleetune.edge_agent.training.cards.vectors import Vectors
+from fleetune.edge_agent.training.descent import Descent
+from fleetune.edge_agent.training.optimisers import optimiser_of
+from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.trainer import FitPlan, LowerLayers, Pull
+
+SPEC, START = draw("resnet8", (3, 16, 16), 7, Key(3))
+SIZE = SPEC.num_parameters
+STEPS = 5
+
+
+def some(share, seed=1):
+    mask = np.random.default_rng(seed).random(SPEC.size) < share
+    mask[SIZE:] = False
+    return mask
+
+
+def pull(mask=None):
+    return Pull(START * np.float32(0.5), 0.3, mask)
+
+
+PLANS = {
+    "all": FitPlan(),
+    "half": FitPlan(trainable=some(0.5)),
+    "none": FitPlan(trainable=some(0.0)),
+    "pulled": FitPlan(pull=pull()),
+    "some pulled, some trainable": FitPlan(trainable=some(0.3), pull=pull(some(0.6, 2))),
+    "lower layers seldom": FitPlan(lower=LowerLayers(SPEC.slices[SPEC.tensors[9].name].start, 0.5)),
+    "lower layers seldom, half": FitPlan(
+        trainable=some(0.5), lower=LowerLayers(SPEC.slices[SPEC.tensors[9].name].start, 0.5), pull=pull()
+    ),
+}
+
+
+def before_of(settings, what):
+    if what == "forgets":
+        return None
+    optimiser, draws = optimiser_of(settings), np.random.default_rng(4)
+    number = optimiser.num_vectors + optimiser.counts_steps
+    if what == "begins":
+        return OptimiserState(tuple(np.zeros(SIZE, np.float32) for _ in range(number)))
+    vectors = [draws.random(SIZE).astype(np.float32) for _ in range(optimiser.num_vectors)]
+    if optimiser.counts_steps:
+        vectors.append(draws.integers(0, 4, SIZE).astype(np.float32))
+    return OptimiserState(tuple(vectors))
+
+
+def gradients(row):
+    draws = np.random.default_rng(row)
+    found = draws.standard_normal((STEPS, SPEC.size)).astype(np.float32)
+    found[:, SIZE:] = 0
+    return found
+
+
+def here(settings, plan, before, row=0):
+    """Weights, norms and state on the processor."""
+    weights, gradient = START * np.float32(1 + row), np.zeros_like(START)
+    descent, norms = Descent(weights, gradient, SIZE, settings, plan, before), []
+    for number, one in enumerate(gradients(row)):
+        gradient[:] = one
+        norms.append(descent.step(deep=deep(plan, number)))
+    return weights, norms, None if before is None else descent.state()
+
+
+def deep(plan, number):
+    return plan.lower is None or number % 2 == 1
+
+
+def there(settings, plan, before, rows=(0,)):
+    """Likewise of each row on a card, all in one go."""
+    vectors = Vectors(SPEC, torch_device(card.NAME), max(rows) + 1)
+    for row in rows:
+        vectors.load(START * np.float32(1 + row), row)
+    descents = [NearDescent(vectors, row, SIZE, settings, plan, before) for row in rows]
+    norms = []
+    for number in range(STEPS):
+        for row in rows:
+            vectors.put(row, vectors.weights_of(row), gradients(row)[number])
+        assert len({one.alike(deep=deep(plan, number)) for one in descents}) == 1
+        norms.append(step_all(descents, deep=deep(plan, number)))
+    states = [None if before is None else one.state() for one in descents]
+    return [
+        (vectors.weights_of(row).copy(), [of_step[number] for of_step in norms], states[number])
+        for number, row in enumerate(rows)
+    ]
+
+
+assert_same = np.testing.assert_array_equal
+
+
+def assert_close(ours, theirs):
+    """Torch's square roots are not all numpy's: they may be the next number."""
+    np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=4e-7 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("before", ["forgets", "begins", "goes on"])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ALL)
+def test_it_comes_to_the_same(name, plan, before):
+    settings, plan = ALL[name], PLANS[plan]
+    started = before_of(settings, before)
+    (weights, norms, state), ((found, found_norms, found_state),) = (
+        here(settings, plan, started),
+        there(settings, plan, started),
+    )
+    assert norms == found_norms == [None] * STEPS
+    same = assert_same if name.startswith("sgd") else assert_close
+    same(found, weights)
+    if state is not None:
+        for ours, theirs in zip(found_state.vectors, state.vectors, strict=True):
+            same(ours, theirs)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["sgd, momentum", "adamw"])
+def test_clipped_it_does_but_for_the_rounding_of_norms(name, plan):
+    settings = replace(ALL[name], clip_norm=0.7)
+    weights, norms, _ = here(settings, PLANS[plan], None)
+    ((found, found_norms, _),) = there(settings, PLANS[plan], None)
+    assert found_norms == pytest.approx(norms, rel=1e-4)
+    np.testing.assert_allclose(found, weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_many_in_one_go_are_each_of_them(name):
+    started = before_of(ALL[name], "goes on")
+    for row, found in zip((0, 2), there(ALL[name], PLANS["half"], started, (0, 2)), strict=True):
+        assert_close(found[0], here(ALL[name], PLANS["half"], started, row)[0])
+
+
+def test_one_that_diverges_is_told_so_and_harms_no_other():
+    settings, plan = replace(ALL["sgd"], clip_norm=1.0), FitPlan()
+    vectors = Vectors(SPEC, torch_device(card.NAME), 2)
+    descents = [NearDescent(vectors, row, SIZE, settings, plan, None) for row in range(2)]
+    vectors.put(0, START, np.full_like(START, np.inf))
+    vectors.put(1, START, gradients(1)[0])
+    norms = step_all(descents, deep=True)
+    assert not np.isfinite(norms[0])
+    assert np.isfinite(norms[1])
+    assert np.isfinite(vectors.weights_of(1)).all()
+
+
+def test_a_rate_of_another_round_is_not_alike():
+    vectors = Vectors(SPEC, torch_device(card.NAME), 2)
+    one, other = (
+        NearDescent(vectors, row, SIZE, replace(ALL["sgd"], learning_rate=rate), FitPlan(), None)
+        for row, rate in enumerate((0.1, 0.2))
+    )
+    assert one.alike(deep=True) != other.alike(deep=True)
