@@ -1,6 +1,7 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
 # make test    the tests
 # make nightly tests that take long and are much like others
+# make card    tests on a real graphics card, where torch sees one
 # make check   style, types, layering, and that the documentation builds
 # make docs    the documentation: pages made from the code in docs/, and all of it as a site in site/
 
@@ -13,7 +14,7 @@ export OMP_NUM_THREADS := 1
 # What becomes of mkdocs: docs/decisions.md, "Documentation".
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test nightly check docs clean
+.PHONY: demo test nightly card check docs clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m fleetune.tools.demo
@@ -22,6 +23,9 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -m 'not fleet and not nightly' -n auto --maxprocesses 4 --dist loadfile
 	$(BIN)/python -m pytest -m 'fleet and not nightly' -n 2 --dist loadfile
+
+card: $(VENV)/dev
+	$(BIN)/python -m pytest tests/tools/simulator/test_real_card.py
 
 nightly: $(VENV)/dev
 	$(BIN)/python -m pytest -m nightly -n 2 --dist loadfile

@@ -1,22 +1,35 @@
 """A real card, where torch sees one: what it learns is what the processor learns, but for rounding.
 
-Elsewhere `tests/helpers/card.py` stands in for it, which holds the bits and knows nothing of kernels.
+Elsewhere `tests/helpers/card.py` stands in for it, which holds the bits and knows nothing of kernels. Torch
+takes one kind of card in a process: so these tests need one of their own, `make card`.
 """
 
 import numpy as np
 import pytest
 import torch
-from tests.edge_agent.training.cards.test_torch_device import CLASSES, SHAPES, trained
 from tests.tools.simulator.test_simulate import BASE, settings
 from tests.tools.simulator.test_trainer_choice import play
 
 from fleetune.coordinator.spec.spec_from_torch import draw
+from fleetune.edge_agent.training.cards.near_descent import NearDescent
 from fleetune.edge_agent.training.cards.torch_device import PROCESSOR, torch_device
+from fleetune.edge_agent.training.descent import Descent
 from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.tools.simulator.at_once.seats import Seats
+from fleetune.tools.simulator.at_once.stacked import Descend, Step
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no card (CUDA) here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no card (CUDA) here"),
+    pytest.mark.skipif(
+        torch._C._get_privateuse1_backend_name() != "privateuseone",
+        reason="another test's stand-in for a card is in this process: run `make card`",
+    ),
+]
+SHAPES = {"mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resnet8": (3, 16, 16), "har-cnn": (9, 128)}
+CLASSES = 6
 
 METHODS = ["fedavg", "fedspu", "moon", "fjord", "kapc-bls", "ditto", "pfedsd"]
 
@@ -31,6 +44,22 @@ def on_card(name, **options):
     return backends, weights, x, random.integers(0, CLASSES, 7)
 
 
+def trained(backend, weights, x, y):
+    """Losses, and weights and gradient after some steps, the later of which the card repeats by itself."""
+    backend.load(weights)
+    settings = TrainingSection(learning_rate=0.02, momentum=0.5)
+    trained = slice(0, backend.spec.num_parameters)
+    descent = backend.near_descent(settings, FitPlan(), None) or Descent(
+        backend.weights, backend.gradient, trained.stop, settings, FitPlan()
+    )
+    losses = []
+    for step in range(6):
+        losses.append(backend.step(x, y, Key(step)))
+        gradient = backend.gradient.copy()
+        descent.step()
+    return losses, backend.weights.copy(), gradient
+
+
 def apart(ours, theirs):
     """Of their length."""
     return np.linalg.norm(np.subtract(ours, theirs)) / max(np.linalg.norm(theirs), 1e-12)
@@ -41,8 +70,9 @@ def test_it_trains_as_the_processor_does(name):
     (here, there), weights, x, y = on_card(name)
     wanted, found, again = (trained(one, weights, x, y) for one in (here, there, there))
     assert found[0] == pytest.approx(wanted[0], rel=1e-3)
-    assert apart(found[1], wanted[1]) < 1e-3
+    assert apart(found[1], wanted[1]) < 1e-2
     assert apart(found[2], wanted[2]) < 2e-2  # a ReLU that just so gives something, see stacked._TOLERANCE
+    assert len(there._recorded._recordings) == 1
     assert found[0] == again[0]
     assert np.array_equal(found[1], again[1])
     here.load(weights)
@@ -62,7 +92,21 @@ def test_in_bfloat16_it_trains_too(name):
 def test_many_step_there_at_once(name):
     (_, there), weights, x, y = on_card(name)
     there.load(weights)
-    Seats(there, 4)._networks.check(x, y)
+    networks = Seats(there, 4)._networks
+    networks.check(x, y)
+    wanted = trained(there, weights, x, y)
+    settings, plan = TrainingSection(learning_rate=0.02, momentum=0.5), FitPlan()
+    descents = []
+    for row in range(4):
+        networks.vectors.load(weights, row)
+        size = there.spec.num_parameters
+        descents.append(NearDescent(networks.vectors, row, size, settings, plan, None))
+    for number in range(6):
+        networks.carry_out({row: Step(x, y, Key(number), True, None, None) for row in range(4)})
+        networks.carry_out({row: Descend(one, deep=True) for row, one in enumerate(descents)})
+    assert networks._recorded._recordings
+    for row in range(4):
+        assert apart(networks.vectors.weights_of(row), wanted[1]) < 1e-2  # as above
 
 
 def run_on(device, tmp_path, method, **fleet):

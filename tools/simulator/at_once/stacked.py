@@ -183,6 +183,7 @@ class StackedNetworks:
 
     def _step(self, rows: list[int], steps: list[Step]) -> list[float]:
         first = steps[0]
+        self._module.train(first.training)
         self.vectors.bring(rows)
         drawn = self._drawn(steps) if first.training else []
         wanted = [name for name in self._parameters if first.tensors is None or name in first.tensors]
@@ -228,7 +229,6 @@ class StackedNetworks:
         near = self._tensors(weights.detach())
         own = {name: near[name].requires_grad_(name in wanted) for name in self._parameters}
         statistics = {name: near[name].clone() for name in self._places if name not in own}
-        self._module.train(training)
 
         def logits_of(own: Any, statistics: Any, x: Tensor, draws: list[Tensor]) -> Tensor:
             with Dropouts(lambda index, *_: draws[index]) if draws else nullcontext():

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from tests.edge_agent.training.cards.test_recorded import Repeating
 from tests.helpers import card
 from torch import nn
 
@@ -100,6 +101,28 @@ def test_a_step_of_all_is_that_of_each(name, monkeypatch):
     assert_at_once(networks, monkeypatch)
     for number in range(2):
         assert_alike(networks, alone, steps(shipped(name)[0], seed=number))
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+@pytest.mark.parametrize("name", ["mlp", "resnet8"])
+def test_steps_that_a_card_repeats_are_the_same(name, rows, monkeypatch):
+    make, weights = shipped(name)
+    (networks, _), (others, _) = (stacked(make, weights, rows) for _ in range(2))
+    networks._recorded = Repeating()
+    for all_of_them in (networks, others):
+        assert_at_once(all_of_them, monkeypatch)
+    names = [tensor.name for tensor in make().spec.tensors if tensor.kind != "stat"]
+    for number in range(16):
+        tensors = frozenset(names[-2:]) if number % 4 == 3 else None
+        asked = dict(enumerate(steps(make, 5 if number % 3 else 4, tensors=tensors, seed=number)))
+        found, wanted = networks.carry_out(asked), others.carry_out(asked)
+        assert found == wanted
+        for row in asked:
+            assert np.array_equal(networks.gradients[row], others.gradients[row])
+            assert np.array_equal(networks.weights[row], others.weights[row])
+    assert networks._recorded.num_shown >= 2
+    if rows > ROWS:
+        assert not networks.gradients[ROWS].any()
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])
