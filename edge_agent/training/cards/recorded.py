@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fleetune.edge_agent.training.cards.torch_device import generator_states
 
 _SEEN_BEFORE = 2  # times that a step is done operator by operator, so that all of it is made ready
 _MOST = 64  # of one network: each has memory on the card
+_MOST_FAILED = 3
 
 Compute = Callable[..., tuple[Tensor, ...]]
 
@@ -38,6 +40,7 @@ class Recorded:
     def __init__(self, device: torch.device) -> None:
         self._device, self._can = device, device.type == "cuda"
         self._seen: dict[Hashable, int] = {}
+        self._num_failed = 0
         self._recordings: dict[Hashable, _Recording] = {}
         self._pool: Any = None
 
@@ -83,7 +86,9 @@ class Recorded:
         try:
             recording = self._recordings[alike] = _Recording(*self._captured(compute, own))
         except (RuntimeError, ValueError, IndexError):  # it waits for the card, or goes by what it finds
-            self.give_up()
+            self._num_failed += 1
+            if self._num_failed == _MOST_FAILED:
+                self.give_up()
             return None
         return recording
 
@@ -92,13 +97,18 @@ class Recorded:
     ) -> tuple[Callable[[], None], list[Tensor], tuple[Tensor, ...]]:
         """How to do it again, from what is in `given` then, and where what it finds will be."""
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
-            found = compute(*given)
+        with torch.cuda.device(self._device):
+            self._make_ready()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                found = compute(*given)
         self._pool = self._pool or graph.pool()
         return graph.replay, given, found
+
+    def _make_ready(self) -> None:
+        """A thread that first needs a card's libraries begins them, and cannot while it shows a step."""
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+        one = torch.ones(1, 1, 1, device=self._device)
+        functional.conv1d(one, one)
 
 
 def what_moves(module: nn.Module, device: torch.device) -> list[Any]:
