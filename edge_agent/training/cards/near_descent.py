@@ -21,7 +21,6 @@ from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.descent import CLIP_EPS
 from fleetune.edge_agent.training.optimisers import optimiser_of
 from fleetune.edge_agent.training.optimisers.optimiser import Optimiser, OptimiserState
-from fleetune.protocols.model.spec import MaskArray
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import FitPlan, Pull
 
@@ -157,10 +156,7 @@ class NearDescent:
         ]
 
     def _pulled(self, pull: Pull | None) -> Tensor | None:
-        if pull is None or pull.mask is None:
-            return None
-        mask: MaskArray = pull.mask
-        return self._there(mask)
+        return None if pull is None or pull.mask is None else self._there(pull.mask)
 
 
 def _levels(counted: Tensor | None, keep: Tensor | None) -> tuple[NDArray[np.float64], Tensor | None]:
@@ -211,6 +207,8 @@ def _add_pull(stretches: Sequence[_Stretch], strength: float) -> None:
 
 def _norms(together: Sequence[Sequence[_Stretch]], number: int) -> list[float]:
     """Of what moves of each."""
+    if not together:
+        return [0.0] * number
     squares = torch.zeros(number, device=together[0][0].gradient.device)
     for stretches in together:
         gradients = _kept(Together([one.gradient for one in stretches]), stretches)

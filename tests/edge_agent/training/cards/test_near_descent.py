@@ -38,6 +38,7 @@ PLANS = {
     "pulled": FitPlan(pull=pull()),
     "some pulled, some trainable": FitPlan(trainable=some(0.3), pull=pull(some(0.6, 2))),
     "lower layers seldom": FitPlan(lower=LowerLayers(SPEC.slices[SPEC.tensors[9].name].start, 0.5)),
+    "all layers seldom": FitPlan(lower=LowerLayers(SIZE, 0.5)),
     "lower layers seldom, half": FitPlan(
         trainable=some(0.5), lower=LowerLayers(SPEC.slices[SPEC.tensors[9].name].start, 0.5), pull=pull()
     ),
