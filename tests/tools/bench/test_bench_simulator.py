@@ -44,6 +44,22 @@ def test_one_that_fails_says_why(workload: Path, tmp_path: Path) -> None:
         play(player, python_of(player, tmp_path), workload, 0)
 
 
+def test_a_card_that_is_not_here_is_one_line_and_nothing_is_made(tmp_path: Path) -> None:
+    command = ["bench", "simulator", "--device", "gpu", "--out", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, command)
+    assert (found.exit_code, found.output.count("\n")) == (2, 1)
+    assert "device gpu: torch here has no such device" in found.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_cards_have_players_of_their_own() -> None:
+    there = players(16, "cuda:0")
+    assert "flwr" not in there
+    assert "fleetune-at-once" in there
+    assert there["fleetune"].processes == 4
+    assert players(2).keys() & there.keys() >= {"fleetune", "fleetune-1", "bare", "pfl"}
+
+
 def test_too_few_samples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="takes more than 7000"):
         lay_out(replace(SMALL, devices=100), "digits", tmp_path)

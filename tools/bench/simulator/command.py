@@ -5,7 +5,7 @@
     edge-sim bench simulator --out on-card --device cuda:0 --workloads cnn,lenet5
 
 Rivals are installed into environments of their own in OUT/environments, once. Every play that came to its
-end is a file in OUT/plays; the same command goes on where it was stopped.
+end is a file in OUT/plays (of cards plays-cuda-0 and so on); the same command goes on where it was stopped.
 """
 
 import os
@@ -41,9 +41,7 @@ def simulator(
     workloads: Annotated[str, typer.Option(help=f"comma-separated: {', '.join(WORKLOADS)}")] = "cnn",
     only: Annotated[str, typer.Option(help="simulators, comma-separated, `pfl*`")] = "*",
     repeats: Annotated[int, typer.Option(min=1, help="plays of each")] = 5,
-    device: Annotated[
-        str, typer.Option(help="that torch trains on: cpu, cuda:0; a folder of its own for each")
-    ] = "cpu",
+    device: Annotated[str, typer.Option(help="that torch trains on: cpu, cuda:0")] = "cpu",
 ) -> None:
     """Seconds of a round, processor time, memory: ours, pfl-research's, Flower's, APPFL's, a bare loop's."""
     with one_line_errors("edge-sim"):
@@ -82,7 +80,12 @@ def _play_all(
     from fleetune.tools.bench.simulator.report import write_results
     from fleetune.tools.bench.simulator.workloads import lay_out
 
-    where = machine() if device == "cpu" else f"{machine()}, {name_of(torch_device(device))}"
+    where, kept = machine(), out / _PLAYS
+    if device != "cpu":
+        where, kept = (
+            f"{where}, {name_of(torch_device(device))}",
+            out / f"{_PLAYS}-{device.replace(':', '-')}",
+        )
     for name in names:
         if not (out / "workloads" / name / "workload.json").exists():
             lay_out(WORKLOADS[name], data, out / "workloads" / name)
@@ -94,10 +97,10 @@ def _play_all(
                 pythons[player.name] = python_of(player, out / "environments")
         except NotInstalled as problem:
             missing[player.name] = str(problem)
-    (out / _PLAYS).mkdir(parents=True, exist_ok=True)
+    kept.mkdir(parents=True, exist_ok=True)
     turns = list(_turns(names, wanted, repeats))
     for turn, (name, player, repeat) in enumerate(turns, start=1):
-        path = out / _PLAYS / f"{name}-{player.name}-{repeat}.json"
+        path = kept / f"{name}-{player.name}-{repeat}.json"
         if player.name in missing or recalled(path) is not None:
             continue
         with console.status(f"{turn} of {len(turns)}: {name} by {player.name}"):
@@ -108,7 +111,7 @@ def _play_all(
                 continue
         keep(played, path)
         console.print(f"{name} by {player.name}: {played.round_s:.2f} s a round", highlight=False)
-    everything = {name: _plays_of(name, out / _PLAYS) for name in WORKLOADS}
+    everything = {name: _plays_of(name, kept) for name in WORKLOADS}
     there = {name: plays for name, plays in everything.items() if plays}
     console.print(write_results(there, missing, where, out), markup=False, highlight=False, soft_wrap=True)
 
