@@ -1,9 +1,9 @@
-"""A torch module taken over: it is the fleet's model, and its tensors move into flat vectors."""
+"""A torch module taken over: the fleet's model, with its tensors in flat vectors and its images turned."""
 
 from itertools import zip_longest
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.protocols.errors import ModelError
@@ -48,3 +48,13 @@ def check_same(spec: ModelSpec, module: nn.Module) -> None:
         raise ModelError(
             f"model {spec.name} has parameters that are not float32; only float32 can be trained"
         )
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The same images with the channels innermost in memory. One channel is innermost already, but torch
+    goes by the strides.
+    """
+    if x.shape[1] == 1:
+        _, _, height, width = x.shape
+        return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+    return x.contiguous(memory_format=torch.channels_last)

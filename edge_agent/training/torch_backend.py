@@ -38,7 +38,7 @@ from fleetune.edge_agent.training.cards.torch_device import (
 from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
-from fleetune.edge_agent.training.torch_adoption import adopt, check_same
+from fleetune.edge_agent.training.torch_adoption import adopt, channels_last, check_same
 from fleetune.edge_agent.training.torch_loss_terms import LastLayer, loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
@@ -388,14 +388,4 @@ class TorchBackend:
 
     def _shaped(self, x: Tensor) -> Tensor:
         inputs = x.to(self._device, self._input_dtype)
-        return _channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """The same images with the channels innermost in memory. One channel is innermost already, but torch
-    goes by the strides.
-    """
-    if x.shape[1] == 1:
-        _, _, height, width = x.shape
-        return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
-    return x.contiguous(memory_format=torch.channels_last)
+        return channels_last(inputs) if self._channels_last and inputs.ndim == 4 else inputs
