@@ -6,7 +6,7 @@ whose step is 0.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,14 +194,18 @@ def step_all(descents: Sequence[NearDescent], *, deep: bool) -> list[float | Non
     return [*norms] or [None] * len(descents)
 
 
+def _of_all(tensors: Iterable[Tensor | None]) -> Together:
+    """Where one of them has a tensor all have: they are alike."""
+    return Together([one for one in tensors if one is not None])
+
+
 def _add_pull(stretches: Sequence[_Stretch], strength: float) -> None:
     """Its gradient, strength * (w - target) where pulled."""
-    weights = Together([one.weights for one in stretches])
-    extra = weights - Together([one.target for one in stretches if one.target is not None])
+    extra = _of_all(one.weights for one in stretches) - _of_all(one.target for one in stretches)
     extra *= strength
     if stretches[0].pulled is not None:
-        extra *= Together([one.pulled for one in stretches if one.pulled is not None])
-    gradients = Together([one.gradient for one in stretches])
+        extra *= _of_all(one.pulled for one in stretches)
+    gradients = _of_all(one.gradient for one in stretches)
     gradients += extra
 
 
@@ -211,7 +215,7 @@ def _norms(together: Sequence[Sequence[_Stretch]], number: int) -> list[float]:
         return [0.0] * number
     squares = torch.zeros(number, device=together[0][0].gradient.device)
     for stretches in together:
-        gradients = _kept(Together([one.gradient for one in stretches]), stretches)
+        gradients = _kept(_of_all(one.gradient for one in stretches), stretches)
         norms = torch.stack(torch._foreach_norm(gradients.tensors))  # noqa: SLF001 - as torch.nn.utils does
         squares += (norms * stretches[0].times) ** 2
     return [float(norm) for norm in for_numpy(squares.sqrt()).tolist()]
@@ -221,14 +225,14 @@ def _kept(values: Together, stretches: Sequence[_Stretch]) -> Together:
     """0 where frozen."""
     if stretches[0].keep is None:
         return values
-    kept: Together = values * Together([one.keep for one in stretches if one.keep is not None])
+    kept: Together = values * _of_all(one.keep for one in stretches)
     return kept
 
 
 def _move(optimiser: Optimiser, stretches: Sequence[_Stretch], scales: Sequence[float]) -> None:
     gradients, weights = (
-        Together([one.gradient for one in stretches]),
-        Together([one.weights for one in stretches]),
+        _of_all(one.gradient for one in stretches),
+        _of_all(one.weights for one in stretches),
     )
     if any(scale != 1 for scale in scales):
         gradients *= list(scales)

@@ -48,9 +48,8 @@ def trained(backend, weights, x, y):
     """Losses, and weights and gradient after some steps, the later of which the card repeats by itself."""
     backend.load(weights)
     settings = TrainingSection(learning_rate=0.02, momentum=0.5)
-    trained = slice(0, backend.spec.num_parameters)
     descent = backend.near_descent(settings, FitPlan(), None) or Descent(
-        backend.weights, backend.gradient, trained.stop, settings, FitPlan()
+        backend.weights, backend.gradient, backend.spec.num_parameters, settings, FitPlan()
     )
     losses = []
     for step in range(6):
@@ -69,9 +68,11 @@ def apart(ours, theirs):
 def test_it_trains_as_the_processor_does(name):
     (here, there), weights, x, y = on_card(name)
     wanted, found, again = (trained(one, weights, x, y) for one in (here, there, there))
-    assert found[0] == pytest.approx(wanted[0], rel=2e-2 if name == "resnet8" else 1e-3)  # as below
+    # a ReLU that just so gives something, see stacked._TOLERANCE: its losses were 5.5e-3 apart on an H200
+    losses, gradients = (2e-2, 5e-2) if name == "resnet8" else (1e-3, 2e-2)
+    assert found[0] == pytest.approx(wanted[0], rel=losses)
     assert apart(found[1], wanted[1]) < 1e-2
-    assert apart(found[2], wanted[2]) < 5e-2  # a ReLU that just so gives something, see stacked._TOLERANCE
+    assert apart(found[2], wanted[2]) < gradients
     assert len(there._recorded._recordings) == 1
     assert found[0] == again[0]
     assert np.array_equal(found[1], again[1])

@@ -68,8 +68,7 @@ class Node:
         death: BaseException = errors.RayError("its connection broke")
         try:
             self.ray.get(self._serving, timeout=_TO_BE_TOLD_S)
-        except errors.GetTimeoutError:
-            pass
         except errors.RayError as told:
-            death = told
+            if not isinstance(told, errors.GetTimeoutError):  # Ray knows of none
+                death = told
         return death
