@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from fleetune.protocols.bounds import Amount, NumBytes
+from fleetune.protocols.bounds import Amount, NumBytes, Share
 
 
 class RoundCost(Struct, frozen=True, omit_defaults=True):
@@ -16,6 +16,8 @@ class RoundCost(Struct, frozen=True, omit_defaults=True):
         processor_s: of `train_s`, what the agent's threads used of processors. The rest is waiting, for other
             programs or the disk; with several threads at once it may be more than `train_s`. It is told
             where messages may be long.
+        left_out: of what an update was to change, the share that its encoding left for a later one, by
+            Euclidean length; it is told where the coordinator proposes encodings.
     """
 
     bytes_down: NumBytes | None = None
@@ -26,6 +28,7 @@ class RoundCost(Struct, frozen=True, omit_defaults=True):
     memory_bytes: NumBytes | None = None
     joules: Amount | None = None
     processor_s: Amount | None = None
+    left_out: Share | None = None
 
     @property
     def known_s(self) -> float:

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from fleetune.coordinator.rounds.member_groups import Groups
 from fleetune.coordinator.rounds.objective.evidence import Evidence, Shown
+from fleetune.coordinator.rounds.objective.left_out import LeftOut
 from fleetune.coordinator.rounds.objective.spending import Spending
 from fleetune.coordinator.rounds.schedule import Plan
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport, values_sent
@@ -59,6 +60,7 @@ class Member:
         change: with `prefer = "pyramid"`: how much its last update changed what it was sent, likewise.
         dealt, score: with an objective: what its latest task was planned at, and the score that its last
             reply told, more being better.
+        left_out: likewise, the share that this left for a later update (see `RoundCost`); None: not told.
         shown: likewise, both as they were in the last round that closed with it.
     """
 
@@ -82,6 +84,7 @@ class Member:
     change: float | None = None
     dealt: Budget | None = None
     score: float | None = None
+    left_out: float | None = None
     shown: Shown | None = None
 
     @property
@@ -142,6 +145,7 @@ class EngineState:
         paused: no round opens.
         ends: why none opens any more but the final evaluation; "": they do.
         evidence: with an objective: what rounds have shown of ratios.
+        left_out: likewise, of encodings of updates.
         spending: what the run has taken.
     """
 
@@ -166,6 +170,7 @@ class EngineState:
     paused: bool = False
     ends: str = ""
     evidence: Evidence = Evidence()  # noqa: RUF009 - frozen
+    left_out: LeftOut = LeftOut()  # noqa: RUF009 - frozen
     spending: Spending = Spending()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:

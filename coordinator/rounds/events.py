@@ -39,6 +39,7 @@ class ReplyArrived:
     and leaves the run (early stopping). `loss`: of its training. `score`: of its model after that, more being
     better. None: not known. `num_bytes`: of its payload. `joules`: that its round took, or was to take.
     `change`: how much its update changed what it was sent; None: not known, or nobody asks for it.
+    `left_out`: what its encoding left for a later one, see `RoundCost`.
     """
 
     device: DeviceId
@@ -51,6 +52,7 @@ class ReplyArrived:
     num_bytes: int = 0
     joules: float | None = None
     change: float | None = None
+    left_out: float | None = None
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class RunController:
         self._engine_type = engine_type(settings.round)
         self._upward = -1.0 if enrolment.learns.score.better == "lower" else 1.0
         self._schedule = schedule_of(settings.schedule)
-        self._fidelities = tuple(one.cost.fidelity for one in enrolment.uplinks)
+        self._uplinks = tuple(one.cost for one in enrolment.uplinks)
         self._keeps_steps = True
         self._begin()
 
@@ -70,7 +70,7 @@ class RunController:
         self._note_program()
         settings = self._settings
         self._engine = self._engine_type(
-            settings.run, settings.round, state, self._schedule, settings.objective, self._fidelities
+            settings.run, settings.round, state, self._schedule, settings.objective, self._uplinks
         )
         self._execution.follow(self._engine)
 
@@ -118,7 +118,7 @@ class RunController:
             return []
         settings, stored = self._settings, self._engine.state
         self._engine, actions = self._engine_type.resume(
-            settings.run, settings.round, stored, now, self._schedule, settings.objective, self._fidelities
+            settings.run, settings.round, stored, now, self._schedule, settings.objective, self._uplinks
         )
         self._execution.follow(self._engine)
         return self._carry_out(lambda: actions, now)
@@ -198,6 +198,7 @@ class RunController:
             len(arriving.data),
             joules,
             change,
+            arriving.actual.left_out,
         )
 
     def note_refused_offer(

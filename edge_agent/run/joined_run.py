@@ -139,7 +139,7 @@ class JoinedRun:
             return until_s is not None and self._clock() - began >= until_s
 
         try:
-            reply, local_work = self._reply(payload, work, enough)
+            reply, session = self._reply(payload, work, enough)
         except BaseException:
             self._meter.stop()
             self.membership.interrupt()
@@ -149,26 +149,31 @@ class JoinedRun:
         self._publish()
         train_s, peak_bytes = self._clock() - began, self._meter.peak_bytes
         processor_s = self._processor() - used
-        made = work.trained(train_s, len(reply), peak_bytes, local_work=local_work, processor_s=processor_s)
+        made = work.trained(
+            train_s,
+            len(reply),
+            peak_bytes,
+            local_work=session.local_work,
+            processor_s=processor_s,
+            left_out=session.left_out,
+        )
         self._work = self.membership.going_on(made)
         return reply
 
-    def _reply(
-        self, payload: bytes, work: RoundWork, enough: Callable[[], bool]
-    ) -> tuple[bytes, float | None]:
-        """And the share of the local training that was done for it, see `Session.reply`."""
+    def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, Session]:
+        """And the session that made it."""
         if self._growing is None or self._of_round is None:
             assert self.session is not None
             session = self.session
             reply = session.reply(payload, work.budget, enough)
             self.base = session.base
-            return reply, session.local_work
+            return reply, session
         session = self._of_round(work.key)
         reply = session.reply(payload, work.budget, enough)
         self.base = session.base
         self._held = session.num_samples
         self._growing.trained(work.key)
-        return reply, session.local_work
+        return reply, session
 
     def is_at(self, update: TransferKey) -> bool:
         """Whether this is the reply to the task that was begun last."""

@@ -46,11 +46,16 @@ class RoundWork:
         *,
         local_work: float | None = None,
         processor_s: float | None = None,
+        left_out: float | None = None,
     ) -> "RoundWork":
         """Its reply is made, with this share of the local training; None: as much as was to be done."""
         share = self.budget.local_work if local_work is None else local_work
         made = self._taking(
-            train_s=train_s, bytes_up=bytes_up, memory_bytes=memory_bytes, processor_s=processor_s
+            train_s=train_s,
+            bytes_up=bytes_up,
+            memory_bytes=memory_bytes,
+            processor_s=processor_s,
+            left_out=left_out,
         )
         return replace(made, budget=replace(self.budget, local_work=share))
 

@@ -73,6 +73,7 @@ class Session:
         self._keep_replies, self._beside = keep_replies, beside
         self._evaluated: tuple[int, int, bytes] | None = None
         self.local_work: float | None = None
+        self.left_out: float | None = None
         self.sent_values: FlatArray | None = None
         self._kept = recall(enrolment, method, memory, own)
         self._adoption = adoption
@@ -101,8 +102,10 @@ class Session:
     def reply(self, data: bytes, budget: Budget, enough: Callable[[], bool] = lambda: False) -> bytes:
         """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
         When there is `enough`, local training ends with what it has. `local_work` is the share of it that was
-        done then; None: none was, the reply was there. `sent_values`, where sessions work beside each other,
-        are those of the update's one patch that the coordinator reads to the bit; None: it does not.
+        done then; None: none was, the reply was there. `left_out` is the share of its change that the
+        encoding which the task asks for left for later (see `RoundCost`). `sent_values`, where sessions work
+        beside each other, are those of the update's one patch that the coordinator reads to the bit; None: it
+        does not.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -111,7 +114,7 @@ class Session:
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
-        self.local_work = self.sent_values = None
+        self.local_work = self.left_out = self.sent_values = None
         try:
             assignment = self._read(data)
         except BaseUnknown:
@@ -152,6 +155,7 @@ class Session:
             base=UNSET if writer is None else writer.base_digest,
         )
         encoded = codec.encode(reply, self.spec, writer=writer, briefly=self._enrolment.brief is True)
+        self.left_out = None if writer is None else writer.left_over
         if self._beside is not None and writer is not None and writer.sends_all:
             self.sent_values = values_of_one(done.update)
         self._keep(
@@ -184,7 +188,9 @@ class Session:
             return None
         turn = assignment.round, assignment.attempt
         key = work_key(self._enrolment.seed, *turn, self._device).child("encoding")
-        return PatchWriter(encoding, self.spec, key, base, None if residual is UNSET else residual)
+        as_asked = assignment.uplink == budget.uplink  # who sends less than that says nothing of it
+        waited = None if residual is UNSET else residual
+        return PatchWriter(encoding, self.spec, key, base, waited, measures=as_asked)
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         done = self._do(assignment, budget, self._optimiser_states(self._kept.optimiser))

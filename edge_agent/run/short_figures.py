@@ -13,7 +13,7 @@ from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import DeviceReport
 
 DIGITS = 4
-_OF_COST = ("download_s", "train_s", "upload_s", "joules")
+_OF_COST = ("download_s", "train_s", "upload_s", "joules", "left_out")
 _OF_REPORT = ("samples_per_s", "uplink_bps", "downlink_bps", "round_s")
 _OF_CONDITIONS = ("watts", "celsius")
 

@@ -32,6 +32,7 @@ from fleetune.protocols.update.arrays import (
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.body import Body
 from fleetune.protocols.update.elements import Head, without_arrays
+from fleetune.protocols.update.encodings.chunks import chunks, difference, part_of, wanted_of
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
 from fleetune.protocols.update.masks.coded_mask import read_mask, write_mask
 from fleetune.protocols.update.once import ReadBefore, Written
@@ -52,6 +53,7 @@ class PatchWriter:
             entry's value is no small difference to anything.
         residual: what earlier payloads left out, shape (spec.size,); None: nothing.
         written: remembers what was written, of writers without a residual; None: nothing is.
+        measures: `left_over` is to be known.
         left_out: the residual for the next payload; None: nothing. Of patches that overlap, the last one's
             stands.
         encoded: whether an encoding other than `raw` wrote any of them.
@@ -63,9 +65,12 @@ class PatchWriter:
     base: Base | None = None
     residual: FlatArray | None = None
     written: Written | None = None
+    measures: bool = False
     left_out: FlatArray | None = field(default=None, init=False)
     encoded: bool = field(default=False, init=False)
     _count: int = field(default=0, init=False)
+    _wanted: float = field(default=0.0, init=False)  # sums of squares
+    _left: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.left_out = self.residual
@@ -74,6 +79,13 @@ class PatchWriter:
     def sends_all(self) -> bool:
         """Whether who reads what it writes gets the very values of patches."""
         return self.encoding.lossless and self.residual is None
+
+    @property
+    def left_over(self) -> float | None:
+        """Of what patches were to change, with what waited, the share that waits now, by Euclidean length."""
+        if not self.measures:
+            return None
+        return min(1.0, math.sqrt(self._left / self._wanted)) if self._wanted else 0.0
 
     @property
     def base_digest(self) -> str | UnsetType:
@@ -110,6 +122,8 @@ class PatchWriter:
         encoded = encoding.encode(patch.values, _KnownOfPatch(self.spec, self.base, where), residual, key)
         if self.written is None:
             self._leave(where, encoded.residual)
+            if self.measures:
+                self._measure(patch.values, where, residual, encoded.residual)
         name = FLOAT32 if encoding.name == encodings.RAW else encoding.name
         return name, [patch.values.size], encoded.data
 
@@ -119,6 +133,16 @@ class PatchWriter:
             return False
         held = self.base.held
         return not held[where].all() if isinstance(where, slice) else bool((where > held).any())
+
+    def _measure(
+        self, values: FlatArray, where: Where, waited: FlatArray | None, waits: FlatArray | None
+    ) -> None:
+        """Add to the sums by which `left_over` is known; what leaves nothing counts, too."""
+        base = None if self.base is None else self.base.values[where]
+        for chunk in chunks(values.size):
+            wanted = wanted_of(values, waited, chunk)
+            self._wanted += _square(difference(wanted, part_of(base, chunk)))
+            self._left += 0.0 if waits is None else _square(waits[chunk])
 
     def _leave(self, where: Where, residual: FlatArray | None) -> None:
         """Keep what was left out of these entries; None: nothing."""
@@ -310,6 +334,10 @@ class _KnownOfPatch(Known):
     def beginnings(self, chunk: slice) -> list[int]:
         starts = np.unique(np.cumsum(self._sizes))
         return [int(start) - chunk.start for start in starts if chunk.start < start < chunk.stop]
+
+
+def _square(numbers: FlatArray) -> float:
+    return float(np.square(numbers, dtype=np.float64).sum())
 
 
 def _by_tensor(spec: ModelSpec, where: Where) -> Iterator[MaskArray]:

@@ -69,6 +69,7 @@ class Worked:
         held: training samples of the round, there.
         declined: why, in one line.
         base: digest of what the device holds of the model, where tasks are differences to that.
+        left_out: see `RoundCost`.
         sent_values: of the one patch in the reply, where its reader gets these very ones; None: it finds out.
     """
 
@@ -77,4 +78,5 @@ class Worked:
     held: int = 0
     declined: str = ""
     base: str | None = None
+    left_out: float | None = None
     sent_values: FlatArray | None = None

@@ -348,11 +348,11 @@ class Simulation:
 
     def _worked(self, player: Player, done: agenda.WorkDone, worked: Worked) -> None:
         """A device is done with a task."""
-        work = done.work
+        work, reply, left_out = done.work, worked.reply, worked.left_out
         if worked.figures is not None and player.turns == done.turns:
             player.figures = worked.figures
         player.base = worked.base or player.base
-        if worked.reply is None:
+        if reply is None:
             player.working = None
             player.membership.interrupt()
             unready = Declined(player.name, *work.key.turn, worked.declined)
@@ -362,8 +362,8 @@ class Simulation:
             self._tell(player.ready())  # before the reply, which claims them
         turn = work.key.turn
         player.working = None if player.working == turn else player.working
-        trained = player.membership.going_on(work.trained(done.train_s, len(worked.reply)))
-        player.replies[turn] = made = MadeReply(worked.reply, trained)
+        trained = player.membership.going_on(work.trained(done.train_s, len(reply), left_out=left_out))
+        player.replies[turn] = made = MadeReply(reply, trained)
         self._answered.add(player)
         self._upload(player, made)
 

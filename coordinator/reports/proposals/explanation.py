@@ -138,12 +138,16 @@ def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[R
     dealt = Counter(member.dealt.uplink for member in state.members.values() if member.dealt)
     asked = ", ".join(f"{dealt[number]} by {names[number]}" for number in sorted(dealt))
     yield f"updates they are asked for: {asked}"
+    told = [(name, share) for name, share in zip(names, state.left_out.shares, strict=False) if share]
+    if told:
+        left = ", ".join(f"{readable.share(share)} by {name}" for name, share in told)
+        yield f"of a change they leave for a later update: {left}"
 
 
 def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
     """Who sets the pace, and who could do more or less."""
     members = {name: member for name, member in state.members.items() if member.ready}
-    fidelities = [chosen(one).cost.fidelity for one in settings.uplinks]
+    fidelities = state.left_out.fidelities([chosen(one).cost for one in settings.uplinks])
     choices = {name: choices_of(member, settings.objective, fidelities) for name, member in members.items()}
     silent = sorted(name for name, some in choices.items() if not some)
     choices = {name: some for name, some in choices.items() if some}

@@ -33,6 +33,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import DeviceId
+from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 BLOCK = 4
 FOR_OTHERS = (
@@ -45,9 +46,13 @@ def deal(
     participants: Sequence[DeviceId],
     objective: ObjectiveSection,
     seed: int,
-    fidelities: Sequence[float] = (1.0,),
+    uplinks: Sequence[EncodingCost] = (),
 ) -> None:
-    """Propose to each participant that says what it affords how much it does."""
+    """Propose to each participant that says what it affords how much it does.
+
+    `uplinks`: what the run's encodings of updates take and give; (): it has but one.
+    """
+    fidelities = state.left_out.fidelities(uplinks)
     asked = {device: choices_of(state.members[device], objective, fidelities) for device in participants}
     choices = {device: some for device, some in asked.items() if some}
     paying = what_pays(state, choices, objective, _longest_fixed_s(state, asked))
@@ -57,14 +62,25 @@ def deal(
         _propose(state, device, _worth_most(state, some, key))
 
 
-def note_scores(state: EngineState) -> None:
-    """Learn from the round that closes."""
+def note_shown(state: EngineState, uplinks: Sequence[EncodingCost] = ()) -> None:
+    """Learn from the round that closes; `uplinks`: see `deal`."""
+    _note_left_out(state, uplinks)
     now = {device: shown for device in state.replied if (shown := _shows(state.members[device]))}
     then = {device: shown for device in now if (shown := state.members[device].shown)}
     if then:
         state.change(evidence=state.evidence.after({device: (then[device], now[device]) for device in then}))
     for device, shown in now.items():
         state.put(device, shown=shown)
+
+
+def _note_left_out(state: EngineState, uplinks: Sequence[EncodingCost]) -> None:
+    told: dict[int, list[float]] = {}
+    for device in state.replied:
+        member = state.members[device]
+        if member.dealt is not None and member.left_out is not None and member.dealt.uplink < len(uplinks):
+            told.setdefault(member.dealt.uplink, []).append(member.left_out)
+    if told or state.left_out.shares:
+        state.change(left_out=state.left_out.after(told, uplinks))
 
 
 def what_pays(

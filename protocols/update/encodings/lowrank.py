@@ -59,7 +59,8 @@ class LowRank(Encoding):
             decode_ns=100 + 550 / self.step,
             held_bytes=8,
             relative_error=error,
-            fidelity=1 / (1 + 1.3 * error),  # 1.10, 1.17 and 1.34 times the rounds at steps of 1, 2 and 4
+            left_out=min(1.0, 2.5 * error),  # 1.10, 1.17 and 1.34 times the rounds at steps of 1, 2 and 4
+            delays=True,
         )
 
     def encode(self, values: FlatArray, known: Known, residual: FlatArray | None, key: Key) -> Encoded:

@@ -22,7 +22,7 @@ from fleetune.protocols.skeletons.choice import Choice, Cost
 
 UNLIMITED = Limits()
 NOTHING = CostHistory()
-QUANTITIES = RoundCost.__struct_fields__
+QUANTITIES = tuple(name for name in RoundCost.__struct_fields__ if name != "left_out")  # of what is predicted
 
 
 def error(predicted, actual, quantity):

@@ -131,7 +131,7 @@ def test_the_explanation_fits_into_80_characters(thin):
 class SomeSession:
     """Answers at once, or not at all."""
 
-    last_round = base = local_work = None
+    last_round = base = local_work = left_out = None
     most_steps = 14
 
     def __init__(self, problem=None):

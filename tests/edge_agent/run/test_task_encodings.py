@@ -78,3 +78,25 @@ def test_a_run_with_its_own_encoding_alone_keeps_no_more_than_ever():
     device = a_device("raw")
     told(device, 1)
     assert device.kept.residual is UNSET
+
+
+def test_a_device_says_what_the_encoding_that_it_was_asked_for_left_out():
+    device, base = a_device(), START
+    trained = told(a_device(), 1)
+    thin = told(device, 1, SPARSE)
+    there = slice(trained.size)
+    share = np.linalg.norm(trained - thin) / np.linalg.norm(trained - base[there])
+    assert device.session.left_out == pytest.approx(share, rel=1e-4)
+    assert 0 < share < 1
+    told(device, 2, LOSSLESS)
+    assert device.session.left_out == 0, "what waited went along"
+
+
+def test_it_says_nothing_where_it_was_asked_for_none_or_sent_less_than_asked():
+    device = a_device("int4")
+    told(device, 1)
+    assert device.session.left_out is None
+    told(device, 2, INT4, within=SPARSE)
+    assert device.session.left_out is None
+    told(device, 3, SPARSE)
+    assert device.session.left_out > 0

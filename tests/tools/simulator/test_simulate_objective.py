@@ -46,7 +46,7 @@ def retold(member, **of_report):
 
 
 def choices(run, state):
-    fidelities = [chosen(one).cost.fidelity for one in run.settings.uplinks]
+    fidelities = state.left_out.fidelities([chosen(one).cost for one in run.settings.uplinks])
     return {
         name: choices_of(member, run.settings.objective, fidelities) for name, member in state.members.items()
     }
@@ -131,6 +131,8 @@ def test_fewer_bytes_by_thinner_updates(tmp_path):
     assert seen["thinner"][0] < 0.5 * seen["own"][0]
     assert "updates they are asked for: 4 by lowrank" in seen["thinner"][1]
     assert "updates they are asked for" not in seen["own"][1]
+    assert re.search(r"they leave for a later update: \d+ %\s+by\s+lowrank", seen["thinner"][1])
+    assert "for a later update" not in seen["own"][1]
     replies = [reply for record in records[:-1] for reply in record.devices.values()]
     sizes = {row.encoding: (row.replies, row.up) for row in summary.by_encoding}
     assert sum(count for count, _ in sizes.values()) == len(replies)

@@ -63,7 +63,8 @@ class Stage:
         session = self._session(job.name, self._with_features(job.name, data))
         self.beside.tasks.told = job.task_values
         reply = _replied(session, job)
-        return Worked(reply, base=session.base, sent_values=session.sent_values if job.near else None)
+        sent_values = session.sent_values if job.near else None
+        return Worked(reply, base=session.base, left_out=session.left_out, sent_values=sent_values)
 
     def replies(self, jobs: list[Job]) -> list[Worked | Exception]:
         """Play several devices at once, each through its assignment; what came of each."""
@@ -82,7 +83,8 @@ class Stage:
             reply = _replied(session, job)
             if reply is not None:
                 growing.trained(job.key)
-            return Worked(reply, growing.figures(), session.num_samples, base=session.base)
+            figures, left_out = growing.figures(), session.left_out
+            return Worked(reply, figures, session.num_samples, base=session.base, left_out=left_out)
 
     def _session(self, name: str, data: DeviceData) -> Session:
         backend = self.backend if self.upper is None else self.upper.backend

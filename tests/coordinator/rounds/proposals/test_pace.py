@@ -274,10 +274,10 @@ def test_a_task_says_what_its_round_takes_with_the_encoding_that_is_asked_for():
 
 
 def test_what_an_encoding_leaves_for_later_is_lost_till_then_and_noise_is_not():
-    of = {name: encodings.find(name).cost.fidelity for name in encodings.REGISTRY}
+    of = {name: encodings.find(name).cost.fidelity() for name in encodings.REGISTRY}
     assert of["raw"] == of["lossless"] == of["sketch"] == of["peaks"] == 1
     fine, coarse = encodings.chosen({"name": "lowrank", "step": 1}), encodings.find("lowrank")
-    assert 1 > fine.cost.fidelity > coarse.cost.fidelity > of["sparse"] > 0.5
+    assert 1 > fine.cost.fidelity() > coarse.cost.fidelity() > of["sparse"] > 0.5
     assert fine.cost.bytes_per_value > coarse.cost.bytes_per_value
 
 

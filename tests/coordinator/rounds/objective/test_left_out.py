@@ -1,0 +1,98 @@
+"""What encodings leave for later: told by devices, remembered, and worth as much as it delays."""
+
+import pytest
+from tests.coordinator.rounds.proposals.test_pace import BYTES, playing
+from tests.coordinator.rounds.test_engine import Script
+
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.objective.left_out import LeftOut
+from fleetune.protocols.skeletons.choice import Affordable
+from fleetune.protocols.update import encodings
+from fleetune.protocols.update.encodings.encoding import SLOWING
+
+UPLINKS = tuple(encodings.find(name).cost for name in ("raw", "int4", "lowrank"))
+RAW, INT4, LOWRANK = range(3)
+
+
+class SendingThinly(Script):
+    """A fleet of three devices on thin links, in a run with these encodings of updates."""
+
+    def __init__(self):
+        super().__init__(rounds=200, objective=BYTES, start_with=3)
+        self.engine = RoundEngine(self.run, self.round, objective=BYTES, uplinks=UPLINKS)
+        whole = Affordable(1.0, 22.0, 10_000, 8.0, 1.0, 4.0, values_up=9_900, values_s=20.0)
+        self.ready("a", "b", "c", affords=(whole,), ratio=1.0, values=(1.0, 0.5, 0.36))
+
+    @property
+    def asked_for(self):
+        return [self.state.members[name].dealt.uplink for name in "abc"]
+
+    def replies(self, *left_out):
+        for name, share in zip("abc", left_out, strict=True):
+            self.update(name, left_out=share)
+
+
+def test_it_is_as_usual_where_nobody_tells():
+    usual = tuple(one.fidelity() for one in UPLINKS)
+    assert LeftOut().fidelities(UPLINKS) == usual
+    assert LeftOut().fidelities(()) == (1.0,), "a run with its own encoding alone"
+    assert LeftOut((0.0, None)).fidelities(UPLINKS) == usual, "of a state that knew fewer encodings"
+    assert 1 == usual[RAW] == usual[INT4] > usual[LOWRANK]
+
+
+def test_what_waits_delays_and_noise_does_not():
+    assert LeftOut((0.3, 0.3, 0.3)).fidelities(UPLINKS) == pytest.approx((1, 1, 1 / (1 + 0.3 * SLOWING)))
+
+
+def test_the_median_of_a_round_counts_and_rounds_are_blended():
+    first = LeftOut().after({LOWRANK: (0.1, 0.2, 1.0)}, UPLINKS)
+    assert first.shares == (None, None, 0.2), "one liar is none of three"
+    assert first.after({LOWRANK: (0.7,)}, UPLINKS).shares[LOWRANK] == pytest.approx(0.3)
+
+
+def test_what_nobody_is_asked_for_goes_back_to_the_usual():
+    known = LeftOut((None, None, 1.0))
+    for _ in range(200):
+        known = known.after({INT4: (0.1,)}, UPLINKS)
+    assert known.shares[LOWRANK] == pytest.approx(UPLINKS[LOWRANK].left_out, abs=0.02)
+    assert known.shares[INT4] == pytest.approx(0.1)
+
+
+def test_an_encoding_that_leaves_more_than_it_saves_is_asked_for_no_more():
+    """A quarter fewer bytes than by int4 are worth little that waits, and not most of an update."""
+    fleet = SendingThinly()
+    assert fleet.state.left_out == LeftOut()
+    for _ in range(4):
+        fleet.replies(0.05, 0.05, 0.05)
+    assert fleet.asked_for == [LOWRANK] * 3
+    for _ in range(20):
+        fleet.replies(0.9, 0.9, 0.9)
+    assert fleet.asked_for == [INT4] * 3
+
+
+def test_one_that_lies_changes_nothing_for_the_others():
+    fleet = SendingThinly()
+    for _ in range(20):
+        fleet.replies(0.05, 1.0, 0.05)
+    assert fleet.asked_for == [LOWRANK] * 3
+    assert fleet.state.left_out.shares[LOWRANK] == pytest.approx(0.05)
+
+
+def test_it_is_known_after_a_restart():
+    fleet = SendingThinly()
+    fleet.replies(0.3, 0.3, 0.3)
+    before = fleet.state.left_out
+    fleet.restart()
+    assert fleet.state.left_out == before != LeftOut()
+
+
+def test_without_an_objective_nothing_is_noted():
+    fleet = Script(start_with=1)
+    fleet.ready("a")
+    fleet.update("a", left_out=0.5)
+    assert fleet.state.left_out == LeftOut()
+    assert fleet.state.members["a"].left_out is None
+    paced = playing(start_with=1)
+    paced.ready("a", affords=(Affordable(1.0, 2.0),), ratio=1.0)
+    paced.update("a", left_out=0.5)
+    assert paced.state.left_out == LeftOut(), "a run with its own encoding alone has none to choose"
