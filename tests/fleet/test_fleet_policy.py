@@ -97,6 +97,10 @@ def test_the_coordinator_proposes_what_agents_afford_also_after_it_was_killed(mi
     used = {device: {one[device]["ratio"] for one in rounds[:8]} for device in fleet.shares}
     assert max(used[modest]) <= 0.3
     assert f"minimise {minimise}" in said
+    if minimise == "bytes":
+        told = [device["actual"].get("left_out") for one in rounds[:8] for device in one.values()]
+        assert any(share is not None and 0 < share < 1 for share in told), "thin updates leave something"
+        assert "of a change they leave for a later update" in said
     if minimise == "time":
         assert len(set.union(*used.values())) > 1
         assert "the pace is" in said

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.firmware_profiles import load
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import Measures
@@ -73,13 +75,18 @@ def test_a_course_counts_from_the_first_round_and_who_is_missing():
     ]
     slow = {"a": reply(0.6, 0.1, 0.1, 0.1), "b": reply(0.6, 0.2, 1.0, 0.6)}
     rounds += [closed(number, 50.0 + 2 * number, 52.0 + 2 * number, slow) for number in range(6, 13)]
-    course = course_of(rounds)
+    boards = dict.fromkeys("ab", replace(load("generic"), idle_w=1, receive_w=2, train_w=10, transmit_w=4))
+    course = course_of(rounds, boards)
     assert (course.rounds, course.seconds, course.round_s) == (13, 26.0, 2.0)
     assert (course.bytes_up, course.bytes_down, course.late) == (200, 2000, 6)
     assert course.points[0] == (2.0, 0.0)
     assert course.points[2] == pytest.approx((6.0, 0.1))  # the mean of three rounds
     assert course.seconds_to(0.29) == pytest.approx(10.0)
     assert course.seconds_to(0.9) is None
+    at_work_j, idle_j = 2 * 0.3 + 10 * 0.4 + 4 * 0.5, (2.0 - 0.3 - 0.4 - 0.5) + 2.0
+    assert course.joules[:2] == pytest.approx([at_work_j + idle_j, 2 * (at_work_j + idle_j)])
+    assert course.joules_to(0.29) == pytest.approx(5 * (at_work_j + idle_j))
+    assert course.joules_to(0.9) is None
     parts = course.parts
     assert (parts.download, parts.train, parts.upload) == (0.2, 1.0, 0.6)  # of who took longest
     assert parts.rest == pytest.approx(0.2)
@@ -111,7 +118,7 @@ def test_a_rehearsal_tells_how_training_varies_from_round_to_round(run_file, tmp
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--ways", "fast"], "--ways: 'fast' is none of paced, bytes, p02, p04, fedavg"),
+        (["--ways", "fast"], "--ways: 'fast' is none of paced, bytes, energy, p02, p04, fedavg"),
         (["--set", "fleet.devices=1"], "fleet.links lists 2 links for fleet.devices = 1"),
     ],
 )
@@ -131,7 +138,18 @@ def test_a_mistake_is_one_line(run_file, tmp_path, words, line):
 def test_real_processes_beside_the_simulation(run_file, tmp_path):
     before = set(networks())
     out = tmp_path / "out"
-    words = ["--out", str(out), "--ways", "p02", "--rehearsed", "2", "--target", "0.01", "--workers", "0"]
+    words = [
+        "--out",
+        str(out),
+        "--ways",
+        "p02,energy",
+        "--rehearsed",
+        "2",
+        "--target",
+        "0.01",
+        "--workers",
+        "0",
+    ]
     done = subprocess.run([*COMMAND, str(run_file), *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((out / "shaped-links.json").read_text())
@@ -144,6 +162,8 @@ def test_real_processes_beside_the_simulation(run_file, tmp_path):
     assert actual["bytes_up"] == pytest.approx(way["predicted"]["bytes_up"], rel=0.1)
     assert actual["round_s"] > 2 * 0.075  # a LoRa gateway's link: a task and a reply go over it
     assert way["predicted"]["round_s"] > 2 * 0.075
+    assert 0 < actual["joules"][0] < actual["joules"][1]
+    assert len(found["ways"]["energy"]["actual"][0]["joules"]) == 2
     assert found["seconds_to_target"]["p02"][1] == actual["points"][0][0]
     assert (out / "shaped-links.png").read_bytes().startswith(b"\x89PNG")
     assert "p02" in done.stdout

@@ -5,6 +5,8 @@
 A rehearsal of real agents first, by which the simulated boards get this machine's speed; then each way is
 simulated, as a prediction; then each is played by real processes, in turn: a coordinator with its broker,
 and an agent a device in a network namespace of its own, behind that device's link and with its samples.
+No sensor here counts joules: all are reckoned, from real seconds or simulated ones, by the watts of the
+`generic` board (a Raspberry Pi 4's), and agents are told that they are such boards.
 FOLDER gets shaped-links.json and shaped-links.png, and the folders of all runs. Needs Linux and root.
 """
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 WAYS = {
     "paced": ["objective.minimise=time", "objective.most_work=4"],
     "bytes": ["objective.minimise=bytes", "objective.most_work=4"],
+    "energy": ["objective.minimise=energy", "objective.most_work=4"],
     "p02": ["fleet.ratios=[0.2]"],
     "p04": ["fleet.ratios=[0.4]"],
     "fedavg": ["method.name=fedavg", "fleet.ratios=[1.0]"],
@@ -80,11 +83,12 @@ def _measure(
     changes: list[str],
 ) -> None:
     from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
+    from fleetune.firmware_profiles import load_file
     from fleetune.tools.bench.shaped_links import show
     from fleetune.tools.bench.shaped_links.courses import course_of
     from fleetune.tools.bench.shaped_links.real_fleet import play
     from fleetune.tools.bench.shaped_links.simulated_fleet import simulated
-    from fleetune.tools.bench.shaped_links.this_machine import speeds, write_boards
+    from fleetune.tools.bench.shaped_links.this_machine import board_file, speeds, write_boards
     from fleetune.tools.links.show import words
     from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
@@ -92,20 +96,21 @@ def _measure(
     everywhere = [*changes, f"round.start_with={settings.fleet.devices}"]
     rehearsal = [*everywhere, *REHEARSAL, f"run.rounds={rehearsed}", "run.final_evaluation=false"]
     machine = speeds(read_run(run_file, rehearsal), play(run_file, rehearsal, out / "rehearsal"))
-    boards = write_boards(machine, out / "boards")
+    listed = write_boards(machine, out / "boards")
+    boards = {device: load_file(board_file(out / "boards", device)) for device in machine.gflops}
     speed = ", ".join(f"{device} {gflops:.1f}" for device, gflops in machine.gflops.items())
     _say(f"rehearsed, GFLOPS: {speed}; from round to round a factor of {math.exp(machine.jitter):.2f}")
     found = {}
     for name, own in asked.items():
-        rounds = simulated(run_file, [*everywhere, *own, *boards], out / "simulated" / name, workers)
-        found[name] = show.Way(own, course_of(rounds))
+        rounds = simulated(run_file, [*everywhere, *own, *listed], out / "simulated" / name, workers)
+        found[name] = show.Way(own, course_of(rounds, boards))
         _say(f"{name}: {found[name].predicted.seconds:.1f} s simulated")
     links = {one.name: words(one.link) for one in simulated_devices(settings)}
     told = show.Shaped(settings.run.name, target, machine.gflops, machine.jitter, links, found)
     for repeat in range(repeats):
         for name, own in asked.items():
-            rounds = play(run_file, [*everywhere, *own], out / f"real-{repeat}" / name)
-            found[name].actual.append(course_of(rounds))
+            rounds = play(run_file, [*everywhere, *own], out / f"real-{repeat}" / name, out / "boards")
+            found[name].actual.append(course_of(rounds, boards))
             _say(f"{name}: {found[name].actual[-1].seconds:.1f} s for real")
             _keep(told, out)
     score = task_of(settings.task).score

@@ -1,11 +1,14 @@
-"""What a run came to in seconds and bytes, the same of a simulated run and of a real one."""
+"""What a run came to in seconds, bytes and joules, the same of a simulated run and of a real one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.firmware_profiles import Board
+from fleetune.protocols.round_cost import RoundCost
+from fleetune.tools.compare.energy import drawn
 
 SMOOTHED = 3  # rounds: a fleet of few devices has few test samples
 FIRST = 3  # so many rounds are not in medians: what a round takes is learned in them
@@ -31,6 +34,8 @@ class Course(Struct, frozen=True):
         late: replies that were asked for and did not count.
         points: seconds since the first round opened, and the fleet's score then, smoothed.
         parts: medians over rounds; None: too few rounds, or no device told.
+        joules: of all boards since the first round opened, idling included, when each round closed; reckoned
+            by the boards' watts and the seconds that devices told.
     """
 
     rounds: int
@@ -41,14 +46,20 @@ class Course(Struct, frozen=True):
     late: int
     points: list[tuple[float, float]]
     parts: Parts | None = None
+    joules: list[float] = []
+
+    def joules_to(self, target: float) -> float | None:
+        """Until the score was there; None: it never was."""
+        told = zip(self.joules, self.points, strict=True) if self.joules else ()
+        return next((joules for joules, (_, score) in told if score >= target), None)
 
     def seconds_to(self, target: float) -> float | None:
         """Until the score was there; None: it never was."""
         return next((at_s for at_s, score in self.points if score >= target), None)
 
 
-def course_of(rounds: Sequence[RoundRecord]) -> Course:
-    """The course of a run's training rounds, ascending."""
+def course_of(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> Course:
+    """The course of a run's training rounds, ascending; `boards`: of all devices."""
     began_s = rounds[0].opened_s
     replies = [reply for one in rounds for reply in one.devices.values()]
     lengths = [one.closed_s - one.opened_s for one in rounds[FIRST:] or rounds]
@@ -61,7 +72,33 @@ def course_of(rounds: Sequence[RoundRecord]) -> Course:
         late=sum(len(one.participants) - len(one.devices) for one in rounds),
         points=list(_smoothed([(at_s - began_s, score) for at_s, score in _scores(rounds)])),
         parts=_parts(rounds[FIRST:] or rounds),
+        joules=_joules(rounds, boards),
     )
+
+
+def _joules(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> list[float]:
+    """By watts, whatever a device told: no sensor is as precise in some runs as in others."""
+    began_s, idle_w = rounds[0].opened_s, {name: board.idle_w for name, board in boards.items()}
+    reckoned = [
+        structs.replace(
+            one,
+            opened_s=one.opened_s - began_s,
+            closed_s=one.closed_s - began_s,
+            devices={name: _by_watts(reply, boards[name]) for name, reply in one.devices.items()},
+        )
+        for one in rounds
+    ]
+    return list(drawn(reckoned, idle_w))
+
+
+def _by_watts(reply: DeviceRound, board: Board) -> DeviceRound:
+    took: RoundCost = reply.actual
+    joules = (
+        board.receive_w * (took.download_s or 0.0)
+        + board.train_w * (took.train_s or 0.0)
+        + board.transmit_w * (took.upload_s or 0.0)
+    )
+    return structs.replace(reply, actual=structs.replace(took, joules=joules))
 
 
 def _scores(rounds: Sequence[RoundRecord]) -> Iterable[tuple[float, float]]:

@@ -18,6 +18,7 @@ from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.topics import JOIN_USER
+from fleetune.tools.bench.shaped_links.this_machine import board_file
 from fleetune.tools.links.network_namespaces import HUB_ADDRESS, Network
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 from fleetune.tools.simulator.split import write_shares
@@ -29,13 +30,16 @@ STOP_S = 20.0  # then it is killed
 BEGUN = "round 1: training"  # an agent's word, in its log
 
 
-def play(run_file: Path, changes: Sequence[str], folder: Path) -> list[RoundRecord]:
+def play(
+    run_file: Path, changes: Sequence[str], folder: Path, boards: Path | None = None
+) -> list[RoundRecord]:
     """The rounds of a run of real agents, the final evaluation not among them.
 
     Args:
         run_file: its settings.
         changes: `section.key=value` on top of it.
         folder: a new one, for all that coordinator and agents leave.
+        boards: the folder of the boards that agents are told they are; None: they look themselves.
 
     Raises:
         SettingError: no namespaces here, or a process failed; with the end of its log.
@@ -49,7 +53,8 @@ def play(run_file: Path, changes: Sequence[str], folder: Path) -> list[RoundReco
         fleet.serve(run_file, changes)
         password = credentials_of(settings.run.name, folder).join
         for device, share, namespace in zip(devices, shares, network.agents, strict=True):
-            fleet.join(settings.run.name, device.name, share, namespace, password)
+            board = [] if boards is None else ["--board", str(board_file(boards, device.name))]
+            fleet.join(settings.run.name, device.name, share, namespace, password, board)
         fleet.watch(lambda: any(BEGUN in log.read_text() for log in fleet.logs))
         network.start_traces()  # on the virtual clock, links begin with the first round too
         fleet.watch((folder / settings.run.name / SUMMARY).exists)
@@ -82,10 +87,12 @@ class _Fleet:
         words += ["--runs", str(self.folder), *(word for one in changes for word in ("--set", one))]
         self._start("coordinator", self.network.hub, ["fleetune.coordinator.cli", *words])
 
-    def join(self, fleet: str, device: str, share: Path, namespace: str, password: str) -> None:
-        """Start an agent behind its link."""
+    def join(
+        self, fleet: str, device: str, share: Path, namespace: str, password: str, more: Sequence[str]
+    ) -> None:
+        """Start an agent behind its link; `more`: options of it."""
         words = ["run", "--fleet", fleet, "--device", device, "--data", f"npz:{share}", "--trainer", "onnx"]
-        words += ["--state", str(self.folder / "state"), "--leave-after-run"]
+        words += ["--state", str(self.folder / "state"), "--leave-after-run", *more]
         broker = f"mqtt://{JOIN_USER}:{password}@{HUB_ADDRESS}:{PORT}"
         self._start(device, namespace, ["fleetune.edge_agent.cli", *words], FLEETUNE_BROKER=broker)
         self.logs.append(self._log(device))

@@ -68,6 +68,7 @@ def table(found: Shaped, score: Score) -> Table:
     target = unit_of(score).text(found.target)
     columns: dict[str, tuple[Of, Callable[[float | None], str]]] = {
         f"seconds to {target}": (lambda one: one.seconds_to(found.target), _tenths),
+        f"joules to {target}": (lambda one: one.joules_to(found.target), _whole),
         "seconds a round": (lambda one: one.round_s, _hundredths),
         "seconds in all": (lambda one: one.seconds, _tenths),
         "up": (lambda one: float(one.bytes_up), readable.size),
@@ -110,6 +111,10 @@ def typical(values: Iterable[float | None]) -> float | None:
     listed = list(values)
     there = [value for value in listed if value is not None]
     return median(there) if 2 * len(there) > len(listed) else None
+
+
+def _whole(number: float | None) -> str:
+    return readable.UNKNOWN if number is None else f"{number:.0f}"
 
 
 def _tenths(seconds: float | None) -> str:

@@ -68,6 +68,11 @@ def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> Speeds:
     return Speeds(gflops, math.sqrt(fmean(variances)) if variances else 0.0)
 
 
+def board_file(folder: Path, device: str) -> Path:
+    """Where `write_boards` leaves a device's board."""
+    return folder / f"{device}.toml"
+
+
 def write_boards(found: Speeds, folder: Path) -> list[str]:
     """A board's file for each device; each `section.key=value` that a simulation of them needs."""
     known = firmware_profiles.load(UNKNOWN).profile
@@ -76,7 +81,7 @@ def write_boards(found: Speeds, folder: Path) -> list[str]:
     for device, speed in found.gflops.items():
         figure = Figure(float(f"{speed:.4g}"), MEASURED, "by the clock, in a rehearsal of the fleet")
         profile = replace(known, title=device, figures=replace(known.figures, training_gflops=figure))
-        files.append(folder / f"{device}.toml")
+        files.append(board_file(folder, device))
         firmware_profiles.save(files[-1], profile)
     listed = ", ".join(f'"{file.resolve()}" = 1' for file in files)
     return [f"fleet.boards={{{listed}}}", f"fleet.jitter={min(1.0, found.jitter):.3f}"]
