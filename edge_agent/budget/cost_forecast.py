@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction, LinkTimes
+from fleetune.edge_agent.budget.cost_history import CostHistory, Demand, Direction
 from fleetune.edge_agent.training.descent import OptimiserMemory, optimiser_memory
 from fleetune.edge_agent.training.local_training import batch_slices
 from fleetune.edge_agent.training.trainers import Kind, trains_smaller
@@ -260,10 +260,8 @@ def _seconds(
 ) -> float | None:
     # A task comes right behind its offer and is timed from it; a reply until its last byte is acknowledged.
     latency_s = (capability.latency_s or 0.0) if direction == "up" else 0.0
-    link = cost_history.link(direction, latency_s)
     bps = capability.downlink_bps if direction == "down" else capability.uplink_bps
-    if link is None and bps:
-        link = LinkTimes(latency_s, 8 / bps)
+    link = cost_history.link(direction, latency_s, 8 / bps if bps else None)
     return None if link is None else _bounded(link.seconds(num_bytes))
 
 

@@ -5,25 +5,21 @@ three new ones move it, a single stray one does not. What cannot be true (see `p
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from itertools import combinations
-from statistics import median, median_low
+from statistics import median_low
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fleetune.edge_agent.budget import time_margin
+from fleetune.edge_agent.budget.link_times import RECENT, LinkTimes, of_transfers
 from fleetune.edge_agent.budget.time_margin import RoundError
 from fleetune.protocols.round_cost import RoundCost
 
 Direction = Literal["down", "up"]
 
 ROUNDS = 10  # remembered: a ratio that was given up is judged afresh after as many
-RECENT = 5
-APART = 1.5  # sizes of two transfers, beyond which they tell latency from bandwidth
 SLIGHT = 0.5  # of a task's bytes, as the method estimates them
-MOST_LATENCY = 0.9  # of the quickest recent transfer: however small, some of its time went into its bytes
 LONGEST_S = 86_400.0  # of any part of a round; more is a clock that jumped, or a board that slept
 MOST_BYTES = 2**43
 FASTEST_BYTES_PER_S = 12.5e9  # 100 Gbit/s
@@ -58,17 +54,6 @@ class PastRound(Struct, frozen=True):
 
     demand: Demand
     actual: RoundCost
-
-
-@dataclass(frozen=True)
-class LinkTimes:
-    """How long a transfer takes: `latency_s` whatever its size, and `s_per_byte` on top."""
-
-    latency_s: float
-    s_per_byte: float
-
-    def seconds(self, num_bytes: float) -> float:
-        return self.latency_s + num_bytes * self.s_per_byte
 
 
 _Found = TypeVar("_Found")
@@ -171,14 +156,21 @@ class CostHistory(Struct, frozen=True, dict=True):
         found = [_over(one.actual.joules, expected(one.actual)) for one in self.past_rounds]
         return _middle([factor for factor in found if factor is not None][-RECENT:])
 
-    def link(self, direction: Direction, latency_s: float | None) -> LinkTimes | None:
-        """The link as past transfers have shown it; None: there were none.
+    def link(
+        self, direction: Direction, latency_s: float, s_per_byte: float | None = None
+    ) -> LinkTimes | None:
+        """The link as past transfers have shown it, or as it was measured before; None: neither is known.
 
-        `latency_s` is taken for its latency as long as all transfers are of one size.
+        Args:
+            direction: of the transfers.
+            latency_s: taken for its latency as long as all transfers are of one size.
+            s_per_byte: as measured before there were transfers; None: unknown.
         """
-        return self._once(("link", direction, latency_s), lambda: self._link(direction, latency_s))
+        return self._once(
+            ("link", direction, latency_s, s_per_byte), lambda: self._link(direction, latency_s, s_per_byte)
+        )
 
-    def _link(self, direction: Direction, latency_s: float | None) -> LinkTimes | None:
+    def _link(self, direction: Direction, latency_s: float, s_per_byte: float | None) -> LinkTimes | None:
         seen = [
             (float(num_bytes), seconds)
             for one in self.past_rounds
@@ -186,11 +178,8 @@ class CostHistory(Struct, frozen=True, dict=True):
             and (seconds := _seconds(one.actual, direction)) is not None
         ]
         if not seen:
-            return None
-        recent, found = seen[-RECENT:], _latency(seen)
-        quickest = min(seconds for _, seconds in recent)
-        latency = min((latency_s or 0.0) if found is None else found, MOST_LATENCY * quickest)
-        return LinkTimes(latency, median_low([(seconds - latency) / size for size, seconds in recent]))
+            return LinkTimes(latency_s, s_per_byte) if s_per_byte else None
+        return of_transfers(seen, latency_s, s_per_byte or 0.0, has_bursts=direction == "down")
 
     def _figures(
         self, what: Hashable, ratio: float, figure: Callable[[PastRound], float | None]
@@ -238,18 +227,6 @@ _Number = TypeVar("_Number", int, float)
 def _between(value: _Number | None, most: float, least: float = 0.0) -> _Number | None:
     """`value` if it is above `least` and at most `most`; NaN is neither."""
     return value if value is not None and least < value <= most else None
-
-
-def _latency(seen: list[tuple[float, float]]) -> float | None:
-    """Seconds at size 0, by the median slope between transfers of different sizes (Theil 1950, Sen 1968).
-
-    None: there are no two sizes, or the larger transfers were the quicker ones, because the link changed.
-    """
-    pairs = [sorted(pair) for pair in combinations(seen, 2)]
-    slopes = [(s2 - s1) / (b2 - b1) for (b1, s1), (b2, s2) in pairs if b2 >= APART * b1]
-    if not slopes or (slope := median(slopes)) <= 0:
-        return None
-    return max(0.0, median(seconds - slope * size for size, seconds in seen))
 
 
 def _middle(figures: list[float]) -> float | None:

@@ -187,7 +187,7 @@ def test_whatever_it_is_told_it_predicts_something_finite(told, choices):
 
 def test_latency_and_bandwidth_are_told_apart_when_sizes_differ():
     world = World(latency_s=2.0)
-    link = after(world, [CHOICES[1], CHOICES[3]]).link("up", None)
+    link = after(world, [CHOICES[1], CHOICES[3]]).link("up", 0.0)
     assert link.latency_s == pytest.approx(2.0)
     assert link.s_per_byte == pytest.approx(8 / 0.5e6)
     assert link.seconds(1_000_000) == pytest.approx(18.0)
@@ -196,9 +196,9 @@ def test_latency_and_bandwidth_are_told_apart_when_sizes_differ():
 def test_of_one_size_the_latency_is_the_one_that_was_measured():
     cost_history = after(World(latency_s=2.0), [CHOICES[3]] * 3)
     seconds = 2.0 + 320_000 * 8 / 0.5e6
-    for measured in (None, 2.0, 50.0):
+    for measured in (0.0, 2.0, 50.0):
         assert cost_history.link("up", measured).seconds(320_000) == pytest.approx(seconds)
-    assert cost_history.link("up", None).latency_s == 0
+    assert cost_history.link("up", 0.0).latency_s == 0
     assert cost_history.link("up", 2.0).seconds(640_000) == pytest.approx(2 * seconds - 2.0)
     assert (
         cost_history.link("up", 50.0).s_per_byte > 0
@@ -208,8 +208,8 @@ def test_of_one_size_the_latency_is_the_one_that_was_measured():
 def test_a_link_that_got_faster_is_not_taken_for_one_without_bandwidth():
     small_and_slow = after(World(uplink_bps=0.1e6), [CHOICES[1]] * 2)
     cost_history = after(World(uplink_bps=5e6), [CHOICES[5]] * 2, small_and_slow)
-    assert cost_history.link("up", None).latency_s == 0
-    assert cost_history.link("up", None).seconds(480_000) == pytest.approx(0.3 + 480_000 * 8 / 5e6)
+    assert cost_history.link("up", 0.0).latency_s == 0
+    assert cost_history.link("up", 0.0).seconds(480_000) == pytest.approx(0.3 + 480_000 * 8 / 5e6)
 
 
 def test_a_ratio_that_costs_more_than_the_method_says_is_remembered_by_itself():
