@@ -24,8 +24,9 @@ from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
+from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.protocols.update.layers import split_at_head
-from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything, Layers, Selection
 
 S = TypeVar("S")  # coordinator state

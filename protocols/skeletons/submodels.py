@@ -32,7 +32,8 @@ from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
-from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import (
     ChosenNeurons,
     Everything,

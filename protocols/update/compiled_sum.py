@@ -25,7 +25,9 @@ _OF_A_THREAD = 2**21  # entries at least, else starting it takes longer than it 
 _MOST_THREADS = 4  # memory gives no more
 
 Sums = NDArray[np.float64]
-_AddSelected = Callable[[Sums, Sums, MaskArray, FlatArray, float], None]
+Weights = NDArray[np.float64] | NDArray[np.uint32]
+_Weight = np.float64 | np.uint32
+_AddSelected = Callable[[Sums, Weights, MaskArray, FlatArray, float, _Weight], None]
 _AddAll = Callable[[Sums, FlatArray, float], None]
 
 
@@ -37,16 +39,18 @@ class CompiledSums:
     all: _AddAll
 
     def add_selected(
-        self, sums: Sums, weights: Sums, mask: MaskArray, values: FlatArray, weight: float
+        self, sums: Sums, weights: Weights, mask: MaskArray, values: FlatArray, weight: float
     ) -> None:
-        """`weight * values` to the sums of the entries in a mask, and `weight` to their weights."""
-        values, starts = np.ascontiguousarray(values), [0]
+        """`weight * values` to the sums of the entries in a mask, and `weight` to their weights, which must
+        be able to hold it.
+        """
+        values, starts, one = np.ascontiguousarray(values), [0], weights.dtype.type(weight)
         cuts = _cuts(mask.size)
         for part in cuts[:-1]:
             starts.append(starts[-1] + int(np.count_nonzero(mask[part])))
         _each(
             lambda part, start: self.selected(
-                sums[part], weights[part], mask[part], values[start:], float(weight)
+                sums[part], weights[part], mask[part], values[start:], float(weight), one
             ),
             cuts,
             starts,
@@ -89,15 +93,17 @@ def _compiled() -> CompiledSums | None:
         log.warning("Numba cannot be used, NumPy sums up updates: %s", flat(problem))
         return None
 
-    def add_selected(sums: Sums, weights: Sums, mask: MaskArray, values: FlatArray, weight: float) -> None:
+    def add_selected(
+        sums: Sums, weights: Weights, mask: MaskArray, values: FlatArray, weight: float, one: _Weight
+    ) -> None:
         if not values.size:
             return
-        at, last = 0, values.size - 1
+        at, last, nothing = 0, values.size - 1, one - one
         for entry in range(mask.size):
             selected = mask[entry]
             value = weight * np.float64(values[min(at, last)])
             sums[entry] += value if selected else 0.0
-            weights[entry] += weight if selected else 0.0
+            weights[entry] += one if selected else nothing
             at += selected
 
     def add_all(sums: Sums, values: FlatArray, weight: float) -> None:
@@ -106,6 +112,10 @@ def _compiled() -> CompiledSums | None:
 
     sums = numba.float64[::1]
     mask, values = (numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.bool_, numba.float32))
-    compiled = numba.njit(numba.void(sums, sums, mask, values, numba.float64), nogil=True)(add_selected)
+    kinds = [
+        numba.void(sums, kind[::1], mask, values, numba.float64, kind)
+        for kind in (numba.float64, numba.uint32)
+    ]
+    compiled = numba.njit(kinds, nogil=True)(add_selected)
     compiled_all = numba.njit(numba.void(sums, values, numba.float64), nogil=True)(add_all)
     return CompiledSums(compiled, compiled_all)

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from fleetune.protocols.skeletons.trainer import Pull as Pull
     from fleetune.protocols.skeletons.trainer import Trainer as Trainer
     from fleetune.protocols.update.codec import estimate_bytes as estimate_bytes
-    from fleetune.protocols.update.patch import CoveredMean as CoveredMean
+    from fleetune.protocols.update.covered_mean import CoveredMean as CoveredMean
     from fleetune.protocols.update.patch import Patch as Patch
     from fleetune.protocols.update.selection import ChosenNeurons as ChosenNeurons
     from fleetune.protocols.update.selection import DrawnEntries as DrawnEntries
@@ -176,7 +176,8 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.protocols.skeletons.targets": "PersonalTargets",
     "fleetune.protocols.skeletons.trainer": "Fit FitPlan Pull Trainer",
     "fleetune.protocols.update.codec": "estimate_bytes",
-    "fleetune.protocols.update.patch": "CoveredMean Patch",
+    "fleetune.protocols.update.covered_mean": "CoveredMean",
+    "fleetune.protocols.update.patch": "Patch",
     "fleetune.protocols.update.selection": (
         "ChosenNeurons DrawnEntries Entries Everything Layers Neurons Selection"
     ),

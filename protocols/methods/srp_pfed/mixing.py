@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fleetune.protocols.model.spec import FlatArray, MaskArray
-from fleetune.protocols.update.patch import CoveredMean
+from fleetune.protocols.update.covered_mean import CoveredMean
 
 Aggregation = Literal["covered", "delta", "literal"]
 

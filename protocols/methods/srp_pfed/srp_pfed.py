@@ -56,7 +56,8 @@ from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.trainer import FitPlan, Rows, Trainer
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
-from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything
 
 INTERNALS = (

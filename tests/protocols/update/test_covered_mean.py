@@ -1,15 +1,18 @@
 """Sums of patches, chunk by chunk or by the compiled loop, are those of the plain formula, bit for bit."""
 
 import sys
+import tracemalloc
+from copy import deepcopy
 
 import numpy as np
 import pytest
 
 from fleetune.protocols.model.spec import ModelSpec, TensorSpec
 from fleetune.protocols.update import compiled_sum
-from fleetune.protocols.update import patch as patch_module
+from fleetune.protocols.update import covered_mean as covered_mean_module
 from fleetune.protocols.update.compiled_sum import CompiledSums
-from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
 SIZE = 1000
@@ -20,6 +23,14 @@ TENSORS = (
 )
 SPEC = ModelSpec("flat", TENSORS, (), (1,), 2)
 
+WEIGHTS = {  # of patches that are all `Everything`, of those that follow, and how they are kept in the end
+    "samples": ((2.0, 70.0, 1.0), (3.0, 0.0, 7.0, 5_000.0), np.uint32),
+    "more samples than are counted": ((2.0,), (3.0, 2.0**31, 7.0, 2.0**31), np.float64),
+    "shares": ((2.0, 0.1, 0.3), (3.0, 0.1, 0.0, 7.0, 1e300), np.float64),
+    "shares after samples": ((2.0, 7.0), (3.0, 0.1, 4.0), np.float64),
+}
+every_weight = pytest.mark.parametrize("case", WEIGHTS)
+
 
 def selections(draw):
     scattered = draw.random(SIZE) < 0.3
@@ -28,14 +39,16 @@ def selections(draw):
     return [Everything(), Entries(scattered), Entries(neighbours), Entries(np.zeros(SIZE, np.bool_))]
 
 
+@every_weight
 @pytest.mark.parametrize("chunk", [64, 333, 4096])
-def test_the_sums_are_those_of_the_plain_formula(chunk, monkeypatch):
-    monkeypatch.setattr(patch_module, "_CHUNK", chunk)
-    check_sums()
+def test_the_sums_are_those_of_the_plain_formula(chunk, case, monkeypatch):
+    monkeypatch.setattr(covered_mean_module, "_CHUNK", chunk)
+    check_sums(*WEIGHTS[case])
 
 
+@every_weight
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_compiled_loop_sums_to_the_same_bits(threads, monkeypatch):
+def test_the_compiled_loop_sums_to_the_same_bits(threads, case, monkeypatch):
     pytest.importorskip("numba")
     monkeypatch.setattr(compiled_sum, "WORTH_COMPILING", SIZE)
     monkeypatch.setattr(compiled_sum, "_OF_A_THREAD", SIZE // threads)
@@ -44,8 +57,9 @@ def test_the_compiled_loop_sums_to_the_same_bits(threads, monkeypatch):
     for name in ("add_all", "add_selected"):
         loop = getattr(CompiledSums, name)
         monkeypatch.setattr(CompiledSums, name, counted(loop, name, calls))
-    check_sums()
-    assert calls == 4 * ["add_all"] + 19 * ["add_selected"]
+    whole, in_turn, _ = WEIGHTS[case]
+    check_sums(*WEIGHTS[case])
+    assert calls == (len(whole) + 1) * ["add_all"] + (4 * len(in_turn) - 1) * ["add_selected"]
 
 
 def counted(loop, name, calls):
@@ -76,14 +90,14 @@ def test_a_numba_that_does_not_go_with_numpy_is_said_and_numpy_sums(monkeypatch,
     assert "Numba cannot be used, NumPy sums up updates: import of numba halted" in caplog.text
 
 
-def check_sums():
+def check_sums(whole_weights, weights_in_turn, kind):
     """Also while all patches hold everything, and once one does not."""
     draw = np.random.default_rng(0)
     mean, sums, weights = CoveredMean(SPEC), np.zeros(SPEC.size), np.zeros(SPEC.size)
     previous = draw.standard_normal(SPEC.size).astype(np.float32)
-    whole = [(Everything(), weight) for weight in (2.0, 0.1, 0.3)]
-    mixed = [(one, weight) for weight in (3.0, 0.1, 0.0, 7.0, 1e300) for one in selections(draw)]
-    assert mean.over(previous).tobytes() == previous.tobytes()
+    whole = [(Everything(), weight) for weight in whole_weights]
+    mixed = [(one, weight) for weight in weights_in_turn for one in selections(draw)]
+    assert deepcopy(mean).over(previous).tobytes() == previous.tobytes()
     for selection, weight in whole + mixed:
         patch = Patch.of(draw.standard_normal(SPEC.size).astype(np.float32), selection, SPEC)
         patch.values[:1] = -0.0
@@ -95,8 +109,30 @@ def check_sums():
         assert mean.sums.tobytes() == sums.tobytes()
         covered, merged = weights > 0, previous.copy()
         merged[covered] = (sums[covered] / weights[covered]).astype(np.float32)
-        assert mean.over(previous).tobytes() == merged.tobytes()
-    assert mean.weights.tobytes() == weights.tobytes()
+        assert deepcopy(mean).over(previous).tobytes() == merged.tobytes()
+        assert mean.weights.astype(np.float64).tobytes() == weights.tobytes()
+    assert mean._apart.dtype == kind
+
+
+@pytest.mark.parametrize(("density", "most_models"), [(1.0, 2.0), (0.3, 3.0)])
+def test_it_takes_two_models_of_memory_and_three_where_devices_send_parts(density, most_models):
+    size = 900_000  # below `WORTH_COMPILING`: Numba would be loaded
+    spec = ModelSpec("flat", (TensorSpec("w", (size,), "weight", "w", ((),)),), (), (1,), 2)
+    values = np.ones(size, np.float32)
+    selection = Everything() if density == 1 else Entries(np.random.default_rng(0).random(size) < density)
+    patch = Patch.of(values, selection, spec)
+    tracemalloc.start()
+    try:
+        mean = CoveredMean(spec)
+        for weight in (70.0, 30.0):
+            mean.add(patch, weight)
+        begun = mean.over(values)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert begun.tobytes() == values.tobytes()
+    assert peak < (most_models + 0.5) * values.nbytes  # besides: chunks, and a mask of a byte an entry
+    assert held < (most_models - 0.5) * values.nbytes
 
 
 def test_where_all_send_everything_one_number_says_what_it_weighs():

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleetune.protocols.errors import FleetuneError
-from fleetune.protocols.update.patch import CoveredMean
+from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.tools.bench.growth import courses, summing
 from fleetune.tools.bench.growth.courses import COURSES, Course, Play, exponent, keep, play
 from fleetune.tools.bench.growth.report import markdown

@@ -9,7 +9,8 @@ import numpy as np
 from fleetune.protocols.model.spec import ALWAYS_ACTIVE, ModelSpec, Span, TensorSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update.compiled_sum import compiled_sums
-from fleetune.protocols.update.patch import CoveredMean, Patch
+from fleetune.protocols.update.covered_mean import CoveredMean
+from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Entries, Everything
 
 DENSITY = 0.3

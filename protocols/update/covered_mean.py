@@ -1,0 +1,103 @@
+"""The mean of patches, entry by entry, in two to three times the memory of a model."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.update.compiled_sum import CompiledSums, Weights, compiled_sums
+from fleetune.protocols.update.patch import Patch
+from fleetune.protocols.update.selection import Everything
+
+_CHUNK = 2**15  # entries: what is made of so many stays in a processor's cache
+_MOST_COUNTED = 2**32 - 1
+
+
+class CoveredMean:
+    """The weighted mean of each entry over the patches that hold it, taken in one by one.
+
+    Sums are float64 in the order of `add`: the same patches in the same order give the same bits. While all
+    of them have been `Everything`, one number tells what every parameter weighs; and while all weights are
+    whole numbers, as those of samples are, entries' weights are counted in four bytes each.
+
+    Attributes:
+        sums: weight * value, summed entry by entry, shape (spec.size,).
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self.sums = np.zeros(spec.size)
+        self._total = 0.0  # of all weights
+        self._apart: Weights | None = None
+        self._compiled = compiled_sums(spec.size)
+
+    @property
+    def weights(self) -> Weights:
+        """Summed over the patches that hold an entry, shape (spec.size,)."""
+        return self._alike(np.float64) if self._apart is None else self._apart
+
+    def _alike(self, kind: type[np.float64] | type[np.uint32]) -> Weights:
+        return np.where(Everything().mask(self._spec), kind(self._total), kind(0))
+
+    def add(self, patch: Patch, weight: float) -> None:
+        """Take one patch in; `weight` is at least 0 (usually the device's number of samples)."""
+        compiled = self._compiled if patch.values.dtype == np.float32 else None
+        if isinstance(patch.selection, Everything) and self._apart is None:
+            self._total += weight
+            self._add_all(patch.values, weight, compiled)
+            return
+        weights, mask = self._weights_for(weight), patch.selection.mask(self._spec)
+        self._total += weight
+        if compiled is not None:
+            compiled.add_selected(self.sums, weights, mask, patch.values, weight)
+            return
+        start, one = 0, weights.dtype.type(weight)
+        for place in range(0, mask.size, _CHUNK):
+            inside = mask[place : place + _CHUNK]
+            stop = start + int(np.count_nonzero(inside))
+            sums, weighing = self.sums[place : place + _CHUNK], weights[place : place + _CHUNK]
+            where = slice(None) if stop - start == inside.size else np.flatnonzero(inside)
+            sums[where] += weight * patch.values[start:stop].astype(np.float64)
+            weighing[where] += one
+            start = stop
+
+    def _add_all(self, values: FlatArray, weight: float, compiled: CompiledSums | None) -> None:
+        if compiled is not None:
+            compiled.add_all(self.sums[: values.size], values, weight)
+            return
+        for place in range(0, values.size, _CHUNK):  # parameters stand before the running statistics
+            part = slice(place, min(place + _CHUNK, values.size))
+            self.sums[part] += weight * values[part].astype(np.float64)
+
+    def _weights_for(self, weight: float) -> Weights:
+        """The entries' weights, of a kind that holds one more patch's, to the bits of float64."""
+        counted = float(weight).is_integer() and self._total + weight <= _MOST_COUNTED
+        if self._apart is None:
+            counted = counted and float(self._total).is_integer()
+            self._apart = self._alike(np.uint32 if counted else np.float64)
+        elif not counted and self._apart.dtype != np.float64:
+            self._apart = self._apart.astype(np.float64)
+        return self._apart
+
+    def over(self, previous: FlatArray) -> FlatArray:
+        """The means; entries that nobody sent are those of `previous`, shape (spec.size,).
+
+        They are written where the sums were, which are gone: this is the last that is asked of it.
+        """
+        sums, self.sums = self.sums, np.empty(0)
+        means: NDArray[Any] = sums.view(previous.dtype)
+        for place in range(0, previous.size, _CHUNK):  # never before the sums that are still to be read
+            part = slice(place, min(place + _CHUNK, previous.size))
+            weights, mean = self._weights_of(part), previous[part].copy()
+            np.divide(sums[part], weights, out=mean, where=weights > 0, casting="same_kind")
+            means[part] = mean
+        del means
+        sums.resize(-(-previous.nbytes // sums.itemsize), refcheck=False)  # what shrinks stays where it is
+        return sums.view(previous.dtype)[: previous.size]
+
+    def _weights_of(self, part: slice) -> Weights:
+        if self._apart is not None:
+            return self._apart[part]
+        places = np.arange(part.start, part.stop)
+        return np.where(places < self._spec.num_parameters, float(self._total), 0.0)
