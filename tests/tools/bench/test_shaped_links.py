@@ -59,6 +59,9 @@ def run_file(tmp_path):
     return path
 
 
+BOARDS = dict.fromkeys("ab", replace(load("generic"), idle_w=1, receive_w=2, train_w=10, transmit_w=4))
+
+
 def reply(after, download_s, train_s, upload_s):
     cost = RoundCost(download_s=download_s, train_s=train_s, upload_s=upload_s)
     return DeviceRound(0.2, 100, 10, Measures(num_samples=5, num_test=5, before=0.0, after=after), cost)
@@ -75,8 +78,7 @@ def test_a_course_counts_from_the_first_round_and_who_is_missing():
     ]
     slow = {"a": reply(0.6, 0.1, 0.1, 0.1), "b": reply(0.6, 0.2, 1.0, 0.6)}
     rounds += [closed(number, 50.0 + 2 * number, 52.0 + 2 * number, slow) for number in range(6, 13)]
-    boards = dict.fromkeys("ab", replace(load("generic"), idle_w=1, receive_w=2, train_w=10, transmit_w=4))
-    course = course_of(rounds, boards)
+    course = course_of(rounds, BOARDS)
     assert (course.rounds, course.seconds, course.round_s) == (13, 26.0, 2.0)
     assert (course.bytes_up, course.bytes_down, course.late) == (200, 2000, 6)
     assert course.points[0] == (2.0, 0.0)
@@ -90,6 +92,14 @@ def test_a_course_counts_from_the_first_round_and_who_is_missing():
     parts = course.parts
     assert (parts.download, parts.train, parts.upload) == (0.2, 1.0, 0.6)  # of who took longest
     assert parts.rest == pytest.approx(0.2)
+
+
+def test_joules_of_rounds_before_the_first_reply_count_until_the_score():
+    """As with FedAvg behind thin links, where all are late at first."""
+    rounds = [closed(0, 50.0, 52.0, {}), closed(1, 52.0, 54.0, {"a": reply(0.4, 0.3, 0.4, 0.5)})]
+    course = course_of(rounds, BOARDS)
+    assert course.points == [(4.0, 0.4)]
+    assert course.joules_to(0.3) == pytest.approx(2 * 2.0 + 2 * 0.3 + 10 * 0.4 + 4 * 0.5 + 0.8 + 2.0)
 
 
 def test_half_of_the_repeats_without_it_are_none():

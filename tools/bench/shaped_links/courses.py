@@ -33,9 +33,9 @@ class Course(Struct, frozen=True):
         bytes_up, bytes_down: of all replies that counted, and of their tasks.
         late: replies that were asked for and did not count.
         points: seconds since the first round opened, and the fleet's score then, smoothed.
-        parts: medians over rounds; None: too few rounds, or no device told.
-        joules: of all boards since the first round opened, idling included, when each round closed; reckoned
+        joules: of all boards since the first round opened, idling included, at each of these points; reckoned
             by the boards' watts and the seconds that devices told.
+        parts: medians over rounds; None: too few rounds, or no device told.
     """
 
     rounds: int
@@ -45,12 +45,12 @@ class Course(Struct, frozen=True):
     bytes_down: int
     late: int
     points: list[tuple[float, float]]
+    joules: list[float]
     parts: Parts | None = None
-    joules: list[float] = []
 
     def joules_to(self, target: float) -> float | None:
         """Until the score was there; None: it never was."""
-        told = zip(self.joules, self.points, strict=True) if self.joules else ()
+        told = zip(self.joules, self.points, strict=True)
         return next((joules for joules, (_, score) in told if score >= target), None)
 
     def seconds_to(self, target: float) -> float | None:
@@ -63,6 +63,7 @@ def course_of(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> Cou
     began_s = rounds[0].opened_s
     replies = [reply for one in rounds for reply in one.devices.values()]
     lengths = [one.closed_s - one.opened_s for one in rounds[FIRST:] or rounds]
+    points = list(_smoothed([(at_s - began_s, score) for at_s, score in _scores(rounds)]))
     return Course(
         rounds=len(rounds),
         seconds=rounds[-1].closed_s - began_s,
@@ -70,9 +71,9 @@ def course_of(rounds: Sequence[RoundRecord], boards: Mapping[str, Board]) -> Cou
         bytes_up=sum(reply.bytes_up for reply in replies),
         bytes_down=sum(reply.bytes_down for reply in replies),
         late=sum(len(one.participants) - len(one.devices) for one in rounds),
-        points=list(_smoothed([(at_s - began_s, score) for at_s, score in _scores(rounds)])),
+        points=points,
         parts=_parts(rounds[FIRST:] or rounds),
-        joules=_joules(rounds, boards),
+        joules=_joules(rounds, boards)[len(rounds) - len(points) :],  # no score before there is a reply
     )
 
 

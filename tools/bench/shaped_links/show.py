@@ -67,10 +67,10 @@ def table(found: Shaped, score: Score) -> Table:
     """Predicted / actual (the median repeat), and how many times as much the actual is."""
     target = unit_of(score).text(found.target)
     columns: dict[str, tuple[Of, Callable[[float | None], str]]] = {
-        f"seconds to {target}": (lambda one: one.seconds_to(found.target), _tenths),
-        f"joules to {target}": (lambda one: one.joules_to(found.target), _whole),
-        "seconds a round": (lambda one: one.round_s, _hundredths),
-        "seconds in all": (lambda one: one.seconds, _tenths),
+        f"seconds to {target}": (lambda one: one.seconds_to(found.target), _to(1)),
+        f"joules to {target}": (lambda one: one.joules_to(found.target), _to(0)),
+        "seconds a round": (lambda one: one.round_s, _to(2)),
+        "seconds in all": (lambda one: one.seconds, _to(1)),
         "up": (lambda one: float(one.bytes_up), readable.size),
         "late": (lambda one: float(one.late), readable.number),
     }
@@ -113,16 +113,9 @@ def typical(values: Iterable[float | None]) -> float | None:
     return median(there) if 2 * len(there) > len(listed) else None
 
 
-def _whole(number: float | None) -> str:
-    return readable.UNKNOWN if number is None else f"{number:.0f}"
-
-
-def _tenths(seconds: float | None) -> str:
-    return readable.UNKNOWN if seconds is None else f"{seconds:.1f}"
-
-
-def _hundredths(seconds: float | None) -> str:
-    return readable.UNKNOWN if seconds is None else f"{seconds:.2f}"
+def _to(digits: int) -> Callable[[float | None], str]:
+    """How a number is written, with so many behind the point."""
+    return lambda number: readable.UNKNOWN if number is None else f"{number:.{digits}f}"
 
 
 def draw(found: Shaped, score: Score, theme: Theme) -> Figure:
