@@ -29,9 +29,9 @@ from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.tools.compare.energy import idle_watts
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
+from fleetune.tools.simulator.power.energy import idle_watts
 from fleetune.tools.simulator.stopping.standing import standing
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 

@@ -14,7 +14,7 @@ from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.wire.payloads import Measures
-from fleetune.tools.compare.energy import drawn
+from fleetune.tools.simulator.power.energy import drawn
 
 Side = Literal["before", "after"]
 

@@ -15,8 +15,8 @@ from fleetune.firmware_profiles import UNKNOWN
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Budget
-from fleetune.tools.simulator.battery import Battery
 from fleetune.tools.simulator.job import Worked
+from fleetune.tools.simulator.power.battery import Battery
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
 
 Turn = tuple[int, int]

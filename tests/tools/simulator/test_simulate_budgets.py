@@ -5,7 +5,7 @@ import pytest
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.tools.links.link import Constant
-from fleetune.tools.simulator.battery import Battery
+from fleetune.tools.simulator.power.battery import Battery
 from fleetune.tools.simulator.runner import simulate
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.firmware_profiles import Board
 from fleetune.protocols.round_cost import RoundCost
-from fleetune.tools.compare.energy import drawn
+from fleetune.tools.simulator.power.energy import drawn
 
 SMOOTHED = 3  # rounds: a fleet of few devices has few test samples
 FIRST = 3  # so many rounds are not in medians: what a round takes is learned in them

@@ -5,7 +5,7 @@ import pytest
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.payloads import Measures
-from fleetune.tools.compare.energy import drawn
+from fleetune.tools.simulator.power.energy import drawn
 
 
 def closed(number, *replies, asked=("a", "b")):

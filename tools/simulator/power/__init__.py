@@ -1,0 +1,1 @@
+"""What simulated boards draw, and what becomes of their batteries."""
