@@ -1,12 +1,20 @@
-"""Simulated devices come and go: `[fleet] availability`."""
+"""Simulated devices come and go: `[fleet] availability`, and batteries that end."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.simulator.simulated_device import Player
 
 MOST_STRETCHES = 10_000  # between two rounds
+
+
+def too_few_left(players: Collection[Player], quorum: int) -> str | None:
+    """Why no round can follow; None: one can. Nobody charges a simulated battery."""
+    flat = sum(player.is_flat for player in players)
+    if len(players) - flat >= quorum:
+        return None
+    return f"the batteries of {flat} of {len(players)} devices are empty, and round.quorum is {quorum}"
 
 
 class Presence:

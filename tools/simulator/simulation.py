@@ -26,7 +26,7 @@ from fleetune.tools.simulator.attempts import Attempts
 from fleetune.tools.simulator.growing.days import Growing
 from fleetune.tools.simulator.intake import Intake
 from fleetune.tools.simulator.job import Job, Worked
-from fleetune.tools.simulator.presence import Presence
+from fleetune.tools.simulator.presence import Presence, too_few_left
 from fleetune.tools.simulator.simulated_device import Answered, MadeReply, Player
 from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept
 from fleetune.tools.simulator.stopping.snapshot import LAYOUT, STOPPED, Snapshot
@@ -75,7 +75,7 @@ class Simulation:
         self._intake = None if growing is None else Intake(growing, at_hand.executor, players)
         self._observers = observers
         self._on_round = on_round
-        self._overlapping = run.settings.round.mode != "synchronous"
+        self._overlapping, self._quorum = run.settings.round.mode != "synchronous", run.settings.round.quorum
         self._kept = RoundsKept(run)
         self._agenda = Agenda()
         self._changed: set[str] = set()  # devices, since they were written down
@@ -385,15 +385,16 @@ class Simulation:
         turn, reply = Turn.of(work.key), arrived.reply
         ahead = self._at_hand.take_ahead(player.name, reply)
         self._agenda.add_next(self.now, agenda.RoundLearned(player.name))
-        self._follow(
-            self._controller.receive(
-                player.name, turn, reply, work.taken, self.now, predicted=work.expected, ahead=ahead
-            )
+        outcomes = self._controller.receive(
+            player.name, turn, reply, work.taken, self.now, predicted=work.expected, ahead=ahead
         )
+        self._follow(outcomes)
 
     def _after_round(self, player: Player) -> None:
         if player.is_flat:
             player.there = False
             self._tell(DeviceGone(player.name))
+            if (reason := too_few_left(self._fleet.values(), self._quorum)) is not None:
+                self._tell(RoundsEnded(reason))
         elif player.membership.is_news or player.refusal:
             self._report(player)

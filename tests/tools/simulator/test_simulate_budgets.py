@@ -86,6 +86,14 @@ def test_a_battery_that_runs_out_takes_its_device_away(tmp_path):
     assert set(records[7].devices) == {"device-2", "device-3"}
 
 
+@pytest.mark.parametrize(("quorum", "flat"), [(1, 4), (3, 3)])
+def test_a_run_whose_batteries_end_ends_and_says_so(tmp_path, quorum, flat):
+    fleet = {"devices": 4, "boards": {"phone-mid": 4}, "batteries": [2e-4, 8e-4], **THIN}
+    summary, records = play(tmp_path, fleet=fleet, round={"quorum": quorum}, run={"rounds": 1000})
+    assert [len(record.devices) for record in records if not record.final_evaluation] == [4, 4, 3]
+    assert summary.ended == f"the batteries of {flat} of 4 devices are empty, and round.quorum is {quorum}"
+
+
 def test_the_owners_policy_holds_in_simulation(tmp_path):
     fleet = {"devices": 4, "boards": {"phone-mid": 2, "raspberry-pi-4b": 2}, "batteries": [0.1, 0.1]}
     _, records = play(tmp_path, fleet={**fleet, "policy": {"min_battery": 20}})
