@@ -54,7 +54,7 @@ class Sessions:
         self._bundle, self._threads, self._dequantised = bundle, threads, dequantised
         self._guard, self._room = guard or StepGuard(lambda: None), room
         self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
-        self._open: OrderedDict[tuple[str, frozenset[str]], Any] = OrderedDict()
+        self._open: OrderedDict[tuple[str, frozenset[str]], _Session] = OrderedDict()
 
     def run(
         self,
@@ -81,11 +81,11 @@ class Sessions:
             TrainingStopped: the guard was told so; nothing was changed.
         """
         self.price(graph, outputs, len(feeds["x"]))
-        session, inputs, names = self._session(graph, outputs)
+        session = self._session(graph, outputs)
         options = self._runtime.RunOptions()
         with self._guard.over(options) as run:
             try:
-                found = _run(session, names, {name: feeds[name] for name in inputs}, into, options)
+                found = session.run(feeds, into, options)
             except Exception as problem:  # each of the runtime's errors is a type of its own
                 reason = f"model {self._bundle.spec.name} cannot compute: {_line(problem)}"
                 raise run.problem or ModelError(reason) from problem
@@ -118,17 +118,16 @@ class Sessions:
             raise ModelError(f"the bundle of model {name} cannot do {graph!r}, which this method needs")
         return self._bundle.graphs[graph].keeping(outputs)
 
-    def _session(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
+    def _session(self, graph: str, outputs: frozenset[str]) -> "_Session":
         key = graph, outputs
         if key not in self._open:
             self._open[key] = self._start(graph, outputs)
             while len(self._open) > MAX_SESSIONS:
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
-        found: tuple[Any, list[str], list[str]] = self._open[key]
-        return found
+        return self._open[key]
 
-    def _start(self, graph: str, outputs: frozenset[str]) -> tuple[Any, list[str], list[str]]:
+    def _start(self, graph: str, outputs: frozenset[str]) -> "_Session":
         name, kept = self._bundle.spec.name, self._kept(graph, outputs)
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
@@ -147,24 +146,45 @@ class Sessions:
             ) from problem
         check_used(session, self._device)
         inputs = [one.name for port in kept.inputs for one in ports_of(port, self._dequantised)]
-        return session, inputs, list(kept.output_names)
+        return _Session(session, inputs, list(kept.output_names), reads_in_place=self._device == PROCESSOR)
 
 
-def _run(
-    session: Any, names: list[str], feeds: Mapping[str, Array], into: Mapping[str, Array], options: Any
-) -> dict[str, Array]:
-    binding = session.io_binding()
-    for name, array in feeds.items():
-        binding.bind_cpu_input(name, array)
-    for name in names:
-        if name in into:
-            place = into[name]
-            binding.bind_output(name, "cpu", 0, place.dtype, place.shape, place.ctypes.data)
-        else:
-            binding.bind_output(name, "cpu")
-    session.run_with_iobinding(binding, options)
-    found = zip(names, binding.get_outputs(), strict=True)
-    return {name: value.numpy() for name, value in found if name not in into}
+class _Session:
+    """One of the runtime's, and what its inputs and outputs are bound to: most are the same ones each time.
+
+    Args:
+        session: the runtime's.
+        inputs, outputs: names of what it takes and gives.
+        reads_in_place: what is bound is read as it is when it runs; a card has a copy of what it was.
+    """
+
+    def __init__(self, session: Any, inputs: list[str], outputs: list[str], *, reads_in_place: bool) -> None:
+        self._session, self._inputs, self._outputs = session, inputs, outputs
+        self._reads_in_place = reads_in_place
+        self._binding = session.io_binding()
+        self._bound: dict[str, Array] = {}
+
+    def run(self, feeds: Mapping[str, Array], into: Mapping[str, Array], options: Any) -> dict[str, Array]:
+        """See `Sessions.run`."""
+        for name in self._inputs:
+            if self._is_new(name, feeds[name]) or not self._reads_in_place:
+                self._binding.bind_cpu_input(name, feeds[name])
+        for name in self._outputs:
+            if name not in into:
+                self._bound.pop(name, None)
+                self._binding.bind_output(name, "cpu")  # anew: its shape may be another one
+            elif self._is_new(name, place := into[name]):
+                self._binding.bind_output(name, "cpu", 0, place.dtype, place.shape, place.ctypes.data)
+        self._session.run_with_iobinding(self._binding, options)
+        found = zip(self._outputs, self._binding.get_outputs(), strict=True)
+        return {name: value.numpy() for name, value in found if name not in into}
+
+    def _is_new(self, name: str, array: Array) -> bool:
+        """Whether this is not bound yet; then it is, and is held on to."""
+        if self._bound.get(name) is array:
+            return False
+        self._bound[name] = array
+        return True
 
 
 def runtime() -> Any:

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.coordinator.export.builder import Builder, NoForm, Value, product
-from fleetune.coordinator.export.operators.moving import cut, pad
+from fleetune.coordinator.export.operators.moving import concat, cut, pad
 from fleetune.coordinator.export.operators.products import matrix_product
 from fleetune.coordinator.export.operators.reducing import total
 from fleetune.coordinator.export.torch_trace import Open, Operation, Shape, Size
 
 _MIN_CHANNELS = 16  # for patches in a matrix: below, its short runs cost more than the products gain
 _MAX_PIXELS = 36  # of an image whose patches are picked by a product instead of by look-up
+_MOST_GATHERED = 44  # pixels of an image whose gradient is gathered from its patches' by a product
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class Geometry:
     def in_matrix(self) -> bool:
         """Whether patches in a matrix are faster."""
         return self.groups == 1 and self.channels[0] >= _MIN_CHANNELS
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether what lies under a tap of all patches is one run of each channel."""
+        return self.groups == 1 and self.stride == (1,)
 
     @property
     def taps(self) -> int:
@@ -244,7 +250,7 @@ def _filters(build: Builder, weight: Value) -> Value:
 def _input_gradient(
     build: Builder, geometry: Geometry, gradient: Value, weight: Value, shape: Shape
 ) -> Value:
-    if not geometry.in_matrix or math.prod(geometry.x) > geometry.channels[1]:
+    if not geometry.in_matrix or math.prod(geometry.x) > min(geometry.channels[1], _MOST_GATHERED):
         about = geometry.attributes | {"output_padding": geometry.spare}
         return build.emit("ConvTranspose", (gradient, weight), shape, **about)
     rows, filters = _rows(build, gradient), _filters(build, weight)
@@ -258,12 +264,34 @@ def _input_gradient(
 
 def _weight_gradient(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
     if not geometry.in_matrix:
-        return _correlated(build, geometry, x, y, shape)
+        found = _product_of_runs if geometry.in_runs else _correlated
+        return found(build, geometry, x, y, shape)
     rows, patches = _rows(build, y), _patches(build, geometry, x)
     outputs, channels = geometry.channels[1], geometry.channels[0]
     flat = matrix_product(build, build.transpose(rows, (1, 0)), patches, (outputs, patches.shape[1]))
     taps = build.reshape(flat, (outputs, geometry.taps, channels))
     return build.reshape(build.transpose(taps, (0, 2, 1)), shape)
+
+
+def _product_of_runs(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:
+    """The weight gradient of a convolution along one axis: a row for each channel of y and for each tap of
+    each channel of x, with what all samples have there.
+    """
+    samples, (channels, outputs), taps = geometry.samples, geometry.channels, geometry.taps
+    (length,), (padding,), (dilation,) = geometry.y, geometry.padding, geometry.dilation
+    padded = pad(build, x, (0, 0, padding), (0, 0, padding))
+    runs = build.reshape(
+        build.transpose(padded, (1, 0, 2)), (1, channels, samples, geometry.x[0] + 2 * padding)
+    )
+    starts = [tap * dilation for tap in range(taps)]
+    parts = [cut(build, runs, 3, start, start + length) for start in starts]
+    columns = product((samples, length))
+    under_taps = concat(build, parts, 0, (taps, channels, samples, length))
+    rows = build.reshape(under_taps, (taps * channels, columns))
+    gradients = build.reshape(build.transpose(y, (1, 0, 2)), (outputs, columns))
+    flat = matrix_product(build, gradients, build.transpose(rows, (1, 0)), (outputs, taps * channels))
+    found = build.reshape(flat, (outputs, taps, channels))
+    return build.reshape(build.transpose(found, (0, 2, 1)), shape)
 
 
 def _correlated(build: Builder, geometry: Geometry, x: Value, y: Value, shape: Shape) -> Value:

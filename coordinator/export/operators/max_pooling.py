@@ -1,7 +1,8 @@
 """Maximum pooling and where its gradient goes.
 
 Where windows lie side by side, ONNX Runtime is several times faster at sorting pixels by their place in
-their window and comparing than at noting where each maximum was.
+their window and comparing than at noting where each maximum was; and at sorting by moving axes, first whole
+rows, then columns, than by SpaceToDepth and DepthToSpace.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ def _max_pool(
     kernel, padding, dilation = (_each(one, rank) for one in (kernel, padding, dilation))
     stride = _each(stride or kernel, rank)
     if not build.plain and _apart(x.shape, out.shape, kernel, stride, padding, dilation):
-        pooled = _in_order(build, _largest(build, _split(build, x, kernel)), out.shape)
+        pooled = build.reshape(_largest(build, _split(build, x, kernel)), out.shape)
         return pooled, build.number(0, "i8", out.shape)  # nobody asks for the places
     largest, places = build.emit_several(
         "MaxPool",
@@ -89,51 +90,36 @@ def _max_pool_backward(
 
 
 def _apart(x: Shape, y: Shape, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> bool:
-    """Whether windows lie side by side, so that SpaceToDepth sorts pixels by their place in their window.
-
-    Runs along one axis are sorted as squares of an image with channels for rows.
-    """
+    """Whether windows lie side by side."""
     if tuple(kernel) != tuple(stride) or any(padding) or set(dilation) != {1} or len(kernel) != 2:
         return False
-    rows = x[1]
-    if y[2:] != _whole_windows(x, kernel):  # the last windows reach over the edge
-        return False
-    return kernel[0] == kernel[1] or (kernel[0] == 1 and isinstance(rows, int) and rows % kernel[1] == 0)
+    return y[2:] == _whole_windows(x, kernel)  # else the last windows reach over the edge
 
 
 def _split(build: Builder, x: Value, kernel: Sizes) -> Value:
-    """The images' pixels by their place in their window, shape (n, rows of channels, places, rest)."""
-    samples, channels, height, _ = x.shape
+    """The images' pixels by their place in their window, shape (n, places, windows)."""
+    samples, channels, *_ = x.shape
     tall, wide = _whole_windows(x.shape, kernel)
-    block = kernel[1]
-    x = build.whole(cut(build, cut(build, x, 2, 0, tall * kernel[0]), 3, 0, wide * block))
-    if kernel[0] == 1:
-        rows = product((channels, height))
-        x = build.reshape(x, (samples, 1, rows, wide * block))
-        shape: Shape = (samples, block * block, rows // block, wide)  # type: ignore[operator]
-    else:
-        shape = (samples, product((channels, block * block)), tall, wide)
-    split = build.emit("SpaceToDepth", (x,), shape, blocksize=block)
-    places = kernel[0] * block
-    outer = block * block // places
-    return build.reshape(split, (samples, outer, places, product(shape[1:]) // (outer * places)))  # type: ignore[operator]
+    rows, columns = kernel
+    x = build.whole(cut(build, cut(build, x, 2, 0, tall * rows), 3, 0, wide * columns))
+    bands = product((channels, tall))
+    lines = build.transpose(build.reshape(x, (samples, bands, rows, wide * columns)), (0, 2, 1, 3))
+    windows = product((bands, wide))
+    pixels = build.transpose(build.reshape(lines, (samples, rows, windows, columns)), (0, 1, 3, 2))
+    return build.reshape(pixels, (samples, rows * columns, windows))
 
 
 def _joined(build: Builder, x: Value, kernel: Sizes, shape: Shape) -> Value:
     """The images whose pixels `_split` sorted; 0 behind the last window."""
     samples, channels, height, width = shape
     tall, wide = _whole_windows(shape, kernel)
-    block = kernel[1]
-    if kernel[0] == 1:
-        rows = product((channels, height))
-        deep: Shape = (samples, block * block, rows // block, wide)  # type: ignore[operator]
-        flat: Shape = (samples, 1, rows, wide * block)
-    else:
-        deep = (samples, product((channels, block * block)), tall, wide)
-        flat = (samples, channels, tall * block, wide * block)
-    images = build.emit("DepthToSpace", (build.reshape(x, deep),), flat, blocksize=block)
-    inside = build.reshape(images, (samples, channels, tall * kernel[0], wide * block))
-    spare = (height - tall * kernel[0], width - wide * block)  # type: ignore[operator]
+    rows, columns = kernel
+    bands = product((channels, tall))
+    pixels = build.reshape(x, (samples, rows, columns, product((bands, wide))))
+    lines = build.reshape(build.transpose(pixels, (0, 1, 3, 2)), (samples, rows, bands, wide * columns))
+    images = build.transpose(lines, (0, 2, 1, 3))
+    inside = build.reshape(images, (samples, channels, tall * rows, wide * columns))
+    spare = (height - tall * rows, width - wide * columns)  # type: ignore[operator]
     return pad(build, inside, (0, 0, 0, 0), (0, 0, *spare))
 
 
@@ -146,27 +132,8 @@ def _whole_windows(shape: Shape, kernel: Sizes) -> tuple[int, int]:
 
 
 def _largest(build: Builder, split: Value) -> Value:
-    samples, outer, _, rest = split.shape
-    return build.emit("ReduceMax", (split,), (samples, outer, 1, rest), axes=(2,), keepdims=1)
-
-
-def _in_order(build: Builder, largest: Value, shape: Shape) -> Value:
-    """What `_largest` gives as images; of runs it is sorted by the row within a square."""
-    samples, rows, *_ = largest.shape
-    if rows != 1:
-        split = build.reshape(largest, (samples, rows, shape[1] // rows, shape[3]))  # type: ignore[operator]
-        largest = build.transpose(split, (0, 2, 1, 3))
-    return build.reshape(largest, shape)
-
-
-def _by_row(build: Builder, images: Value, shape: Shape) -> Value:
-    """Images sorted as `_largest` sorts."""
-    samples, channels, _, width = images.shape
-    rows = shape[1]
-    if rows != 1:
-        split = build.reshape(images, (samples, channels // rows, rows, width))  # type: ignore[operator]
-        images = build.transpose(split, (0, 2, 1, 3))
-    return build.reshape(images, shape)
+    samples, _, windows = split.shape
+    return build.emit("ReduceMax", (split,), (samples, 1, windows), axes=(1,), keepdims=1)
 
 
 def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value:
@@ -175,7 +142,7 @@ def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value
     largest = _largest(build, split)
     one = largest.shape
     equal = apply(build, "Equal", [split, largest], split.shape, "?")
-    names = build.emit_several("Split", (equal,), kernel[0] * kernel[1], axis=2)
+    names = build.emit_several("Split", (equal,), kernel[0] * kernel[1], axis=1)
     first, *others = (build.known(Value(name, "?", one, one)) for name in names)
     chosen, taken = [first], first
     for other in others[:-1]:
@@ -183,9 +150,8 @@ def _to_first(build: Builder, gradient: Value, x: Value, kernel: Sizes) -> Value
         chosen.append(apply(build, "And", [other, free], one, "?"))
         taken = apply(build, "Or", [taken, other], one, "?")
     chosen.append(apply(build, "Not", [taken], one, "?"))
-    places = build.cast(concat(build, chosen, 2, split.shape), "f4")
-    sorted_alike = _by_row(build, gradient, one)
-    spread = arithmetic(build, "Mul", sorted_alike, places, split.shape)
+    places = build.cast(concat(build, chosen, 1, split.shape), "f4")
+    spread = arithmetic(build, "Mul", build.reshape(gradient, one), places, split.shape)
     return _joined(build, spread, kernel, x.shape)
 
 

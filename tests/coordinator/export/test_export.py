@@ -70,7 +70,7 @@ class Series(nn.Module):
         self.a = nn.Conv1d(shape[0], 8, 5, stride=2)
         self.norm = nn.BatchNorm1d(8)
         self.unflatten = nn.Unflatten(1, (2, 4))
-        self.b = nn.Conv1d(8, 12, 3, padding=1)
+        self.b = nn.Conv1d(8, 12, 3, padding=2, dilation=2)
         self.prelu = nn.PReLU()
         self.drop = nn.Dropout(0.4)
         self.norm_of_rows = nn.BatchNorm1d(24)

@@ -73,6 +73,56 @@ def test_writing_to_the_weights_changes_the_model(backend):
     assert backend.step(X, Y, KEY) == pytest.approx(np.log(3), rel=1e-6)
 
 
+def test_what_is_bound_once_is_read_and_written_as_it_is_then(backend):
+    for count, scale in ((3, 1), (2, -0.5), (3, 2), (1, 0.1)):
+        backend.load(np.float32(scale) * WEIGHTS)
+        backend.gradient[:] = np.nan
+        loss, gradient = _expected(scale * WEIGHTS, X[:count], Y[:count])
+        assert backend.step(X[:count], Y[:count], KEY) == pytest.approx(loss, rel=1e-6)
+        np.testing.assert_allclose(backend.gradient, gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_an_output_goes_where_it_is_asked_for_each_time():
+    sessions = onnx_sessions.Sessions(bundle())
+    feeds = {"x": X, "y": Y, "out.weight": WEIGHTS[:6].reshape(3, 2), "out.bias": WEIGHTS[6:]}
+    names, gradient = frozenset({"loss", "gradient:out.bias"}), _expected(WEIGHTS, X, Y)[1][6:]
+    first, second = np.zeros(3, np.float32), np.zeros(3, np.float32)
+    for place in (first, None, first, second, None):
+        for one in (first, second):
+            one[:] = 7
+        found = sessions.run("train", names, feeds, {} if place is None else {"gradient:out.bias": place})
+        given = found.pop("gradient:out.bias") if place is None else place
+        np.testing.assert_allclose(given, gradient, rtol=1e-5)
+        assert found.keys() == {"loss"}
+        assert all((one == 7).all() for one in (first, second) if one is not place)
+
+
+class Binding:
+    """Notes what is bound."""
+
+    def __init__(self):
+        self.bound = []
+
+    def bind_cpu_input(self, name, array):
+        self.bound.append(name)
+
+    def bind_output(self, name, *_):
+        pass
+
+    def get_outputs(self):
+        return []
+
+
+@pytest.mark.parametrize(("reads_in_place", "times"), [(True, 1), (False, 3)])
+def test_a_card_is_given_what_it_reads_each_time(reads_in_place, times):
+    binding = Binding()
+    runtime = SimpleNamespace(io_binding=lambda: binding, run_with_iobinding=lambda *_: None)
+    session = onnx_sessions._Session(runtime, ["x"], [], reads_in_place=reads_in_place)
+    for _ in range(3):
+        session.run({"x": X}, {}, None)
+    assert binding.bound == ["x"] * times
+
+
 def test_evaluation_sums_losses_and_gives_the_outputs(backend):
     total, outputs = backend.evaluate(X, Y)
     assert total == pytest.approx(3 * _expected(WEIGHTS, X, Y)[0], rel=1e-6)
