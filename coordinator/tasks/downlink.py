@@ -15,7 +15,7 @@ from fleetune.coordinator.tasks.held_models import HeldModels
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
-from fleetune.protocols.update.base import Base, KnownBases
+from fleetune.protocols.update.base import Base, KnownBases, num_remembered
 from fleetune.protocols.update.encodings.encoding import Encoding
 from fleetune.protocols.update.once import Written
 from fleetune.protocols.update.patch import patches_in, values_of_one
@@ -65,8 +65,11 @@ class Downlink:
     held: HeldModels
     tells: bool = field(default=False, init=False)
     as_planned: FlatArray | None = field(default=None, init=False)
-    _written: Written = field(default_factory=Written, init=False)
+    _written: Written = field(init=False)
     _bases: KnownBases = field(default_factory=KnownBases, init=False)
+
+    def __post_init__(self) -> None:
+        self._written = Written(num_remembered(self.spec))
 
     def write(self, assignment: Assignment[Any]) -> bytes:
         """The payload. Raises StoreError."""

@@ -19,9 +19,7 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
-from fleetune.protocols.update.base import Base
-
-_IN_MEMORY = 4  # models
+from fleetune.protocols.update.base import Base, num_remembered
 
 
 class Standing(Struct, frozen=True, omit_defaults=True):
@@ -46,6 +44,7 @@ class HeldModels:
         self._standings: dict[DeviceId, Standing] = {}
         self._holders: Counter[str] = Counter()
         self._read: OrderedDict[str, Base] = OrderedDict()
+        self._most_read = num_remembered(spec)
 
     def recall(self) -> None:
         """Take over what the store holds."""
@@ -118,7 +117,7 @@ class HeldModels:
 
     def _remember(self, base: Base) -> None:
         self._read[base.digest] = base
-        while len(self._read) > _IN_MEMORY:
+        while len(self._read) > self._most_read:
             self._read.popitem(last=False)
 
 

@@ -1,8 +1,10 @@
 """What sessions that are played one after the other in one process remember for each other."""
 
 from dataclasses import dataclass, field
+from typing import Self
 
-from fleetune.protocols.update.base import KnownBases
+from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.update.base import KnownBases, num_remembered
 from fleetune.protocols.update.once import ReadBefore
 
 
@@ -17,3 +19,8 @@ class Beside:
 
     bases: KnownBases = field(default_factory=KnownBases)
     tasks: ReadBefore = field(default_factory=ReadBefore)
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Self:
+        """That remembers as many bases of the model as there is room for."""
+        return cls(KnownBases(num_remembered(spec)))

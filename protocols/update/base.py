@@ -12,6 +12,7 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.update.patch import patches_in
 
 _FEW = 256
+_FEWEST, _ROOM = 4, 2**24  # models, and bytes, that a process remembers
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Base:
         return found.hexdigest()
 
 
+def num_remembered(spec: ModelSpec) -> int:
+    """How many bases of a model a process remembers: of small models more, in the same room."""
+    return max(_FEWEST, _ROOM // (5 * max(1, spec.size)))
+
+
 @dataclass
 class KnownBases:
     """The latest bases that were met: one that is met again need not be digested again, which takes ten times
@@ -67,15 +73,16 @@ class KnownBases:
         most: are remembered.
     """
 
-    most: int = 4
-    _latest: list[Base] = field(default_factory=list, init=False)
+    most: int = _FEWEST
+    _latest: list[tuple[bytes, Base]] = field(default_factory=list, init=False)
 
     def known(self, base: Base) -> Base:
         """The one with the same content, or this one, which nobody changes any more."""
-        for one in self._latest:
-            if _is_same(one, base):
+        few = base.values[:_FEW].tobytes()  # most that differ do so here
+        for begins, one in self._latest:
+            if begins == few and _is_same(one, base):
                 return one
-        self._latest = [base, *self._latest[: self.most - 1]]
+        self._latest = [(few, base), *self._latest[: self.most - 1]]
         return base
 
 

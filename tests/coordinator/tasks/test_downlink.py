@@ -176,3 +176,25 @@ def test_a_model_kept_under_another_ones_name_ends_the_run_instead_of_misleading
         assert fresh.of("device-2").values[0] == 2
         with pytest.raises(StoreError, match="damaged: a model that devices hold is another one"):
             fresh.of("device-1")
+
+
+def test_small_models_that_devices_hold_are_read_once(tmp_path, monkeypatch):
+    read, held_model = [], RunStore.held_model
+
+    def counted(store, digest):
+        read.append(digest)
+        return held_model(store, digest)
+
+    monkeypatch.setattr(RunStore, "held_model", counted)
+    with closing(RunStore.open(tmp_path / "run.sqlite")) as store:
+        weights = np.zeros(SPEC.size, np.float32)
+        held = HeldModels(store, SPEC, weights)
+        with store.step():
+            for number in range(1, 21):
+                held.advance(f"device-{number}", Base.whole(weights + number))
+        fresh = HeldModels(store, SPEC, weights)
+        fresh.recall()
+        for _ in range(3):
+            for number in range(1, 21):
+                assert fresh.of(f"device-{number}").values[0] == number
+        assert len(read) == 20

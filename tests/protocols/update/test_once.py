@@ -1,9 +1,11 @@
 """What is sent alike is written once and, in one process, read once; and nobody gets another's."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from fleetune.protocols.update.base import Base, KnownBases, same_bits
+from fleetune.protocols.update.base import Base, KnownBases, num_remembered, same_bits
 from fleetune.protocols.update.once import ReadBefore, Written
 
 SIZE = 1000
@@ -74,6 +76,22 @@ def test_a_base_that_is_met_again_is_the_one_that_has_its_digest():
     for number in (1.0, 2.0):
         assert known.known(Base.whole(values(number))).digest == Base.whole(values(number)).digest
     assert known.known(Base.whole(values())) is not first, "two are remembered"
+
+
+@pytest.mark.parametrize(("size", "most"), [(0, 2**24 // 5), (44_426, 75), (582_026, 5), (10_000_000, 4)])
+def test_more_small_bases_are_remembered_than_large_ones(size, most):
+    assert num_remembered(SimpleNamespace(size=size)) == most
+
+
+def test_bases_that_begin_alike_are_told_apart():
+    known, others = KnownBases(most=9), []
+    for number in range(9):
+        found = values()
+        found[-1 - number] = -1
+        others.append(known.known(Base.whole(found)))
+    assert len({id(one) for one in others}) == 9
+    again = others[3].values.copy()
+    assert known.known(Base.whole(again)) is others[3]
 
 
 def test_a_base_that_holds_less_is_another_one():

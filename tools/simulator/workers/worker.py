@@ -47,10 +47,10 @@ class Stage:
     backend: Backend
     shares: Shares
     folder: Path
+    beside: Beside
     upper: Upper | None = None
     features: OrderedDict[str, FeatureData] = field(default_factory=OrderedDict)
     growing: GrowingDevices | None = None
-    beside: Beside = field(default_factory=Beside)
     seated: "Seated | None" = None
 
     def reply(self, job: Job) -> Worked:
@@ -186,6 +186,7 @@ def start(
         backend,
         shares,
         folder,
+        Beside.of(decoded.spec),
         upper_of(backend, decoded.training),
         growing=growing,
     )
@@ -200,7 +201,10 @@ def _seated(stage: Stage, most: int) -> Stage:
 
     assert isinstance(stage.backend, TorchBackend), "choose() sees to it"
     seats = Seats(stage.backend, most)
-    stages = [replace(stage, backend=seat, upper=None, beside=Beside()) for seat in seats.backends]
+    stages = [
+        replace(stage, backend=seat, upper=None, beside=Beside.of(stage.enrolment.spec))
+        for seat in seats.backends
+    ]
     return replace(stage, seated=Seated(seats, stages))
 
 
