@@ -61,7 +61,7 @@ class Base:
 
 def num_remembered(spec: ModelSpec) -> int:
     """How many bases of a model a process remembers: of small models more, in the same room."""
-    return max(_FEWEST, _ROOM // (5 * max(1, spec.size)))
+    return max(_FEWEST, _ROOM // (5 * max(1, spec.size)))  # float32, and whether it is held
 
 
 @dataclass

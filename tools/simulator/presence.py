@@ -1,35 +1,29 @@
 """Simulated devices come and go: `[fleet] availability`, and batteries that end."""
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.simulator.simulated_device import Player
 
 MOST_STRETCHES = 10_000  # between two rounds
 
 
-def too_few_left(players: Collection[Player], quorum: int) -> str | None:
-    """Why no round can follow; None: one can. Nobody charges a simulated battery."""
-    flat = sum(player.is_flat for player in players)
-    if len(players) - flat >= quorum:
-        return None
-    return f"the batteries of {flat} of {len(players)} devices are empty, and round.quorum is {quorum}"
-
-
 class Presence:
     """Who is there, drawn anew for every stretch of `deadline_s`.
 
     Args:
-        availability: chance that a device is there.
+        settings: of the run, which say how likely a device is there, and how many a round needs.
         seed: of the run.
 
     Attributes:
         idle_stretches: without a round, though one was due.
     """
 
-    def __init__(self, availability: float, seed: int) -> None:
-        self._availability = availability
+    def __init__(self, settings: RunSettings, seed: int) -> None:
+        self._availability, self._quorum = settings.fleet.availability, settings.round.quorum
         self._seed = seed
         self.idle_stretches = 0
 
@@ -54,3 +48,11 @@ class Presence:
         chances = run_key(self._seed).child("availability", stretch).uniform(len(there))
         for chance, player in zip(chances, there, strict=True):
             yield player, bool(chance < self._availability)
+
+    def why_over(self, players: Collection[Player]) -> str | None:
+        """Why no round can follow: too many batteries are empty, and nobody charges them; None: one can."""
+        left = (player for player in players if not player.is_flat)
+        if len(list(islice(left, self._quorum))) == self._quorum:  # of many devices a few are looked at
+            return None
+        flat, quorum = sum(player.is_flat for player in players), self._quorum
+        return f"the batteries of {flat} of {len(players)} devices are empty, and round.quorum is {quorum}"

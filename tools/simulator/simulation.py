@@ -26,7 +26,7 @@ from fleetune.tools.simulator.attempts import Attempts
 from fleetune.tools.simulator.growing.days import Growing
 from fleetune.tools.simulator.intake import Intake
 from fleetune.tools.simulator.job import Job, Worked
-from fleetune.tools.simulator.presence import Presence, too_few_left
+from fleetune.tools.simulator.presence import Presence
 from fleetune.tools.simulator.simulated_device import Answered, MadeReply, Player
 from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept
 from fleetune.tools.simulator.stopping.snapshot import LAYOUT, STOPPED, Snapshot
@@ -70,12 +70,12 @@ class Simulation:
         self._num_enrolment_bytes = num_enrolment_bytes
         self._fleet = {player.name: player for player in players}
         self._at_hand = at_hand
-        self._presence = Presence(run.settings.fleet.availability, run.enrolment.seed)
+        self._presence = Presence(run.settings, run.enrolment.seed)
         self._world = world
         self._intake = None if growing is None else Intake(growing, at_hand.executor, players)
         self._observers = observers
         self._on_round = on_round
-        self._overlapping, self._quorum = run.settings.round.mode != "synchronous", run.settings.round.quorum
+        self._overlapping = run.settings.round.mode != "synchronous"
         self._kept = RoundsKept(run)
         self._agenda = Agenda()
         self._changed: set[str] = set()  # devices, since they were written down
@@ -394,7 +394,7 @@ class Simulation:
         if player.is_flat:
             player.there = False
             self._tell(DeviceGone(player.name))
-            if (reason := too_few_left(self._fleet.values(), self._quorum)) is not None:
+            if (reason := self._presence.why_over(self._fleet.values())) is not None:
                 self._tell(RoundsEnded(reason))
         elif player.membership.is_news or player.refusal:
             self._report(player)
