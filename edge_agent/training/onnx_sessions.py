@@ -19,6 +19,8 @@ from fleetune.protocols.errors import ModelError
 from fleetune.protocols.settings.section import PROCESSOR
 
 OLDEST = (1, 16)
+# As it is where nobody says it; but then Python finds that out by an exception, 20 to 40 us in each run.
+_CAPTURED_GRAPH = "gpu_graph_id", "0"
 MAX_SESSIONS = 6  # a method asks for a few sets of layers; each session holds memory of its own
 
 Array = NDArray[Any]
@@ -83,6 +85,7 @@ class Sessions:
         self.price(graph, outputs, len(feeds["x"]))
         session = self._session(graph, outputs)
         options = self._runtime.RunOptions()
+        options.add_run_config_entry(*_CAPTURED_GRAPH)
         with self._guard.over(options) as run:
             try:
                 found = session.run(feeds, into, options)
