@@ -59,7 +59,7 @@ from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
 from fleetune.coordinator.rounds.objective.spending import why_over
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
-from fleetune.coordinator.rounds.proposals.offers import choices_of, least_of_round
+from fleetune.coordinator.rounds.proposals.offers import Ways, choices_of, least_of_round
 from fleetune.coordinator.rounds.proposals.pace import deal, note_shown
 from fleetune.coordinator.rounds.rollback import (
     DIVERGED,
@@ -74,7 +74,6 @@ from fleetune.coordinator.rounds.unresponsive import note_missed
 from fleetune.protocols.settings.coordinator import RoundSection, RunSection
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.method import DeviceId, Round
-from fleetune.protocols.update.encodings.encoding import EncodingCost
 
 ALL_DONE = "all rounds are done"
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
@@ -84,7 +83,7 @@ class RoundEngine:
     """Runs `run.rounds` rounds and the final evaluation, under the rules of `round_`, when `schedule` says.
 
     Args:
-        uplinks: what the run's encodings of updates take and give (`Enrolment.uplinks`).
+        ways: that its devices may be proposed.
 
     Attributes:
         judge: told the turn and the devices whose updates a round would close with.
@@ -99,10 +98,10 @@ class RoundEngine:
         state: EngineState | None = None,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
-        uplinks: tuple[EncodingCost, ...] = (),
+        ways: Ways = Ways(),  # noqa: B008 - frozen
     ) -> None:
         self._objective = objective
-        self._uplinks = uplinks
+        self._ways = ways
         self.state = state or EngineState()
         self.state.pays = schedule.pays
         self._run = run
@@ -119,7 +118,7 @@ class RoundEngine:
         now: float,
         schedule: Schedule = Schedule(),  # noqa: B008 - frozen
         objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008 - frozen
-        uplinks: tuple[EncodingCost, ...] = (),
+        ways: Ways = Ways(),  # noqa: B008 - frozen
     ) -> tuple[Self, list[Action]]:
         """Go on from a stored state after a restart; also gives what is to be done first.
 
@@ -128,7 +127,7 @@ class RoundEngine:
         Between two rounds those that were there get `GATHER_S` to come back, else the first to find the way
         would train alone.
         """
-        engine = cls(run, round_, state.copy(), schedule, objective, uplinks)
+        engine = cls(run, round_, state.copy(), schedule, objective, ways)
         engine.state.change(seen_at=now)
         gathering = state.gather_until is not None
         for name in [name for name, member in state.members.items() if member.ready or member.returning]:
@@ -220,7 +219,7 @@ class RoundEngine:
         turn, state = self.state.turn, self.state
         action = CloseRound(*turn, state.replied)
         learn(state, self._round)
-        note_shown(state, self._uplinks)
+        note_shown(state, self._ways.uplinks)
         state.change(spending=state.spending.round_closed(state.seen_at))
         if self._round.mode == "synchronous":
             note_missed(state, self._round, paced=keeps_pace(self._round, self._objective))
@@ -288,11 +287,11 @@ class RoundEngine:
     def _why_spent(self, asked: tuple[DeviceId, ...]) -> str | None:
         """Why the coming round would take too much; `asked`: in it, as far as is known."""
         state, objective = self.state, self._objective
-        fidelities = state.left_out.fidelities(self._uplinks)
+        known = self._ways.known(state.left_out)
         members = [state.members[name] for name in asked]
         said_s = [one.report.round_s for one in members if one.report and one.report.round_s]
         least = least_of_round(
-            [choices_of(one, objective, fidelities) for one in members],
+            [choices_of(one, objective, known) for one in members],
             [min(one, self._round.deadline_s) for one in said_s],
         )
         return why_over(objective.within, state.spending, state.seen_at, least)
@@ -356,7 +355,7 @@ class RoundEngine:
     def _open(self, asked: tuple[DeviceId, ...], now: float) -> list[Action]:
         """Start what stage and participants say; those `asked` get a task."""
         if self._objective.proposes and self.state.stage == "training":
-            deal(self.state, asked, self._objective, self._run.seed, self._uplinks)
+            deal(self.state, asked, self._objective, self._run.seed, self._ways)
         self.state.change(spending=self.state.spending.opened(now))
         span_s = self._span_s
         self.state.change(until=now + span_s, span_s=span_s, extended=0)

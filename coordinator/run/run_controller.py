@@ -16,6 +16,7 @@ from msgspec import UNSET
 from fleetune.coordinator.rounds.actions import Action
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceReady, Event, ReplyArrived
+from fleetune.coordinator.rounds.proposals.offers import Ways
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.coordinator.rounds.reply_objections import Objection, objection_to
 from fleetune.coordinator.rounds.rollout import Rollout
@@ -60,7 +61,7 @@ class RunController:
         self._engine_type = engine_type(settings.round)
         self._upward = -1.0 if enrolment.learns.score.better == "lower" else 1.0
         self._schedule = schedule_of(settings.schedule)
-        self._uplinks = tuple(one.cost for one in enrolment.uplinks)
+        self._ways = Ways(tuple(one.cost for one in enrolment.uplinks), method.worth)
         self._keeps_steps = True
         self._begin()
 
@@ -70,7 +71,7 @@ class RunController:
         self._note_program()
         settings = self._settings
         self._engine = self._engine_type(
-            settings.run, settings.round, state, self._schedule, settings.objective, self._uplinks
+            settings.run, settings.round, state, self._schedule, settings.objective, self._ways
         )
         self._execution.follow(self._engine)
 
@@ -118,7 +119,7 @@ class RunController:
             return []
         settings, stored = self._settings, self._engine.state
         self._engine, actions = self._engine_type.resume(
-            settings.run, settings.round, stored, now, self._schedule, settings.objective, self._uplinks
+            settings.run, settings.round, stored, now, self._schedule, settings.objective, self._ways
         )
         self._execution.follow(self._engine)
         return self._carry_out(lambda: actions, now)

@@ -6,7 +6,7 @@ user's own works the same way.
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 import msgspec
@@ -15,8 +15,10 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.settings.task import TaskKind
+from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.internals import Internal, declared_by
 from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.skeletons.worth import usual_worth
 from fleetune.protocols.user_code import as_line, user_module
 
 REGISTRY = {
@@ -131,6 +133,15 @@ def internals_of(section: Mapping[str, Any]) -> tuple[Internal, ...]:
         return declared_by(_find(str(section.get("name"))))
     except SettingError:
         return ()
+
+
+def worth_of(section: Mapping[str, Any]) -> Callable[[Budget], float]:
+    """`Method.worth` of the method of a [method] section; the usual one where that cannot be loaded."""
+    try:
+        found: Callable[[Budget], float] = _find(str(section.get("name"))).worth
+    except SettingError:
+        return usual_worth
+    return found
 
 
 def _find(name: str) -> Any:

@@ -13,6 +13,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
 from fleetune.protocols.skeletons.internals import Figure, Internal
 from fleetune.protocols.skeletons.trainer import Trainer
+from fleetune.protocols.skeletons.worth import usual_worth
 
 DeviceId = str
 
@@ -135,6 +136,14 @@ class Method(Protocol[S, D, T, U]):
     def seen_in_round(self, state: S) -> Mapping[str, Figure]:
         """The `internals` of the state that `aggregate` gave, by name; what is not known yet is left out."""
         return {}
+
+    @classmethod
+    def worth(cls, budget: Budget) -> float:
+        """How much a device's round within a budget is worth to the others, at most 1 with the run's local
+        training, before anything is known of the run: where it has an objective, what is worth most for what
+        it takes is what pays. Unless overridden as measured with FedSPU.
+        """
+        return usual_worth(budget)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The ratios a device could run at, ascending, each with its cost; at least one."""

@@ -14,9 +14,10 @@ from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.proposals.summaries import EncodingSummary, RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.proposals.idling import idling_of
-from fleetune.coordinator.rounds.proposals.offers import Choices, choices_of
+from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of
 from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
+from fleetune.protocols.methods import worth_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.tasks.scores import Score
@@ -147,8 +148,9 @@ def _of_encodings(settings: RunSettings, state: EngineState, records: Sequence[R
 def _of_devices(settings: RunSettings, state: EngineState) -> Iterator[str]:
     """Who sets the pace, and who could do more or less."""
     members = {name: member for name, member in state.members.items() if member.ready}
-    fidelities = state.left_out.fidelities([chosen(one).cost for one in settings.uplinks])
-    choices = {name: choices_of(member, settings.objective, fidelities) for name, member in members.items()}
+    costs = tuple(chosen(one).cost for one in settings.uplinks)
+    known = Ways(costs, worth_of(settings.method)).known(state.left_out)
+    choices = {name: choices_of(member, settings.objective, known) for name, member in members.items()}
     silent = sorted(name for name, some in choices.items() if not some)
     choices = {name: some for name, some in choices.items() if some}
     objective = settings.objective

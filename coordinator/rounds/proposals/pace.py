@@ -5,7 +5,7 @@ not allow is not among that. Of that the coordinator proposes, for each task, a 
 training (or more of it than once) and an encoding of the update, as much of this as pays:
 
     time    what keeps the pace. A round is as long as its slowest participant; the pace, a time that nobody
-            should exceed and everybody can keep, is the one of most work a second (`offers.work`), where the
+            should exceed and everybody can keep, is the one of most work a second (`Offer.work`), where the
             work of a fleet is the geometric mean of its devices': twice the work of one that does little is
             worth as much as twice that of one that does much (proportional fairness; Kelly 1997)
     bytes   what sends no more than that of most work a byte; `energy` and `money` likewise, and where devices
@@ -28,7 +28,7 @@ import numpy as np
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.objective.evidence import Shown
 from fleetune.coordinator.rounds.proposals.idling import idling_of, waiting_no_longer_than_pays
-from fleetune.coordinator.rounds.proposals.offers import Choices, choices_of, taken
+from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of, taken
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.objective import ObjectiveSection
 from fleetune.protocols.skeletons.choice import Budget
@@ -46,14 +46,11 @@ def deal(
     participants: Sequence[DeviceId],
     objective: ObjectiveSection,
     seed: int,
-    uplinks: Sequence[EncodingCost] = (),
+    ways: Ways,
 ) -> None:
-    """Propose to each participant that says what it affords how much it does.
-
-    `uplinks`: what the run's encodings of updates take and give; (): it has but one.
-    """
-    fidelities = state.left_out.fidelities(uplinks)
-    asked = {device: choices_of(state.members[device], objective, fidelities) for device in participants}
+    """Propose to each participant that says what it affords how much it does."""
+    known = ways.known(state.left_out)
+    asked = {device: choices_of(state.members[device], objective, known) for device in participants}
     choices = {device: some for device, some in asked.items() if some}
     paying = what_pays(state, choices, objective, _longest_fixed_s(state, asked))
     for index, (device, some) in enumerate(sorted(paying.items())):
@@ -63,7 +60,7 @@ def deal(
 
 
 def note_shown(state: EngineState, uplinks: Sequence[EncodingCost] = ()) -> None:
-    """Learn from the round that closes; `uplinks`: see `deal`."""
+    """Learn from the round that closes; `uplinks`: what the run's encodings of updates take and give."""
     _note_left_out(state, uplinks)
     now = {device: shown for device in state.replied if (shown := _shows(state.members[device]))}
     then = {device: shown for device in now if (shown := state.members[device].shown)}

@@ -14,10 +14,11 @@ from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
 from fleetune.coordinator.reports.proposals.explanation import by_ratio, explanation
 from fleetune.coordinator.rounds.engine_state import EngineState
-from fleetune.coordinator.rounds.proposals.offers import choices_of
+from fleetune.coordinator.rounds.proposals.offers import Ways, choices_of
 from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.run.stored_run import look_at
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods.fedspu import FedSPU
 from fleetune.protocols.tasks.scores import ACCURACY
 from fleetune.protocols.update.encodings import chosen
 
@@ -46,10 +47,8 @@ def retold(member, **of_report):
 
 
 def choices(run, state):
-    fidelities = state.left_out.fidelities([chosen(one).cost for one in run.settings.uplinks])
-    return {
-        name: choices_of(member, run.settings.objective, fidelities) for name, member in state.members.items()
-    }
+    ways = Ways(tuple(chosen(one).cost for one in run.settings.uplinks)).known(state.left_out)
+    return {name: choices_of(member, run.settings.objective, ways) for name, member in state.members.items()}
 
 
 def test_rounds_are_shorter_and_devices_work_at_several_ratios(tmp_path):
@@ -74,6 +73,15 @@ def test_the_same_file_plays_the_same_run_twice(tmp_path):
     )
     assert first[0].ratios == second[0].ratios
     assert first[1] == second[1]
+
+
+def test_the_method_says_what_ratios_are_worth(tmp_path, monkeypatch):
+    asked = {"fleet": FLEET, "round": LONG, "objective": {"minimise": "bytes"}}
+    usual, _ = play(tmp_path, "a", **asked)
+    monkeypatch.setattr(FedSPU, "worth", staticmethod(lambda budget: 1 - budget.ratio / 2))
+    small, _ = play(tmp_path, "b", **asked)
+    used = [{ratio for ratios in one.ratios.values() for ratio in ratios} for one in (small, usual)]
+    assert max(used[0]) < max(used[1])
 
 
 def test_no_larger_ratio_than_the_run_allows_is_proposed(tmp_path):

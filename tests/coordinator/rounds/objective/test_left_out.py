@@ -6,6 +6,7 @@ from tests.coordinator.rounds.test_engine import Script
 
 from fleetune.coordinator.rounds.engine import RoundEngine
 from fleetune.coordinator.rounds.objective.left_out import LeftOut
+from fleetune.coordinator.rounds.proposals.offers import Ways
 from fleetune.protocols.skeletons.choice import Affordable
 from fleetune.protocols.update import encodings
 from fleetune.protocols.update.encodings.encoding import SLOWING
@@ -19,7 +20,7 @@ class SendingThinly(Script):
 
     def __init__(self):
         super().__init__(rounds=200, objective=BYTES, start_with=3)
-        self.engine = RoundEngine(self.run, self.round, objective=BYTES, uplinks=UPLINKS)
+        self.engine = RoundEngine(self.run, self.round, objective=BYTES, ways=Ways(UPLINKS))
         whole = Affordable(1.0, 22.0, 10_000, 8.0, 1.0, 4.0, values_up=9_900, values_s=20.0)
         self.ready("a", "b", "c", affords=(whole,), ratio=1.0, values=(1.0, 0.5, 0.36))
 

@@ -1,5 +1,6 @@
 """The ratios that a coordinator proposes: rounds as short as it pays, and nobody is asked for too much."""
 
+import dataclasses
 import math
 from collections import defaultdict
 
@@ -12,7 +13,7 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.deadlines import proposed_s
-from fleetune.coordinator.rounds.proposals.offers import LEAST_WORK, Offer, choices_of, work
+from fleetune.coordinator.rounds.proposals.offers import LEAST_WORK, KnownWays, Offer, choices_of
 from fleetune.coordinator.rounds.proposals.pace import frugal, keeping_pace, what_pays
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.protocols.conditions import Conditions
@@ -21,6 +22,7 @@ from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.objective import ObjectiveSection, PriceSection
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import Affordable, Budget
+from fleetune.protocols.skeletons.worth import usual_worth
 from fleetune.protocols.update import encodings
 
 RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -132,6 +134,12 @@ def test_a_joule_brings_most_up_to_where_it_does():
     assert len(frugal(offers(1.0), ENERGY)) == len(RATIOS), "joules that are not known forbid nothing"
 
 
+def test_what_pays_is_by_what_the_method_says_that_it_is_worth():
+    idle = offers(1.0, joules=lambda ratio: 100 + ratio)
+    of_little = [dataclasses.replace(one, worth=lambda budget: 1 - budget.ratio / 2) for one in idle]
+    assert [one.budget.ratio for one in frugal(of_little, ENERGY)] == [0.2]
+
+
 def test_a_byte_sent_and_a_price_count_likewise():
     sends = [Offer(Budget(ratio), 1.0, round(1e6 * (0.5 + ratio**3)), 100 * ratio) for ratio in RATIOS]
     assert [one.budget.ratio for one in frugal(sends, ObjectiveSection("bytes"))] == [0.2, 0.4]
@@ -199,7 +207,7 @@ def test_who_has_time_left_does_more_local_training_where_the_run_allows_it():
     assert {name: some[-1].budget.local_work for name, some in kept.items()} == {"a": 4.0, "b": 4.0}
     once = {name: choices_of(script.state.members[name], TIME) for name in "ab"}
     assert {some[-1].budget.local_work for some in once.values()} == {1.0}
-    assert work(Budget(0.5, 2.0)) < 2 * work(Budget(0.5, 1.0)), "the second time brings less"
+    assert usual_worth(Budget(0.5, 2.0)) < 2 * usual_worth(Budget(0.5, 1.0)), "the second time brings less"
 
 
 FIDELITIES = (1.0, 0.98, 0.9)
@@ -221,7 +229,7 @@ def sending(send_s, values_up=100_000, uplink=0):
 
 
 def proposed(script, objective, device):
-    return choices_of(script.state.members[device], objective, FIDELITIES)
+    return choices_of(script.state.members[device], objective, KnownWays(FIDELITIES))
 
 
 def test_a_thin_link_is_asked_for_an_update_of_fewer_bytes_and_a_fast_one_is_not():
