@@ -18,7 +18,7 @@ from fleetune.protocols.methods.cd2_pfed import shared_entries
 from fleetune.protocols.methods.lotteryfl import prune, share_left
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
+from fleetune.protocols.skeletons.choice import LOCAL_WORKS, Budget, Choice, Cost, DeviceReport
 from fleetune.protocols.skeletons.critical_parameters import critical_entries
 from fleetune.protocols.skeletons.method import Method, Round
 from fleetune.protocols.update import codec
@@ -78,6 +78,15 @@ def test_the_lowest_ratio_takes_far_less_than_a_whole_model_down_and_up(name):
     lowest, whole = choices_of(name, lenet5())[0].cost, codec.estimate_bytes(lenet5().num_parameters)
     assert lowest.bytes_down < 0.3 * whole
     assert lowest.bytes_up < 0.3 * whole
+
+
+@each_method
+def test_what_a_round_is_worth_is_a_share_and_more_training_is_worth_more(name):
+    method, ratios = method_of(name, lenet5()), [choice.ratio for choice in choices_of(name, lenet5())]
+    for ratio in ratios:
+        worths = [method.worth(Budget(ratio, local_work)) for local_work in LOCAL_WORKS]
+        assert 0 < worths[LOCAL_WORKS.index(1.0)] <= 1
+        assert rising(worths)
 
 
 class Fleet:
