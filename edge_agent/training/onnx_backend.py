@@ -52,7 +52,7 @@ class OnnxBackend:
         bundle: of the model.
         threads: processor threads of a step.
         frozen: the tensors of the model's backbone, which the runtime reads where they are.
-        guard, room, device: see `Sessions`.
+        guard, room, kept_bytes, device: see `Sessions`.
 
     Raises:
         ModelError: ONNX Runtime is not installed, or too old, or cannot compute there.
@@ -66,19 +66,29 @@ class OnnxBackend:
         frozen: Tensors = MappingProxyType({}),
         guard: StepGuard | None = None,
         room: int | None = None,
+        kept_bytes: int = 0,
         device: str = PROCESSOR,
     ) -> None:
         self._bundle, self._spec, self._task = bundle, bundle.spec, bundle.learns
         int8 = frozen.weights if isinstance(frozen, Int8Tensors) else {}
         self._new_sessions = partial(
-            Sessions, threads=threads, guard=guard, room=room, dequantised=frozenset(int8), device=device
+            Sessions,
+            threads=threads,
+            guard=guard,
+            room=room,
+            kept_bytes=kept_bytes,
+            dequantised=frozenset(int8),
+            device=device,
         )
         self._sessions = self._new_sessions(bundle)
-        self._of_bundle = partial(OnnxBackend, threads=threads, guard=guard, room=room, device=device)
+        self._of_bundle = partial(
+            OnnxBackend, threads=threads, guard=guard, room=room, kept_bytes=kept_bytes, device=device
+        )
         self._smaller = SmallerNetworks(self, self._make_smaller)
         self._cut: Cut | None = None
         self._weights = np.zeros(self._spec.size, np.float32)
         self._gradient = np.zeros(self._spec.size, np.float32)
+        self._loss = np.zeros((), np.float32)
         self._tensors: dict[str, Array] = {
             tensor.name: view for tensor, view in self._spec.views(self._weights)
         }
@@ -145,10 +155,10 @@ class OnnxBackend:
         feeds = {**self._samples(x), "y": y, **self._tensors, **_extra_loss_feeds(extra_loss)}
         if training:
             feeds |= self._training_feeds(key, len(y), taken)
-        into = {f"gradient:{name}": self._gradients[name] for name in wanted}
+        into = {"loss": self._loss, **{f"gradient:{name}": self._gradients[name] for name in wanted}}
         found = self._sessions.run(graph, outputs, feeds, into)
         self._take(found, wanted, training=training)
-        return float(found["loss"])
+        return float(self._loss)
 
     def upper(self) -> Upper | None:
         """See `Backend.upper`: the graphs, cut in two."""

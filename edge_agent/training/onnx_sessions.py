@@ -34,6 +34,7 @@ class Sessions:
         threads: processor threads of one run.
         guard: ends runs; None: nothing does.
         room: bytes that a run may take at most; None: whatever the model's description allows.
+        kept_bytes: memory of a run that takes no more than so many bytes is kept for the next one.
         dequantised: inputs that are fed as int8 and scales, see `write_onnx`.
         device: that computes, see `onnx_providers`.
 
@@ -48,6 +49,7 @@ class Sessions:
         *,
         guard: StepGuard | None = None,
         room: int | None = None,
+        kept_bytes: int = 0,
         dequantised: frozenset[str] = frozenset(),
         device: str = PROCESSOR,
     ) -> None:
@@ -55,6 +57,7 @@ class Sessions:
         self._providers = providers(self._runtime, device)
         self._bundle, self._threads, self._dequantised = bundle, threads, dequantised
         self._guard, self._room = guard or StepGuard(lambda: None), room
+        self._kept_bytes = kept_bytes
         self._priced: dict[tuple[str, frozenset[str], int], frozenset[str]] = {}
         self._open: OrderedDict[tuple[str, frozenset[str]], _Session] = OrderedDict()
 
@@ -83,7 +86,7 @@ class Sessions:
             TrainingStopped: the guard was told so; nothing was changed.
         """
         self.price(graph, outputs, len(feeds["x"]))
-        session = self._session(graph, outputs)
+        session = self._session(graph, outputs, len(feeds["x"]))
         options = self._runtime.RunOptions()
         options.add_run_config_entry(*_CAPTURED_GRAPH)
         with self._guard.over(options) as run:
@@ -121,22 +124,23 @@ class Sessions:
             raise ModelError(f"the bundle of model {name} cannot do {graph!r}, which this method needs")
         return self._bundle.graphs[graph].keeping(outputs)
 
-    def _session(self, graph: str, outputs: frozenset[str]) -> "_Session":
+    def _session(self, graph: str, outputs: frozenset[str], num_samples: int) -> "_Session":
         key = graph, outputs
         if key not in self._open:
-            self._open[key] = self._start(graph, outputs)
+            self._open[key] = self._start(graph, outputs, num_samples)
             while len(self._open) > MAX_SESSIONS:
                 self._open.popitem(last=False)
         self._open.move_to_end(key)
         return self._open[key]
 
-    def _start(self, graph: str, outputs: frozenset[str]) -> "_Session":
+    def _start(self, graph: str, outputs: frozenset[str], num_samples: int) -> "_Session":
         name, kept = self._bundle.spec.name, self._kept(graph, outputs)
+        keeps = cost_of(graph, kept, num_samples).num_bytes <= self._kept_bytes
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._threads, 1
         options.log_severity_level = 4  # what goes wrong is raised
-        options.enable_cpu_mem_arena = False  # it never gives back, and a step takes as long without it
-        options.enable_mem_pattern = False  # one block for a whole step: more at its peak
+        options.enable_cpu_mem_arena = keeps  # it never gives back, and may take twice what a run takes
+        options.enable_mem_pattern = keeps  # one block for a whole step: more at its peak
         try:
             session = self._runtime.InferenceSession(
                 write_onnx(kept, dequantised=self._dequantised), options, providers=self._providers
@@ -179,6 +183,8 @@ class _Session:
             elif self._is_new(name, place := into[name]):
                 self._binding.bind_output(name, "cpu", 0, place.dtype, place.shape, place.ctypes.data)
         self._session.run_with_iobinding(self._binding, options)
+        if len(into) == len(self._outputs):
+            return {}
         found = zip(self._outputs, self._binding.get_outputs(), strict=True)
         return {name: value.numpy() for name, value in found if name not in into}
 

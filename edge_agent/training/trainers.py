@@ -146,6 +146,7 @@ def make_backend(
     frozen: Tensors = MappingProxyType({}),
     guard: StepGuard | None = None,
     room: int | None = None,
+    kept_bytes: int = 0,
     device: str = PROCESSOR,
     precision: Precision = "float32",
 ) -> Backend:
@@ -160,6 +161,7 @@ def make_backend(
         frozen: the tensors of the model's backbone, if it has one; they are used where they are.
         guard: may end a step in its middle, where the backend can.
         room: bytes that a step of a bundle may take; None: as its model's description allows.
+        kept_bytes: ONNX Runtime keeps the memory of a step that takes no more, as a device does not.
         device: that computes, by torch's name for it, or see `onnx_providers`.
         precision: of torch's training steps, see `FleetSection`; the others have one.
 
@@ -185,7 +187,9 @@ def make_backend(
         return OrtTrainingBackend(bundle, threads, frozen=frozen, guard=guard, room=room)
     from fleetune.edge_agent.training.onnx_backend import OnnxBackend
 
-    return OnnxBackend(bundle, threads, frozen=frozen, guard=guard, room=room, device=device)
+    return OnnxBackend(
+        bundle, threads, frozen=frozen, guard=guard, room=room, kept_bytes=kept_bytes, device=device
+    )
 
 
 def check_room(kind: Kind, usable: int | None, held: int) -> None:

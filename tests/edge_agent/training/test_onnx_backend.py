@@ -74,6 +74,44 @@ def test_the_runtime_finds_nothing_out_by_an_exception(backend):
     assert set(raised) <= {"next", "issubclass"}  # an iterator's end, and NumPy's
 
 
+@pytest.mark.parametrize(
+    ("output", "larger"),
+    [
+        ("loss", Node("Neg", ("each",), ("loss",), {})),
+        ("gradient:out.bias", Node("Neg", ("dlogits",), ("gradient:out.bias",), {})),
+    ],
+)
+def test_a_graph_that_gives_more_than_there_is_room_for_is_ended_by_the_runtime(output, larger):
+    """Its results go right into arrays of ours."""
+    graph = training_graph()
+    nodes = tuple(larger if output in node.outputs else node for node in graph.nodes)
+    ports = tuple(
+        replace(port, shape=("n", *((3,) if output != "loss" else ()))) if port.name == output else port
+        for port in graph.outputs
+    )
+    larger_graph = replace(graph, nodes=nodes, outputs=ports)
+    backend = OnnxBackend(bundle(graphs={**bundle().graphs, "train": larger_graph}))
+    with pytest.raises(ModelError, match="cannot compute"):
+        backend.step(X, Y, KEY)
+
+
+@pytest.mark.parametrize(("kept_bytes", "keeps"), [(0, False), (100, False), (2**20, True)])
+def test_the_memory_of_a_small_run_is_kept_where_that_is_asked_for(monkeypatch, backend, kept_bytes, keeps):
+    runtime, options = onnx_sessions.runtime(), []
+
+    def started(model, given, **places):
+        options.append(given)
+        return session(model, given, **places)
+
+    session = runtime.InferenceSession
+    monkeypatch.setattr(runtime, "InferenceSession", started)
+    keeping = OnnxBackend(bundle(), kept_bytes=kept_bytes)
+    keeping.load(WEIGHTS)
+    assert keeping.step(X, Y, KEY) == backend.step(X, Y, KEY)
+    np.testing.assert_array_equal(keeping.gradient, backend.gradient)
+    assert [one.enable_cpu_mem_arena for one in options] == [keeps, False]
+
+
 def test_only_the_gradients_that_are_wanted(backend):
     backend.step(X, Y, KEY)
     whole = backend.gradient.copy()

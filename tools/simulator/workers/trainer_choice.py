@@ -32,6 +32,7 @@ Kind = Literal["torch", "onnx"]
 TRIED_STEPS = 12  # of each trainer in a turn
 TRIED_ROWS = 8  # samples of a step that many take at once
 TURNS = 6  # the first of which warms up
+STEP_BYTES = 2**24  # of a step that ONNX Runtime keeps from one to the next: a worker has many to do
 KEPT = 4  # bundles and measurements of a process: runs that are played side by side share them
 
 _Kept = TypeVar("_Kept", Bundle, float)
@@ -231,7 +232,9 @@ def _share_of_torch(enrolment: Enrolment, bundle: Bundle, backbone: bytes | None
     frozen = _frozen(enrolment, backbone)
     kinds: tuple[Kind, ...] = ("torch", "onnx")
     backends = {
-        kind: make_backend(kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen)
+        kind: make_backend(
+            kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen, kept_bytes=STEP_BYTES
+        )
         for kind in kinds
     }
     times = _times(backends, enrolment, data)

@@ -30,6 +30,7 @@ from fleetune.tools.simulator.job import Coming, Job, Worked
 from fleetune.tools.simulator.simulated_fleet import Shares
 from fleetune.tools.simulator.workers import worker_processes
 from fleetune.tools.simulator.workers.device_files import keep_before
+from fleetune.tools.simulator.workers.trainer_choice import STEP_BYTES
 
 if TYPE_CHECKING:  # it brings torch
     from fleetune.tools.simulator.at_once.seats import Seats
@@ -174,6 +175,7 @@ def start(
         1,
         task=decoded.learns,
         frozen=frozen,
+        kept_bytes=STEP_BYTES,
         device=device,
         precision=settings.fleet.precision,
     )
