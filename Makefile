@@ -1,7 +1,7 @@
 # make demo    a broker, a coordinator and six agents train together on this machine, over MQTT
 # make test    the tests
 # make nightly tests that take long and are much like others
-# make card    tests on a real graphics card, where torch sees one
+# make card    tests on a real graphics card, where torch (or onnxruntime-gpu) sees one
 # make check   style, types, layering, and that the documentation builds
 # make docs    the documentation: pages made from the code in docs/, and all of it as a site in site/
 
@@ -25,7 +25,7 @@ test: $(VENV)/dev
 	$(BIN)/python -m pytest -m 'fleet and not nightly' -n 2 --dist loadfile
 
 card: $(VENV)/dev
-	$(BIN)/python -m pytest tests/tools/simulator/test_real_card.py
+	$(BIN)/python -m pytest tests/tools/simulator/test_real_card.py tests/edge_agent/training/cards/test_onnx_on_a_real_card.py
 
 nightly: $(VENV)/dev
 	$(BIN)/python -m pytest -m nightly -n 2 --dist loadfile

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.onnx_providers import check_used, providers
+from fleetune.edge_agent.training.onnx_providers import check_used, providers, version
 from fleetune.edge_agent.training.ort_training_package import without_torch
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.protocols.bundle.bundle import Bundle
@@ -207,8 +207,7 @@ def runtime() -> Any:
             import onnxruntime
     except ImportError:
         raise ModelError("ONNX Runtime is not installed here: pip install onnxruntime") from None
-    found = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
-    if found < OLDEST:
+    if version(onnxruntime) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ModelError(
             f"onnxruntime {onnxruntime.__version__} is too old, {oldest} is needed:"

@@ -14,22 +14,53 @@ from fleetune.protocols.errors import ModelError
 CUDA, TENSORRT, CPU = "CUDAExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider"
 
 
-def runtime(*there):
-    return SimpleNamespace(get_available_providers=lambda: list(there), __version__="1.31.0")
+BY_RULE = {"cudnn_conv_algo_search": "HEURISTIC"}
+OF_CUDA = BY_RULE | {"use_tf32": "0"}
+
+
+def runtime(*there, version="1.31.0", **more):
+    return SimpleNamespace(
+        get_available_providers=lambda: list(there),
+        set_default_logger_severity=lambda severity: None,
+        __version__=version,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
     ("device", "there", "wanted"),
     [
         ("cpu", [], [CPU]),
-        ("cuda", [CUDA], [(CUDA, {"device_id": "0"}), CPU]),
-        ("cuda:2", [TENSORRT, CUDA], [(CUDA, {"device_id": "2"}), CPU]),
-        ("tensorrt", [TENSORRT, CUDA], [(TENSORRT, {"device_id": "0"}), (CUDA, {"device_id": "0"}), CPU]),
+        ("cuda", [CUDA], [(CUDA, {"device_id": "0"} | OF_CUDA), CPU]),
+        ("cuda:2", [TENSORRT, CUDA], [(CUDA, {"device_id": "2"} | OF_CUDA), CPU]),
+        (
+            "tensorrt",
+            [TENSORRT, CUDA],
+            [(TENSORRT, {"device_id": "0"}), (CUDA, {"device_id": "0"} | OF_CUDA), CPU],
+        ),
         ("tensorrt:1", [TENSORRT], [(TENSORRT, {"device_id": "1"}), CPU]),
     ],
 )
 def test_the_first_that_can_and_what_goes_on_where_it_cannot(device, there, wanted):
     assert providers(runtime(*there), device) == wanted
+
+
+def test_an_older_runtime_is_not_told_what_it_does_not_know():
+    assert providers(runtime(CUDA, version="1.17.3"), "cuda")[0] == (CUDA, {"device_id": "0"} | BY_RULE)
+
+
+def test_libraries_that_pip_installed_are_loaded_and_what_is_missing_is_not_printed(capsys):
+    tried = []
+
+    def preload_dlls():
+        tried.append("once")
+        print("Failed to load libcublas.so.13")
+
+    providers(runtime(CUDA, preload_dlls=preload_dlls), "cpu")
+    assert not tried
+    providers(runtime(CUDA, preload_dlls=preload_dlls), "cuda")
+    assert tried == ["once"]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda:x", "gpu", "", "cpu:1"])

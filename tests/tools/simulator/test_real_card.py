@@ -45,7 +45,7 @@ def on_card(name, **options):
 
 
 def trained(backend, weights, x, y):
-    """Losses, and weights and gradient after some steps, the later of which the card repeats by itself."""
+    """Losses and weights after some steps, the later of which the card repeats by itself."""
     backend.load(weights)
     settings = TrainingSection(learning_rate=0.02, momentum=0.5)
     descent = backend.near_descent(settings, FitPlan(), None) or Descent(
@@ -54,9 +54,14 @@ def trained(backend, weights, x, y):
     losses = []
     for step in range(6):
         losses.append(backend.step(x, y, Key(step)))
-        gradient = backend.gradient.copy()
         descent.step()
-    return losses, backend.weights.copy(), gradient
+    return losses, backend.weights.copy()
+
+
+def gradient_at(backend, weights, x, y):
+    backend.load(weights)
+    backend.step(x, y, Key(9))
+    return backend.gradient.copy()
 
 
 def apart(ours, theirs):
@@ -68,11 +73,11 @@ def apart(ours, theirs):
 def test_it_trains_as_the_processor_does(name):
     (here, there), weights, x, y = on_card(name)
     wanted, found, again = (trained(one, weights, x, y) for one in (here, there, there))
-    # a ReLU that just so gives something, see stacked._TOLERANCE: its losses were 5.5e-3 apart on an H200
-    losses, gradients = (2e-2, 5e-2) if name == "resnet8" else (1e-3, 2e-2)
-    assert found[0] == pytest.approx(wanted[0], rel=losses)
+    # A ReLU that just so gives something drives steps apart: a ResNet-8's losses were 5.5e-3 apart (H200).
+    assert found[0] == pytest.approx(wanted[0], rel=2e-2 if name == "resnet8" else 1e-3)
     assert apart(found[1], wanted[1]) < 1e-2
-    assert apart(found[2], wanted[2]) < gradients
+    gradients = [gradient_at(one, wanted[1], x, y) for one in (there, here)]
+    assert apart(*gradients) < 1e-3  # 1.2e-5 there
     assert len(there._recorded._recordings) == 1
     assert found[0] == again[0]
     assert np.array_equal(found[1], again[1])
