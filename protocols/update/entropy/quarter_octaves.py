@@ -11,10 +11,10 @@ _FRACTION, _EXPONENT, _ZERO = 15, 52, 1023  # bits that are looked at; of float6
 
 Ints = NDArray[np.integer[Any]]
 
-_QUARTERS = np.searchsorted(_STEPS, np.arange(1 << _FRACTION, 2 << _FRACTION), side="right").astype(np.int64)
+_QUARTERS = np.searchsorted(_STEPS, np.arange(1 << _FRACTION, 2 << _FRACTION), side="right").astype(np.int8)
 
 
-def quarter_octaves(numbers: Ints) -> Ints:
+def quarter_octaves(numbers: Ints | NDArray[np.float64]) -> Ints:
     """4 log2 of whole numbers from 1 to 2^53, to the nearest; shape as given."""
     bits = numbers.astype(np.float64).view(np.int64)  # exact: below 2^53
     quarters = _QUARTERS[(bits >> _EXPONENT - _FRACTION) & ((1 << _FRACTION) - 1)]

@@ -7,18 +7,20 @@ docs/wire.md, Masks.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from fleetune.protocols.errors import PacketCorrupt
 from fleetune.protocols.model.spec import MaskArray, ModelSpec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.entropy.flag_levels import CHANCES, MOST, TOTAL
+from fleetune.protocols.update.entropy.flag_symbols import symbols_of
 from fleetune.protocols.update.entropy.flags import read_flags, write_flags
 from fleetune.protocols.update.entropy.quarter_octaves import Ints, quarter_octaves
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
+from fleetune.protocols.update.entropy.symbols import write_symbols
 from fleetune.protocols.update.masks.context import Walk
 
 BLOCK = 1 << 14  # flags; what reading takes beside the mask grows with it
@@ -53,20 +55,28 @@ class _Tensor:
             places = np.arange(start - self.start, block.stop - self.start)
             first_row = places[0] // (self.row_size or _ROW_UNKNOWN)
             keys = _shuffling(places) if self.base is None else _magnitudes(self.base, block)
-            places = places[np.argsort(keys, kind="stable")]
+            places = places[_by(keys)]
             rows = places // (self.row_size or _ROW_UNKNOWN)
             columns = places % self.row_size if self.row_size else np.zeros_like(places)
-            yield self.start + places, rows - first_row, columns
+            rows -= first_row
+            places += self.start
+            yield places, rows, columns
 
 
-def _magnitudes(base: Base, block: slice) -> Ints:
+def _by(keys: NDArray[np.uint32]) -> Ints:
+    """The stable order of keys, by the lower and then the upper half: numpy sorts 16 bits in one pass."""
+    lower = np.argsort(keys.astype(np.uint16), kind="stable")
+    return lower[np.argsort((keys >> np.uint32(16)).astype(np.uint16)[lower], kind="stable")]
+
+
+def _magnitudes(base: Base, block: slice) -> NDArray[np.uint32]:
     """In the order of their size, 0 for entries that the base does not hold."""
     magnitudes = np.abs(base.values[block]).view(np.uint32) + np.uint32(1)
     magnitudes[~base.held[block]] = 0
     return magnitudes
 
 
-def _shuffling(places: Ints) -> Ints:
+def _shuffling(places: Ints) -> NDArray[np.uint32]:
     """Flags of all rows and columns come early, so that these are soon known."""
     return places.astype(np.uint32) * np.uint32(0x9E3779B1)
 
@@ -111,7 +121,9 @@ def predicted(flags: MaskArray, spec: ModelSpec, base: Base | None) -> bytes:
     for tensor in _tensors(flags.size, spec, base):
         walk.start_tensor(max(1, tensor.row_size))
         for order, rows, columns in tensor.blocks():
-            walk.block(rows, columns, partial(_write_batch, out, flags[order]))
+            batches = _Batches(flags[order])
+            walk.block(rows, columns, batches.add)
+            batches.write(out)
     return out.finish()
 
 
@@ -146,9 +158,29 @@ def read_mask(data: bytes, size: int, spec: ModelSpec, base: Base | None) -> Mas
     return flags
 
 
-def _write_batch(out: RangeEncoder, flags: MaskArray, levels: Ints, batch: slice) -> MaskArray:
-    write_flags(out, flags[batch], levels)
-    return flags[batch]
+class _Batches:
+    """Those of a block, which are written together: symbols of many are found about as soon as those of one.
+
+    Args:
+        flags: the block's, in its order.
+    """
+
+    def __init__(self, flags: MaskArray) -> None:
+        self._flags = flags
+        self._batches: list[tuple[MaskArray, Ints]] = []
+
+    def add(self, levels: Ints, batch: slice) -> MaskArray:
+        """See `context.CodeBatch`."""
+        flags = self._flags[batch]
+        self._batches.append((flags, levels))
+        return flags
+
+    def write(self, out: RangeEncoder) -> None:
+        flags, levels = (np.concatenate(parts) for parts in zip(*self._batches, strict=True))
+        sizes = [own.size for own, _ in self._batches]
+        write_symbols(
+            out, symbols_of(flags, levels, np.repeat(np.arange(len(sizes), dtype=np.uint16), sizes))
+        )
 
 
 def _tensors(size: int, spec: ModelSpec, base: Base | None) -> Iterator[_Tensor]:

@@ -9,10 +9,10 @@ What is near gives a chance. Rows (neurons), columns (what feeds them) and kinds
 odds by what they had beyond expectation so far. All sums are whole numbers.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import MaskArray
 from fleetune.protocols.update.entropy.flag_levels import CHANCES, MOST, TOTAL
@@ -21,62 +21,89 @@ from fleetune.protocols.update.entropy.quarter_octaves import Ints, quarter_octa
 FIRST = 16  # so many flags and fewer are known of by what came before the block alone
 _NEAR = ((32, 16), (4, 8), (1, 4))  # known flags on each side; how many the wider estimate counts as
 _FAR = _NEAR[0][0]
-_BELIEVED_AXIS, _BELIEVED_KIND = 1, 2  # so many flags as expected count as seen before
+_BELIEVED_AXIS, _BELIEVED_KIND = 16, 32  # 16 for each flag as expected that counts as seen before
 _NEAR_KINDS, _SHIFT_KINDS, _NEIGHBOUR_KINDS = 28, 7, 3
+_KINDS = _NEAR_KINDS * _SHIFT_KINDS * _NEIGHBOUR_KINDS
 _PLACES_OF_ODDS = quarter_octaves(np.arange(1, TOTAL + 1))
-_LEVELS = np.zeros(TOTAL, np.int8)  # of a chance out of TOTAL
+_LEVELS = np.zeros(TOTAL, np.int64)  # of a chance out of TOTAL
 _LEVELS[1:] = np.clip(_PLACES_OF_ODDS[:-1] - _PLACES_OF_ODDS[:-1][::-1], -MOST, MOST)
 _LEVELS[0] = -MOST
+# Sums of levels and shifts stay within this: a shift is at most 168 for as many flags as are coded.
+_BOUND = 1 << 10
+_SUMS = np.arange(-_BOUND, _BOUND + 1)
+_HELD = np.minimum(np.maximum(_SUMS, -MOST), MOST)
+_CHANCES = CHANCES[_HELD + MOST].astype(np.float64)  # of a sum held within -MOST to MOST
+_KIND_OF_NEAR = np.clip((_SUMS >> 1) + _NEAR_KINDS // 2, 0, _NEAR_KINDS - 1) * _SHIFT_KINDS * _NEIGHBOUR_KINDS
+_KIND_OF_SHIFT = np.clip((_SUMS + 2 >> 2) + _SHIFT_KINDS // 2, 0, _SHIFT_KINDS - 1) * _NEIGHBOUR_KINDS
+_HIT_BITS = 30  # a batch expects less than 2^30 in all
 
 # levels of the flags of a batch, and which of the order they are -> the flags
 CodeBatch = Callable[[Ints, slice], MaskArray]
 
 
-class Beyond:
-    """Of each row, column or kind: how many flags there were, how many True, how many so expected."""
+class _Counts:
+    """How many flags there were, how many True, how many so expected, of each kind of place, each column and
+    each row. They lie one after the other, so that a batch is counted in one go.
 
-    def __init__(self, size: int, believed: int) -> None:
-        self._believed = 16 * believed
-        self._seen, self._hits, self._expected = np.zeros((3, size), np.int64)
+    Attributes:
+        shifts: quarter octaves by which the odds of each are above what was expected.
+    """
 
-    def shift(self) -> Ints:
-        """Quarter octaves by which the odds are above what was expected, shape (size,)."""
-        seen, hits, expected = 16 * self._seen, 16 * self._hits, self._expected >> 12
-        counts = np.stack([hits, expected, seen - hits, seen - expected])
-        more, less, fewer, rest = quarter_octaves(counts + self._believed)
-        shift: Ints = more - less - fewer + rest
-        return shift
+    def __init__(self) -> None:
+        self._seen, self._hits, self._expected = np.zeros((3, _KINDS), np.int64)
+        self._believed = np.full(_KINDS, _BELIEVED_KIND)
+        self.shifts = np.zeros(_KINDS, np.int64)
 
-    def add(self, members: Ints, flags: MaskArray, levels: Ints) -> None:
-        """Flags of these members, of which `levels` were expected."""
-        size = self._seen.size
-        self._seen += np.bincount(members, minlength=size)
-        self._hits += np.bincount(members[flags], minlength=size)
-        chances = CHANCES[np.clip(levels, -MOST, MOST) + MOST]
-        self._expected += np.bincount(members, chances, size).astype(np.int64)  # below 2^53: exact
+    def begin_anew(self, first: int, size: int) -> None:
+        """Keep what is counted before place `first`; there are `size` places from now on."""
+        self._seen = _kept(self._seen, first, size)
+        self._hits = _kept(self._hits, first, size)
+        self._expected = _kept(self._expected, first, size)
+        self._believed = _kept(self._believed, first, size, _BELIEVED_AXIS)
+        self.shifts = _kept(self.shifts, first, size)
+
+    def add(self, members: Sequence[Ints], levels: Sequence[Ints], flags: MaskArray) -> None:
+        """Flags that count in k places each, where `levels` were expected; all of shape (n,)."""
+        places, size = np.concatenate(members), self._seen.size
+        weights = np.empty((len(levels), flags.size))
+        for weight, level in zip(weights, levels, strict=True):
+            weight[:] = _CHANCES[level + _BOUND]
+        weights += flags * float(1 << _HIT_BITS)
+        both = np.bincount(places, weights.ravel(), size).astype(np.int64)  # below 2^53: exact
+        self._seen += np.bincount(places, minlength=size)
+        self._hits += both >> _HIT_BITS
+        self._expected += both & (1 << _HIT_BITS) - 1
+        changed = places if places.size < size else slice(None)
+        self.shifts[changed] = self._shifts(changed)
+
+    def _shifts(self, places: Ints | slice) -> Ints:
+        seen, hits, believed = 16 * self._seen[places], 16 * self._hits[places], self._believed[places]
+        expected = self._expected[places] >> 12
+        counts = np.empty((4, seen.size))
+        counts[0], counts[1], counts[2], counts[3] = hits, expected, seen - hits, seen - expected
+        counts += believed
+        more, less, fewer, rest = quarter_octaves(counts)
+        shifts: Ints = more - less - fewer + rest
+        return shifts
 
 
-@dataclass(frozen=True)
-class _Here:
-    """A batch: which of the order, and of each flag its row, its column, what is near."""
-
-    batch: slice
-    rows: Ints
-    columns: Ints
-    near: Ints
-    neighbours: Ints
+def _kept(array: Ints, first: int, size: int, new: int = 0) -> NDArray[np.int64]:
+    kept = np.full(size, new, np.int64)
+    kept[:first] = array[:first]
+    return kept
 
 
 class Walk:
     """Walks through the blocks of one mask."""
 
     def __init__(self) -> None:
-        self._kinds = Beyond(_NEAR_KINDS * _SHIFT_KINDS * _NEIGHBOUR_KINDS, _BELIEVED_KIND)
-        self._columns = Beyond(1, _BELIEVED_AXIS)
+        self._counts = _Counts()
+        self._first_row = _KINDS  # behind the columns
         self._seen = self._hits = 0
 
     def start_tensor(self, num_columns: int) -> None:
-        self._columns = Beyond(num_columns, _BELIEVED_AXIS)
+        self._first_row = _KINDS + num_columns
+        self._counts.begin_anew(_KINDS, self._first_row)
 
     def block(self, rows: Ints, columns: Ints, code: CodeBatch) -> MaskArray:
         """The flags of a block of the tensor, in its order.
@@ -86,37 +113,42 @@ class Walk:
             columns: in the tensor, same shape.
             code: writes or reads the flags of a batch.
         """
+        self._counts.begin_anew(self._first_row, self._first_row + int(rows.max()) + 1)
+        axes = np.empty((2, rows.size), np.int32)
+        axes[0], axes[1] = columns + _KINDS, rows + self._first_row
         size, stride = rows.size, 1
         while size > FIRST * stride:
             stride *= 2
-        flags, of_rows = np.zeros(size, np.bool_), Beyond(int(rows.max()) + 1, _BELIEVED_AXIS)
-        batch = slice(0, size, stride)
-        known = np.array([self._hits + 1, self._seen - self._hits + 1])
-        level = np.clip(int(np.subtract(*quarter_octaves(known))), -MOST, MOST)
-        near = np.full(rows[batch].size, level)
-        flags[batch] = code(near, batch)
-        of_rows.add(rows[batch], flags[batch], near)
-        self._columns.add(columns[batch], flags[batch], near)
+        flags = np.zeros(size, np.bool_)
+        flags[::stride] = self._coarsest(axes[:, ::stride], slice(0, size, stride), code)
         while stride > 1:
             stride //= 2
             batch = slice(stride, size, 2 * stride)
-            near, neighbours = _near(flags[:: 2 * stride], rows[batch].size)
-            here = _Here(batch, rows[batch], columns[batch], near, neighbours)
-            flags[batch] = self._finer(here, of_rows, code)
+            flags[batch] = self._finer(axes[:, batch], flags[:: 2 * stride], batch, code)
         self._seen += size
         self._hits += int(np.count_nonzero(flags))
         return flags
 
-    def _finer(self, here: _Here, of_rows: Beyond, code: CodeBatch) -> MaskArray:
-        """The flags of a batch between known ones."""
-        by_row, by_column = of_rows.shift()[here.rows], self._columns.shift()[here.columns]
-        expected = np.clip(here.near + by_row + by_column, -MOST, MOST)
-        kinds = _kinds(here.near, by_row + by_column, here.neighbours)
-        levels = np.clip(expected + self._kinds.shift()[kinds], -MOST, MOST)
-        flags = code(levels, here.batch)
-        self._kinds.add(kinds, flags, expected)
-        of_rows.add(here.rows, flags, here.near + by_column)
-        self._columns.add(here.columns, flags, here.near + by_row)
+    def _coarsest(self, axes: Ints, batch: slice, code: CodeBatch) -> MaskArray:
+        """The first flags of a block, of which no others are known."""
+        known = np.array([self._hits + 1, self._seen - self._hits + 1])
+        level = _HELD[int(np.subtract(*quarter_octaves(known))) + _BOUND]
+        levels = np.full(axes.shape[1], level)
+        flags = code(levels, batch)
+        self._counts.add((*axes,), (levels, levels), flags)
+        return flags
+
+    def _finer(self, axes: Ints, known: MaskArray, batch: slice, code: CodeBatch) -> MaskArray:
+        """The flags of a batch between known ones; their columns and rows: shape (2, n)."""
+        near, neighbours = _near(known, axes.shape[1])
+        by_axis = self._counts.shifts[axes]
+        both = by_axis[0] + by_axis[1]
+        expected = _HELD[near + both + _BOUND]
+        kinds = _KIND_OF_NEAR[near + _BOUND] + _KIND_OF_SHIFT[both + _BOUND] + neighbours
+        levels = _HELD[expected + self._counts.shifts[kinds] + _BOUND]
+        flags = code(levels, batch)
+        by_axis += near
+        self._counts.add((kinds, *axes), (expected, by_axis[1], by_axis[0]), flags)
         return flags
 
 
@@ -125,22 +157,18 @@ def _near(known: MaskArray, size: int) -> tuple[Ints, Ints]:
 
     The nearest are believed first, the farther ones where these are few.
     """
-    seen = np.clip(np.arange(-_FAR, known.size + _FAR + 1), 0, known.size)  # up to each place between them
-    hits = np.concatenate([[0], np.cumsum(known)])[seen]
-    num_hits = int(hits[-1])
-    chance = np.full(size, (2 * num_hits + 1) * TOTAL // (2 * known.size + 2))
+    # Up to each place between them, and beyond. Floats are exact here: quotients below 2^16, by at most 80,
+    # are farther from the next whole number than they are rounded.
+    seen = np.arange(-_FAR, known.size + _FAR + 1, dtype=np.float32)
+    np.clip(seen, 0, known.size, out=seen)
+    hits = np.zeros_like(seen)
+    np.cumsum(known, out=hits[_FAR + 1 : _FAR + 1 + known.size])
+    hits[_FAR + 1 + known.size :] = num_hits = hits[_FAR + known.size]
+    chance = np.full(size, (2 * int(num_hits) + 1) * TOTAL // (2 * known.size + 2), np.float32)
     inside = hits
     for reach, believed in _NEAR:
         ahead, behind = _FAR + 1 + reach, _FAR + 1 - reach
         inside = hits[ahead : ahead + size] - hits[behind : behind + size]
         among = seen[ahead : ahead + size] - seen[behind : behind + size]
-        chance = (inside * TOTAL + believed * chance) // (among + believed)
-    return _LEVELS[chance].astype(np.int64), inside
-
-
-def _kinds(near: Ints, shift: Ints, neighbours: Ints) -> Ints:
-    """Places that are alike: the level of what is near, what rows and columns say, and the neighbours."""
-    level = np.clip((near >> 1) + _NEAR_KINDS // 2, 0, _NEAR_KINDS - 1)
-    beyond = np.clip((shift + 2 >> 2) + _SHIFT_KINDS // 2, 0, _SHIFT_KINDS - 1)
-    kinds: Ints = (level * _SHIFT_KINDS + beyond) * _NEIGHBOUR_KINDS + neighbours
-    return kinds
+        chance = np.floor((inside * TOTAL + believed * chance) / (among + believed))
+    return _LEVELS[chance.astype(np.int64)], inside.astype(np.int64)
