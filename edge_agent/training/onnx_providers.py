@@ -43,7 +43,7 @@ def providers(runtime: Any, device: str) -> list[Provider]:
             f"onnxruntime {runtime.__version__} here cannot compute on {kind}; it takes the package"
             " onnxruntime-gpu in place of onnxruntime, on a Jetson NVIDIA's own wheel"
         )
-    runtime.set_default_logger_severity(4)  # what goes wrong is raised; newer ones warn of plugins besides
+    runtime.set_default_logger_severity(3)  # newer ones warn of plugins; which library is missing it may say
     _load_libraries(runtime)
     options = {"device_id": number or "0"}
     of_cuda = _CONVOLUTIONS_BY_RULE | (_WHOLE_FLOATS if version(runtime) >= _WHOLE_FLOATS_SINCE else {})

@@ -88,6 +88,7 @@ class _Counts:
 
 
 def _kept(array: Ints, first: int, size: int, new: int = 0) -> NDArray[np.int64]:
+    """What stands before `first`, and `new` from there on; shape (size,)."""
     kept = np.full(size, new, np.int64)
     kept[:first] = array[:first]
     return kept
