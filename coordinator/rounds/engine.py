@@ -57,7 +57,7 @@ from fleetune.coordinator.rounds.deadlines import keeps_pace, learn, proposed_s
 from fleetune.coordinator.rounds.engine_state import NEVER, EngineState
 from fleetune.coordinator.rounds.events import Declined, Event, ReplyArrived
 from fleetune.coordinator.rounds.intake import mark_declined, take_in
-from fleetune.coordinator.rounds.objective.spending import why_over
+from fleetune.coordinator.rounds.objective.spending import NO_LIMITS, why_over
 from fleetune.coordinator.rounds.participants import draw, final_evaluators, needed, pool, target
 from fleetune.coordinator.rounds.proposals.offers import Ways, choices_of, least_of_round
 from fleetune.coordinator.rounds.proposals.pace import deal, note_shown
@@ -287,6 +287,8 @@ class RoundEngine:
     def _why_spent(self, asked: tuple[DeviceId, ...]) -> str | None:
         """Why the coming round would take too much; `asked`: in it, as far as is known."""
         state, objective = self.state, self._objective
+        if objective.within == NO_LIMITS:
+            return None
         known = self._ways.known(state.left_out)
         members = [state.members[name] for name in asked]
         said_s = [one.report.round_s for one in members if one.report and one.report.round_s]

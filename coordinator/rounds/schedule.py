@@ -78,7 +78,7 @@ class Schedule:
             rounds_done: that have closed.
         """
         if self.settings.is_free:
-            return Look(replace(plan, due=True))
+            return Look(plan if plan.due else replace(plan, due=True))
         if rounds_done < self.settings.first_rounds:
             return Look(plan if plan.due else replace(plan, due=True, since=now))
         wanted = not self.settings.asks_devices or telling >= self.settings.devices

@@ -13,7 +13,7 @@ from fleetune.edge_agent.datasets.npz import write_npz
 from fleetune.edge_agent.datasets.sample_roles import below, draws
 from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.training.backend import InputArray, LabelArray
-from fleetune.protocols.errors import DataError
+from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.model.input_scaling import Mean, Std, as_floats, check_channels, over_channels
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
@@ -223,15 +223,22 @@ def stratified(y: LabelArray, fraction: float, key: Key) -> NDArray[np.bool_]:
         bool, shape (len(y),); True = picked.
     """
     picked = np.zeros(len(y), np.bool_)
-    if not fraction or len(y) < 2:
+    total = num_stratified(len(y), fraction)
+    if not total:
         return picked
-    total = min(max(1, round(fraction * len(y))), len(y) - 1)
     _, classes, counts = np.unique(y, return_inverse=True, return_counts=True)
     order = key.permutation(len(y))
     by_class = np.split(order[np.argsort(classes[order], kind="stable")], np.cumsum(counts)[:-1])
     for rows, count in zip(by_class, apportion(counts, total), strict=True):
         picked[rows[:count]] = True
     return picked
+
+
+def num_stratified(num_samples: int, fraction: float) -> int:
+    """How many samples `stratified` picks."""
+    if not fraction or num_samples < 2:
+        return 0
+    return min(max(1, round(fraction * num_samples)), num_samples - 1)
 
 
 def apportion(shares: NDArray[np.number], total: int) -> NDArray[np.intp]:
@@ -269,6 +276,18 @@ def check_fits(data: DeviceData, spec: ModelSpec, task: Task = CLASSIFICATION) -
         x_validation=_shaped(data.x_validation, spec.input_shape, data.source),
         x_test=_shaped(data.x_test, spec.input_shape, data.source),
     )
+
+
+def all_fit(dataset: Dataset, spec: ModelSpec, task: Task) -> bool:
+    """Whether `check_fits` takes any of the samples, and leaves none of them out."""
+    try:
+        labels = task.checked(dataset.y, spec.num_classes, dataset.source)
+        _check_finite(dataset.source, dataset.x, "")
+        _shaped(dataset.x[:1], spec.input_shape, dataset.source)
+    except (DataError, SettingError):
+        return False
+    trained_on = task.trained_on(labels)
+    return trained_on is None or bool(trained_on.all())
 
 
 def _for_task(data: DeviceData, spec: ModelSpec, task: Task) -> DeviceData:

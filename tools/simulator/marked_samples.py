@@ -1,7 +1,9 @@
 """What users mark as test or validation in their own data keeps that role on whatever device it comes to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +14,63 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.simulation import Partition
 from fleetune.tools.simulator.given import Dealt
-from fleetune.tools.simulator.partition import Rows, Split, deal, parted
+from fleetune.tools.simulator.partition import Rows, Split, deal, num_test_rows, parted
 
 Mask = NDArray[np.bool_]
+
+
+class Splits(Protocol):
+    """Each device's training rows and test rows."""
+
+    def __getitem__(self, device: int) -> Split: ...
+
+    def __iter__(self) -> Iterator[Split]: ...
+
+    def sizes(self, device: int) -> tuple[int, int]:
+        """How many training rows and test rows it has."""
+        ...
+
+
+class Parted(list[Split]):
+    """Splits that are there already."""
+
+    def sizes(self, device: int) -> tuple[int, int]:
+        """See `Splits`."""
+        train, test = self[device]
+        return train.size, test.size
+
+
+@dataclass(frozen=True)
+class PartedWhenAsked:
+    """Splits by class, each made when it is first asked for: most devices of a large fleet never work.
+
+    Attributes:
+        dealt: rows of each device.
+        strata: by what they are split, see `Dataset`.
+        settings: [data] partition.
+        key: the same key splits the same.
+    """
+
+    dealt: Sequence[Rows]
+    strata: NDArray[np.int64]
+    settings: Partition
+    key: Key
+    _made: dict[int, Split] = field(default_factory=dict)
+
+    def __getitem__(self, device: int) -> Split:
+        if device not in self._made:
+            rows = self.dealt[device]
+            self._made[device] = parted(rows, self.strata, self.settings, device, self.key)
+        return self._made[device]
+
+    def __iter__(self) -> Iterator[Split]:
+        return (self[device] for device in range(len(self.dealt)))
+
+    def sizes(self, device: int) -> tuple[int, int]:
+        """See `Splits`."""
+        num_rows = self.dealt[device].size
+        num_test = num_test_rows(num_rows, self.settings)
+        return num_rows - num_test, num_test
 
 
 def splits_of(
@@ -23,7 +79,7 @@ def splits_of(
     num_devices: int,
     key: Key,
     given: Sequence[Dealt] | None = None,
-) -> list[Split]:
+) -> Splits:
     """Each device's training rows, marked validation rows among them, and its test rows.
 
     A device that was dealt nothing to train on, or nothing to test on, gets a sample from whoever has the
@@ -44,16 +100,16 @@ def splits_of(
     if given is None:
         dealt = deal(dataset.strata, dataset.group, settings, num_devices, key)
     elif any(isinstance(one, tuple) for one in given):
-        return [
+        return Parted(
             one if isinstance(one, tuple) else parted(one, dataset.strata, settings, device, key)
             for device, one in enumerate(given)
-        ]
+        )
     else:
         dealt = [rows for rows in given if not isinstance(rows, tuple)]
     if dataset.block is not None and dataset.test is None:
         return _by_blocks(dataset, settings, dealt)
     if dataset.benchmark or (dataset.test is None and dataset.validation is None):
-        return [parted(rows, dataset.strata, settings, device, key) for device, rows in enumerate(dealt)]
+        return PartedWhenAsked(dealt, dataset.strata, settings, key)
     nobody = np.zeros(len(dataset.y), np.bool_)
     test, validation = (nobody if mask is None else mask for mask in (dataset.test, dataset.validation))
     firm = settings.kind == "group" or given is not None
@@ -61,22 +117,22 @@ def splits_of(
     if dataset.test is not None:
         dealt = share_out(dealt, test, "as test", 1)
         dealt = share_out(dealt, ~test & ~validation, "for training", 1)
-        return [(rows[~test[rows]], rows[test[rows]]) for rows in dealt]
+        return Parted((rows[~test[rows]], rows[test[rows]]) for rows in dealt)
     dealt = share_out(dealt, ~validation, "for training and testing", 2)
-    return [
+    return Parted(
         _drawn(rows, validation, partial(parted, y=dataset.strata, settings=settings, device=device, key=key))
         for device, rows in enumerate(dealt)
-    ]
+    )
 
 
-def _by_blocks(dataset: Dataset, settings: Partition, dealt: Sequence[Rows]) -> list[Split]:
+def _by_blocks(dataset: Dataset, settings: Partition, dealt: Sequence[Rows]) -> Splits:
     """Samples that overlap are trained on together or tested on together, as on a real device.
 
     Raises:
         SettingError: a device was dealt no two blocks.
     """
     numbers, _ = draws(dataset.x, dataset.y, dataset.block)
-    splits = []
+    splits = Parted()
     for device, rows in enumerate(dealt):
         test = below(numbers[rows], settings.test_fraction)
         if not test.any():

@@ -9,7 +9,7 @@ its device's own mix; what users mark in their own data keeps its role (see `too
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.training.device_data import apportion, stratified
+from fleetune.edge_agent.training.device_data import apportion, num_stratified, stratified
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.simulation import Partition
@@ -69,6 +69,11 @@ def parted(rows: Rows, y: NDArray[np.int64], settings: Partition, device: int, k
     """A device's rows as training and test rows, by class."""
     test = stratified(y[rows], settings.test_fraction, key.child("test", device))
     return rows[~test], rows[test]
+
+
+def num_test_rows(num_rows: int, settings: Partition) -> int:
+    """How many of a device's rows `parted` makes test rows."""
+    return num_stratified(num_rows, settings.test_fraction)
 
 
 def _pool(num_samples: int, fraction: float, key: Key) -> Rows:
@@ -152,7 +157,8 @@ def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random
     """Shares of one size, each with its device's own class mix: see `_mixes`."""
     size = settings.samples or max(_MIN_SAMPLES, classes.size // num_devices)
     _check_enough(classes.size, size, 1 if settings.samples else num_devices)
-    pools = _rows_by_class(classes, rng)
+    members = _members(classes)
+    pools = [rng.permutation(rows) for rows in members]
     available = np.array([rows.size for rows in pools])
     shares = []
     for mix in _mixes(settings, num_devices, available.size, rng):
@@ -163,7 +169,7 @@ def _by_mix(classes: Rows, settings: Partition, num_devices: int, rng: np.random
             counts += apportion(available - counts, excess)
         taken = []
         for label, count in enumerate(counts):
-            rows, pools[label] = _take(pools[label], count, np.flatnonzero(classes == label), rng)
+            rows, pools[label] = _take(pools[label], count, members[label], rng)
             taken.append(rows)
         shares.append(np.concatenate(taken))
     return shares
@@ -229,7 +235,12 @@ def _by_group(group: NDArray[np.generic] | None, num_devices: int, rng: np.rando
 
 def _rows_by_class(classes: Rows, rng: np.random.Generator) -> list[Rows]:
     """Each class's rows in random order."""
-    return [rng.permutation(np.flatnonzero(classes == label)) for label in range(classes.max() + 1)]
+    return [rng.permutation(rows) for rows in _members(classes)]
+
+
+def _members(classes: Rows) -> list[Rows]:
+    """Each class's rows, ascending."""
+    return [np.flatnonzero(classes == label) for label in range(classes.max() + 1)]
 
 
 def _topped_up(shares: list[Rows], rng: np.random.Generator) -> list[Rows]:

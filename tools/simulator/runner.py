@@ -43,6 +43,7 @@ from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.protocols.wire.transfer import digest_of
+from fleetune.tools.simulator.first_choices import FirstChoices
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.growing.arrivals import Deliveries
 from fleetune.tools.simulator.growing.days import Days, Growing
@@ -50,9 +51,9 @@ from fleetune.tools.simulator.growing.growing_devices import growing_devices
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.simulated_fleet import (
     Shares,
+    Sizes,
     check_counts,
     check_ends,
-    ratio_controller_of,
     simulated_devices,
 )
 from fleetune.tools.simulator.simulation import OnRound, Simulation
@@ -333,12 +334,14 @@ def _players(settings: RunSettings, enrolment: Enrolment, shares: Shares) -> lis
     players, base = [], None
     if enrolment.downlink.name != RAW:
         base = Base.whole(enrolment.weights).digest
-    for device in simulated_devices(settings):
-        index = device.index
-        data = shares.of(index, enrolment.spec) if growing is None else growing.first_data(index)
-        ratio_controller = ratio_controller_of(device, enrolment, method, data, policy)
+    if growing is None:
+        sizes = shares.sizes(enrolment.spec)
+    else:
+        sizes = [Sizes.of(growing.first_data(index)) for index in range(settings.fleet.devices)]
+    first_choices = FirstChoices(enrolment, method, policy)
+    for device, own in zip(simulated_devices(settings), sizes, strict=True):
         flops, brief = enrolment.flops_per_sample, enrolment.brief is True
-        players.append(Player.of(device, ratio_controller, policy, flops, brief=brief))
+        players.append(Player.of(device, first_choices.of(device, own), policy, flops, brief=brief))
         players[-1].base = base
     return players
 

@@ -8,13 +8,13 @@ from typing import Self
 from fleetune.coordinator.rounds.events import DeviceReady
 from fleetune.edge_agent.budget.cost_forecast import demand
 from fleetune.edge_agent.budget.owner_policy import Policy, objection
-from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.run.membership import Membership, RoundWork
 from fleetune.edge_agent.stream.sample_stream import Figures
-from fleetune.firmware_profiles import UNKNOWN
+from fleetune.firmware_profiles import UNKNOWN, Board
 from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Budget
+from fleetune.tools.simulator.first_choices import FirstChoice
 from fleetune.tools.simulator.job import Worked
 from fleetune.tools.simulator.power.battery import Battery
 from fleetune.tools.simulator.simulated_fleet import SimulatedDevice
@@ -83,7 +83,7 @@ class Player:
     def of(
         cls,
         device: SimulatedDevice,
-        ratio_controller: RatioController,
+        first_choice: FirstChoice,
         policy: Policy,
         flops_per_sample: float,
         *,
@@ -93,9 +93,8 @@ class Player:
         board, battery = device.board, None
         if device.charge is not None and board.battery_wh is not None:
             battery = Battery(board.battery_wh * 3600, device.charge, board.idle_w)
-        player = cls(device, Membership(ratio_controller, brief=brief), policy, flops_per_sample, battery)
-        player.membership.ratio_controller = ratio_controller.chosen(player.conditions)
-        return player
+        chosen = first_choice(_conditions(board, battery))
+        return cls(device, Membership(chosen, brief=brief), policy, flops_per_sample, battery)
 
     @property
     def name(self) -> str:
@@ -126,12 +125,7 @@ class Player:
     @property
     def conditions(self) -> Conditions:
         """How its board is."""
-        known = self.device.board.name != UNKNOWN
-        return Conditions(
-            memory_bytes=self.device.board.memory_bytes if known else None,
-            power="mains" if self.battery is None else "battery",
-            battery=None if self.battery is None else self.battery.charge,
-        )
+        return _conditions(self.device.board, self.battery)
 
     @property
     def refusal(self) -> str | None:
@@ -186,6 +180,14 @@ class Player:
     def is_flat(self) -> bool:
         """Its battery is empty: it is gone for good."""
         return self.battery is not None and self.battery.is_empty
+
+
+def _conditions(board: Board, battery: Battery | None) -> Conditions:
+    return Conditions(
+        memory_bytes=board.memory_bytes if board.name != UNKNOWN else None,
+        power="mains" if battery is None else "battery",
+        battery=None if battery is None else battery.charge,
+    )
 
 
 class Answered:

@@ -3,38 +3,32 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Self
 
 import numpy as np
-from msgspec import UNSET
 
 from fleetune import firmware_profiles
-from fleetune.edge_agent.budget.cost_forecast import capability_of
-from fleetune.edge_agent.budget.owner_policy import Policy
-from fleetune.edge_agent.budget.ratio_controller import RatioController
-from fleetune.edge_agent.probes.board_profile import board_named, report_of
-from fleetune.edge_agent.training.device_data import DeviceData, check_fits, scaled, take
-from fleetune.edge_agent.training.trainers import Kind
+from fleetune.edge_agent.probes.board_profile import board_named
+from fleetune.edge_agent.training.device_data import (
+    DeviceData,
+    all_fit,
+    check_fits,
+    num_stratified,
+    scaled,
+    take,
+)
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.simulation import FleetSection
-from fleetune.protocols.skeletons.choice import as_encoded, values_of
-from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.tasks import task_of
-from fleetune.protocols.wire.payloads import Enrolment, run_key
+from fleetune.protocols.wire.payloads import run_key
 from fleetune.tools.links.fleet_links import links_of
 from fleetune.tools.links.link import Constant, Link
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
-from fleetune.tools.simulator.marked_samples import splits_of
-from fleetune.tools.simulator.partition import Rows, Split
-
-# What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
-# (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and
-# there `--trainer auto` prefers ONNX Runtime.
-AGENT_TRAINER: Kind = "onnx"
-AGENT_BYTES = 71_000_000
+from fleetune.tools.simulator.marked_samples import Splits, splits_of
+from fleetune.tools.simulator.partition import Rows
 
 
 @dataclass(frozen=True)
@@ -113,15 +107,30 @@ def check_ends(settings: RunSettings) -> None:
 def _device(
     name: str, index: int, board: firmware_profiles.Board, link: Link | None, fleet: FleetSection, seed: int
 ) -> SimulatedDevice:
-    key, charge = run_key(seed).child("board", index), None
-    draws = key.generator()
-    speed = math.exp(fleet.spread * draws.standard_normal())
-    if fleet.batteries is not None and board.battery_wh is not None:
-        charge = float(draws.uniform(*fleet.batteries))
+    key, speed, charge = run_key(seed).child("board", index), 1.0, None
+    if fleet.spread or fleet.batteries is not None:
+        draws = key.generator()
+        speed = math.exp(fleet.spread * draws.standard_normal())
+        if fleet.batteries is not None and board.battery_wh is not None:
+            charge = float(draws.uniform(*fleet.batteries))
     up, down = fleet.uplink_mbps, fleet.downlink_mbps
     own = Constant(up * 1e6 if up else board.uplink_bps, down * 1e6 if down else board.downlink_bps)
     ratio, jitter = fleet.dealt(name), fleet.jitter
     return SimulatedDevice(name, index, board, link or own, ratio, speed, charge, jitter, key)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many samples a device has."""
+
+    train: int
+    validation: int
+    test: int
+
+    @classmethod
+    def of(cls, data: DeviceData) -> Self:
+        """Of these."""
+        return cls(data.size("train"), data.size("validation"), data.size("test"))
 
 
 class Shares:
@@ -131,9 +140,10 @@ class Shares:
         self.dataset = given.samples(settings)
         given.check(settings)
         self._settings, self._dealt = settings, given.dealt
+        self._held_out = settings.adoption.validation_fraction(settings.data.validation_fraction)
 
     @cached_property
-    def _rows(self) -> list[Split]:
+    def _rows(self) -> Splits:
         settings, key = self._settings, run_key(self._settings.run.seed).child("partition")
         return splits_of(self.dataset, settings.data.partition, settings.fleet.devices, key, self._dealt)
 
@@ -146,50 +156,23 @@ class Shares:
         train, test = self._rows[index]
         settings = self._settings
         key = run_key(settings.run.seed).child("validation", index)
-        held_out = settings.adoption.validation_fraction(settings.data.validation_fraction)
-        data = take(self.dataset, train, test, held_out, key)
+        data = take(self.dataset, train, test, self._held_out, key)
         fitting = check_fits(data, spec, task_of(settings.task))
         return scaled(fitting, settings.data.mean, settings.data.std, spec)
 
+    def sizes(self, spec: ModelSpec) -> list[Sizes]:
+        """How many samples each device has; none is looked for where that can be told without.
 
-def ratio_controller_of(
-    device: SimulatedDevice,
-    enrolment: Enrolment,
-    method: Method[Any, Any, Any, Any],
-    data: DeviceData,
-    policy: Policy,
-) -> RatioController:
-    """What the device can afford by its board and its link as they are at the start; nothing is chosen."""
-    link, board = device.link, device.board
-    report = report_of(
-        device.name,
-        board,
-        num_samples=data.size("train"),
-        flops_per_sample=enrolment.flops_per_sample,
-        uplink_bps=link.rate_bps(0, "up") or board.uplink_bps,
-        downlink_bps=link.rate_bps(0, "down") or board.downlink_bps,
-    )
-    capability = capability_of(
-        report,
-        board,
-        enrolment,
-        trainer=AGENT_TRAINER,
-        num_test=data.size("test"),
-        num_validation=data.size("validation"),
-        latency_s=2 * link.delay_s,
-        base_bytes=AGENT_BYTES,
-    )
-    fixed = device.ratio is not None
-    return RatioController(
-        as_encoded(method.choices(report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
-        capability,
-        board,
-        Policy(ratio=device.ratio) if fixed else policy,
-        None if fixed else enrolment.deadline_s,
-        report,
-        proposed=enrolment.proposes is True,
-        least_work=enrolment.least_local_work,
-        most_work=enrolment.most_local_work,
-        late=None if enrolment.late is UNSET else enrolment.late,
-        values=values_of(enrolment.uplinks),
-    )
+        Raises:
+            DataError, SettingError: as `of`, of any device.
+        """
+        devices = range(self._settings.fleet.devices)
+        dataset, marked = self.dataset, self.dataset.validation is not None and not self.dataset.benchmark
+        if marked or dataset.block is not None or not all_fit(dataset, spec, task_of(self._settings.task)):
+            return [Sizes.of(self.of(index, spec)) for index in devices]
+        self.of(0, spec)  # what is wrong with all of them
+        found = []
+        for num_train, num_test in map(self._rows.sizes, devices):
+            held_out = num_stratified(num_train, self._held_out)
+            found.append(Sizes(num_train - held_out, held_out, num_test))
+        return found

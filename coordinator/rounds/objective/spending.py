@@ -12,6 +12,7 @@ from typing import Self
 from fleetune.protocols.settings.objective import WithinSection
 
 MEGABYTE = 1e6
+NO_LIMITS = WithinSection()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.tools.simulator.given import Given
-from fleetune.tools.simulator.simulated_fleet import Shares
+from fleetune.tools.simulator.simulated_fleet import Shares, Sizes
 
 
 def dataset(n=40, **rest):
@@ -108,18 +108,28 @@ def test_data_that_cannot_be_used_stop_an_agent_before_it_joins(tmp_path, monkey
 # in a simulation
 
 
-def shares(data, devices=6, kind="dirichlet", validation_fraction=0.0):
+SPEC = ModelSpec("model", (), (), (3,), 4)
+
+
+def shares_of(data, devices, kind="dirichlet", validation_fraction=0.0, pool=1.0):
     settings = parse_run(
         {
             "run": {"name": "r"},
             "model": {"name": "mlp"},
             "method": {"name": "fedavg"},
-            "data": {"partition": {"kind": kind, "alpha": 0.1}, "validation_fraction": validation_fraction},
+            "data": {
+                "partition": {"kind": kind, "alpha": 0.1, "pool": pool},
+                "validation_fraction": validation_fraction,
+            },
             "fleet": {"devices": devices},
         }
     )
-    dealt = Shares(settings, Given(data))
-    return [dealt.of(index, ModelSpec("model", (), (), (3,), 4)) for index in range(devices)]
+    return Shares(settings, Given(data))
+
+
+def shares(data, devices=6, kind="dirichlet", validation_fraction=0.0):
+    dealt = shares_of(data, devices, kind, validation_fraction)
+    return [dealt.of(index, SPEC) for index in range(devices)]
 
 
 def marked(n=400, every=5, **rest):
@@ -135,6 +145,31 @@ def test_what_users_mark_as_test_is_never_trained_on(kind, devices):
         assert all(row % 5 for row in rows(one.x_train))
         assert one.size("test") >= 1
         assert one.size("train") >= 1
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "mix"])
+@pytest.mark.parametrize("validation_fraction", [0.0, 0.3])
+@pytest.mark.parametrize("marks", [(), ("test",), ("validation",), ("test", "validation")])
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_the_sizes_of_shares_are_told_without_them(kind, validation_fraction, marks, benchmark):
+    at = {"test": np.arange(400) % 5 == 0, "validation": np.arange(400) % 5 == 1}
+    data = dataset(400, benchmark=benchmark, **{name: at[name] for name in marks})
+    dealt = shares_of(data, 20, kind, validation_fraction)
+    assert dealt.sizes(SPEC) == [Sizes.of(dealt.of(index, SPEC)) for index in range(20)]
+
+
+def test_sizes_find_what_is_wrong_with_a_share_and_heed_no_sample_that_nobody_has():
+    def with_nan_in(row):
+        data = dataset(400)
+        data.x[row] = np.nan
+        return shares_of(data, 6, pool=0.5)
+
+    dealt = shares_of(dataset(400), 6, pool=0.5)
+    owned = np.concatenate([dealt.rows(index) for index in range(6)])
+    with pytest.raises(DataError, match="NaN or infinite inputs"):
+        with_nan_in(owned[-1]).sizes(SPEC)
+    nobodys = np.setdiff1d(np.arange(400), owned)[0]
+    assert with_nan_in(nobodys).sizes(SPEC) == dealt.sizes(SPEC)
 
 
 def test_a_marked_set_is_dealt_whole_and_once():

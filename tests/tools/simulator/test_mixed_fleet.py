@@ -1,6 +1,6 @@
 """The mixed fleets of examples/: with each paper's method every board finds a ratio that fits."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,27 +14,18 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.wire.payloads import Enrolment
 from fleetune.tools.compare.contenders import contenders_of, varied
+from fleetune.tools.simulator.first_choices import FirstChoices, ratio_controller_of
 from fleetune.tools.simulator.simulated_device import Player
-from fleetune.tools.simulator.simulated_fleet import ratio_controller_of, simulated_devices
+from fleetune.tools.simulator.simulated_fleet import Sizes, simulated_devices
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 CHOSEN = ("chosen", "srp", "kapc", "bls", "purin", "dcpfl")  # of [compare], ratios as devices choose them
 
 
-@dataclass(frozen=True)
-class Samples:
-    """How many a device has, as the examples deal them."""
-
-    train: int
-    test: int
-
-    def size(self, part: str) -> int:
-        return {"train": self.train, "validation": 0, "test": self.test}[part]
-
-
+# how many samples a device has, as the examples deal them
 FLEETS = {
-    "mixed-fleet": ((1, 28, 28), 10, Samples(70, 30)),
-    "mixed-fleet-har": ((9, 128), 6, Samples(158, 68)),  # the most of any, of the seed in the file
+    "mixed-fleet": ((1, 28, 28), 10, Sizes(70, 0, 30)),
+    "mixed-fleet-har": ((9, 128), 6, Sizes(158, 0, 68)),  # the most of any, of the seed in the file
 }
 
 
@@ -54,13 +45,14 @@ def test_every_board_is_served_by_every_paper_s_method(example, label):
     (contender,) = contenders_of(settings, [label])
     section = with_defaults_of_run(contender.method, settings.run.rounds)
     enrolment = replace(enrolment, method=section)
-    method, samples = from_section(section, enrolment.spec), FLEETS[example][2]
+    method, sizes = from_section(section, enrolment.spec), FLEETS[example][2]
     fleet = varied(settings, contender).fleet
-    refusals, ratios = {}, set()
+    first_choices, refusals, ratios = FirstChoices(enrolment, method, Policy()), {}, set()
     for device in simulated_devices(replace_struct(settings, fleet=fleet)):
-        controller = ratio_controller_of(device, enrolment, method, samples, Policy())
-        player = Player.of(device, controller, Policy(), enrolment.flops_per_sample)
+        controller = ratio_controller_of(device, enrolment, method, sizes, Policy())
+        player = Player.of(device, first_choices.of(device, sizes), Policy(), enrolment.flops_per_sample)
         chosen = player.membership.ratio_controller
+        assert chosen == controller.chosen(player.conditions), "as if it had chosen for itself"
         ratios.add(chosen.report.ratio)
         if not chosen.fits:
             refusals[device.name, device.board.name] = chosen.report.reason

@@ -21,8 +21,9 @@ from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.firmware_profiles import MEASURED, UNKNOWN, Figure
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.tools.simulator.first_choices import ratio_controller_of
 from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import Shares, ratio_controller_of, simulated_devices
+from fleetune.tools.simulator.simulated_fleet import Shares, Sizes, simulated_devices
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def speeds(settings: RunSettings, rounds: Sequence[RoundRecord]) -> Speeds:
     method, gflops, variances = method_of(enrolment), {}, []
     for device in simulated_devices(settings):
         data = shares.of(device.index, enrolment.spec)
-        controller = ratio_controller_of(device, enrolment, method, data, Policy())
+        controller = ratio_controller_of(device, enrolment, method, Sizes.of(data), Policy())
         choices = {one.ratio: one for one in controller.choices}
         seen = [
             demand(choices[reply.ratio], controller.capability, reply.local_work).samples

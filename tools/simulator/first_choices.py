@@ -1,0 +1,100 @@
+"""What simulated devices choose before the first round, by board and link as they are at the start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from msgspec import UNSET, structs
+
+from fleetune.edge_agent.budget.cost_forecast import capability_of
+from fleetune.edge_agent.budget.owner_policy import Policy
+from fleetune.edge_agent.budget.ratio_controller import RatioController
+from fleetune.edge_agent.probes.board_profile import report_of
+from fleetune.edge_agent.training.trainers import Kind
+from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.skeletons.choice import as_encoded, values_of
+from fleetune.protocols.skeletons.method import Method
+from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator.simulated_fleet import SimulatedDevice, Sizes
+
+# What a board's agent is taken to train with, and to hold when it has joined a run and not yet worked
+# (measured, x86-64, LeNet-5; with torch 260 MB). The simulation computes with torch, but it plays boards, and
+# there `--trainer auto` prefers ONNX Runtime.
+AGENT_TRAINER: Kind = "onnx"
+AGENT_BYTES = 71_000_000
+
+FirstChoice = Callable[[Conditions], RatioController]
+
+
+@dataclass(frozen=True)
+class FirstChoices:
+    """The first choices of a fleet. Of devices that are alike in all that counts, one chooses for all.
+
+    Attributes:
+        enrolment: of the run.
+        method: of the run.
+        policy: of the devices' owner.
+    """
+
+    enrolment: Enrolment
+    method: Method[Any, Any, Any, Any]
+    policy: Policy
+    _made: dict[tuple[Any, ...], RatioController] = field(default_factory=dict)
+
+    def of(self, device: SimulatedDevice, sizes: Sizes) -> FirstChoice:
+        """What a device that holds so many samples chooses, once it knows how its board is."""
+        return partial(self._chosen, device, sizes)
+
+    def _chosen(self, device: SimulatedDevice, sizes: Sizes, conditions: Conditions) -> RatioController:
+        link = device.link
+        rates = link.rate_bps(0, "up"), link.rate_bps(0, "down"), link.delay_s
+        alike = device.board, device.ratio, rates, sizes, conditions
+        if alike not in self._made:
+            first = ratio_controller_of(device, self.enrolment, self.method, sizes, self.policy)
+            self._made[alike] = first.chosen(conditions)
+        found = self._made[alike]
+        return structs.replace(found, report=replace(found.report, device=device.name))
+
+
+def ratio_controller_of(
+    device: SimulatedDevice,
+    enrolment: Enrolment,
+    method: Method[Any, Any, Any, Any],
+    sizes: Sizes,
+    policy: Policy,
+) -> RatioController:
+    """What the device can afford by its board and its link as they are at the start; nothing is chosen."""
+    link, board = device.link, device.board
+    report = report_of(
+        device.name,
+        board,
+        num_samples=sizes.train,
+        flops_per_sample=enrolment.flops_per_sample,
+        uplink_bps=link.rate_bps(0, "up") or board.uplink_bps,
+        downlink_bps=link.rate_bps(0, "down") or board.downlink_bps,
+    )
+    capability = capability_of(
+        report,
+        board,
+        enrolment,
+        trainer=AGENT_TRAINER,
+        num_test=sizes.test,
+        num_validation=sizes.validation,
+        latency_s=2 * link.delay_s,
+        base_bytes=AGENT_BYTES,
+    )
+    fixed = device.ratio is not None
+    return RatioController(
+        as_encoded(method.choices(report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
+        capability,
+        board,
+        Policy(ratio=device.ratio) if fixed else policy,
+        None if fixed else enrolment.deadline_s,
+        report,
+        proposed=enrolment.proposes is True,
+        least_work=enrolment.least_local_work,
+        most_work=enrolment.most_local_work,
+        late=None if enrolment.late is UNSET else enrolment.late,
+        values=values_of(enrolment.uplinks),
+    )
