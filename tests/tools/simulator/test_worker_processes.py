@@ -8,10 +8,12 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from fleetune.protocols.errors import FleetuneError
+from fleetune.tools.simulator.workers import shared_line
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
 DEADLINE_S = 120
@@ -28,6 +30,56 @@ def fails():
 
 def large():
     return bytes(2**26)
+
+
+def back(what):
+    return what
+
+
+def test_what_is_told_comes_as_it_was_however_large(monkeypatch):
+    """Small, in memory that is there, that grows, by the pipe, and small again; arrays may be written to."""
+    monkeypatch.setattr(shared_line, "_MOST_BYTES", 2**24)  # this side's
+    with WorkerProcesses(1) as pool:
+        for size in (10, 2**15, 2**20, 2**16, 2**22, 3):
+            sent = {"array": np.arange(size, dtype=np.float32), "bytes": bytes(range(256)) * (size // 64)}
+            came = pool.submit(back, sent).result()
+            assert came["bytes"] == sent["bytes"]
+            assert np.array_equal(came["array"], sent["array"])
+            came["array"] += 1
+            later = pool.submit(back, size).result()
+            assert later == size
+            assert np.array_equal(came["array"], sent["array"] + 1), "nothing of it is left in the memory"
+
+
+def test_large_news_come_before_a_large_answer_overwrites_nothing_of_them():
+    with WorkerProcesses(1) as pool:
+        assert pool.submit(tells_much).result() == b"b" * 2**19
+        assert pool.news.get_nowait() == b"a" * 2**19
+
+
+def tells_much():
+    tell(b"a" * 2**19)
+    return b"b" * 2**19
+
+
+def test_where_memory_cannot_be_shared_the_pipe_takes_all(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with WorkerProcesses(1) as pool:
+        assert pool.submit(back, b"c" * 2**20).result() == b"c" * 2**20
+
+
+def test_no_descriptor_is_left_of_workers_that_died():
+    def descriptors():
+        return psutil.Process().num_fds()
+
+    with WorkerProcesses(1) as pool:
+        pool.submit(back, b"c" * 2**19).result()
+        before = descriptors()
+        for _ in range(3):
+            with pytest.raises(FleetuneError):
+                pool.submit(os._exit, 1).result()
+            pool.submit(back, b"c" * 2**19).result()
+        assert descriptors() <= before + 2 * 3, "but for the two by which multiprocessing knows a process"
 
 
 def test_jobs_are_answered_faults_are_raised_and_news_come_first():

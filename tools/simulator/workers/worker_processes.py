@@ -3,7 +3,7 @@
 Why not `concurrent.futures.ProcessPoolExecutor`: all its workers answer through one pipe under one lock. A
 worker that is killed while it answers leaves the others, and who waits for them, hanging; one that is not
 killed finishes its job first; and Ctrl-C, which a terminal sends to all of them, is a traceback of each. Here
-each has a pipe of its own, whose other end a thread holds.
+each has a line of its own, whose other end a thread holds.
 
 On Linux they are forks of one process that has imported what they need and has no threads: they are there at
 once, and share that memory. Elsewhere libraries of the system do not bear a fork, and each begins by itself.
@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from fleetune.protocols.errors import FleetuneError
+from fleetune.tools.simulator.workers.shared_line import SharedLine
 
 WORKER_DIED = "a worker process died, perhaps for lack of memory: try fewer --workers"
 _FORKS = sys.platform == "linux"
@@ -105,7 +106,7 @@ class WorkerProcesses(Executor):
         self._arguments = arguments
         self._threads = ThreadPoolExecutor(most)
         self._of_thread = threading.local()
-        self._begun: list[tuple[BaseProcess, Connection]] = []
+        self._begun: list[tuple[BaseProcess, SharedLine]] = []
         self._killed = False
         self._lock = threading.Lock()
         self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what jobs told, see `tell`
@@ -148,17 +149,19 @@ class WorkerProcesses(Executor):
 
     def _work_off(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In a thread: a job, done by its worker."""
-        line: Connection | None = getattr(self._of_thread, "line", None)
+        line: SharedLine | None = getattr(self._of_thread, "line", None)
         if line is None or line.closed:
             line = self._of_thread.line = self._begin()
             try:
                 self._asked(line, self._start, self._arguments, {})
+                with suppress(OSError):  # a dead worker's, as is found below
+                    line.share_memory()  # now: a run's samples would take some for good
             except BaseException:
                 line.close()
                 raise
         return self._asked(line, fn, args, kwargs)
 
-    def _begin(self) -> Connection:
+    def _begin(self) -> SharedLine:
         """A worker for this thread."""
         warm_up()
         resource_tracker.ensure_running()  # it would make this thread hear signals again
@@ -170,18 +173,19 @@ class WorkerProcesses(Executor):
             arguments = theirs, number() + len(self._begun)
             process: BaseProcess = context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
             process.start()
-            self._begun.append((process, ours))
-        return ours
+            line = SharedLine(ours)
+            self._begun.append((process, line))
+        return line
 
     def _asked(
-        self, line: Connection, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, line: SharedLine, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
             line.send((fn, args, kwargs))
-            kind, what = line.recv()
+            kind, what = line.receive()
             while kind == _NEWS:
                 self.news.put(what)
-                kind, what = line.recv()
+                kind, what = line.receive()
         except (EOFError, OSError):
             line.close()
             raise FleetuneError(WORKER_DIED) from None
@@ -193,7 +197,7 @@ class WorkerProcesses(Executor):
 def tell(news: object) -> None:
     """In a worker: put something into `WorkerProcesses.news`, long before the job is done."""
     assert _line is not None, "_serve() runs first in every worker"
-    _line.send((_NEWS, news))
+    _line.send_by_pipe((_NEWS, news))
 
 
 def number() -> int:
@@ -203,24 +207,24 @@ def number() -> int:
     return _number
 
 
-_line: Connection | None = None
+_line: SharedLine | None = None
 _number = 0
 
 
-def _serve(line: Connection, number_of_this: int) -> None:
+def _serve(pipe: Connection, number_of_this: int) -> None:
     """What a worker does: one job after another until its pipe is closed."""
     global _line, _number
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _line, _number = line, number_of_this
+    _line, _number = SharedLine(pipe), number_of_this
     with suppress(EOFError, OSError):
         while True:
-            fn, args, kwargs = line.recv()
+            fn, args, kwargs = _line.receive()
             try:
-                line.send((_DONE, fn(*args, **kwargs)))
+                _line.send((_DONE, fn(*args, **kwargs)))
             except Exception as fault:  # noqa: BLE001 - raised where it was asked for
-                line.send((_FAILED, ExceptionWithTraceback(fault, fault.__traceback__)))
+                _line.send((_FAILED, ExceptionWithTraceback(fault, fault.__traceback__)))
 
 
 def _end_with_parent() -> None:
