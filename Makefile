@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 export OMP_NUM_THREADS := 1
 # What becomes of mkdocs: docs/decisions.md, "Documentation".
 export NO_MKDOCS_2_WARNING := 1
-# Tests and demo start processes by the hundred: each would compile what another one has compiled (0.7 s).
+# Tests and demo start processes by the hundred, each of which would compile what others have: up to 0.7 s.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test nightly card check docs clean

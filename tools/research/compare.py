@@ -177,8 +177,7 @@ def compare(
         data: likewise.
         partition: likewise; a function is asked once a seed.
         target: score whose cost is asked for; None: 95 % of what the best method ended with.
-        on_round: told of every training round when it closed: method, seed, round, and the score after local
-            training.
+        on_round: told of each training round as it closes: method, seed, round, score after local training.
         workers: processes in all, each with a run of its own; 0: none but this one.
         fresh: play finished runs again, too.
         trackers: experiment trackers that follow each run, as of `fleetune.simulate`.

@@ -323,8 +323,7 @@ class Simulation:
             self._tell(Tick())
 
     def _send(self, task: OutgoingTask) -> None:
-        player, key = self._player(task.device), task.transfer_key
-        turn = key.turn
+        player, key, turn = self._player(task.device), task.transfer_key, task.transfer_key.turn
         payload, values = task.make(), self._controller.as_planned
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         transfer = downloaded(player.device.link, self.now, num_bytes)

@@ -1,9 +1,9 @@
 """A line between two processes of one machine that take turns: what they tell each other lies in memory that
 both see, and a pipe says when.
 
-A pipe alone takes a model in pieces, each of which one process writes and the other reads. To a worker and
-back, with its payload, an MLP of 52,650 parameters takes 2 ms so, and a CNN of 582,026 takes 13; by memory
-0.1 and 1. The memory has no name, and goes with the last of the two.
+A pipe alone takes a model in pieces, each of which one process writes and the other reads: to a worker and
+back, with its payload, a CNN of 582,026 parameters takes 16 ms so, and 3 by memory. An MLP of 52,650 takes
+less than one either way. The memory has no name, and goes with the last of the two.
 """
 
 import mmap
@@ -27,7 +27,7 @@ class _InMemory:
 
 @dataclass(frozen=True)
 class _MemoryFollows:
-    """In a pipe."""
+    """In a pipe: the other end's memory comes next."""
 
 
 class SharedMemory:
@@ -43,7 +43,7 @@ class SharedMemory:
 
     @classmethod
     def made(cls) -> Self | None:
-        """None: this system has no such thing."""
+        """None: this system has no such thing, or no room for it."""
         if not hasattr(os, "memfd_create"):
             return None
         try:
@@ -73,7 +73,7 @@ class SharedMemory:
             self._map.seek(0)
             try:
                 ForkingPickler(self._map, pickle.HIGHEST_PROTOCOL).dump(what)  # type: ignore[arg-type]
-            except ValueError:  # there is no more room
+            except ValueError:  # there is no more room; of any other the pipe will say so again
                 if 2 * len(self._map) > _MOST_BYTES:
                     return None
                 os.ftruncate(self._file, 2 * len(self._map))
