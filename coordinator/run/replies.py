@@ -11,12 +11,12 @@ from fleetune.coordinator.run.method_internals import MethodInternals
 from fleetune.coordinator.run.partial_updates import share_done
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
-from fleetune.protocols.update.once import ReadBefore
+from fleetune.protocols.update.once import ReadBefore, Told
 from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.wire.payloads import Reply
 
@@ -100,7 +100,7 @@ def read_reply(
     turn: Turn,
     method: Method[Any, Any, Any, Any],
     base: Base | None = None,
-    told: FlatArray | None = None,
+    told: Told | None = None,
 ) -> Reply[Any]:
     """What a device offered as its reply to `turn`.
 
@@ -110,7 +110,7 @@ def read_reply(
         turn: that it answers.
         method: of the run.
         base: what its task brought, where an encoding may have written the update's values; None: not known.
-        told: what these are, by a device of this very program; None: they are read.
+        told: what it says, by a device of this very program; None: all of it is read.
 
     Raises:
         PacketError: it is damaged; PacketForeign: it is another device's, or to another turn.

@@ -32,6 +32,7 @@ from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId, Method
+from fleetune.protocols.update.once import Told
 from fleetune.protocols.wire.messages import TransferKey, readable
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -175,9 +176,9 @@ class RunController:
         event = self._arrival(arriving, turn, objection)
         return self._handle(event, now, arriving if objection is None else None)
 
-    def reading(self, device: DeviceId, turn: Turn) -> Callable[[bytes, FlatArray | None], ReadAhead]:
+    def reading(self, device: DeviceId, turn: Turn) -> Callable[[bytes, Told | None], ReadAhead]:
         """Reads a device's reply to the task that it has just been sent, in whatever thread, as `receive`
-        would; what its update's values are may be told. It raises PacketError.
+        would; what it says may be told. It raises PacketError.
         """
         delivered = self._execution.delivered(device, turn)
         base, method = self._execution.base(delivered), self._method
@@ -263,9 +264,9 @@ class RunController:
         self._execution.tasks.made = made
 
     @property
-    def as_planned(self) -> FlatArray | None:
+    def told(self) -> Told | None:
         """See `Downlink`, of the task that was made last."""
-        return self._execution.tasks.as_planned
+        return self._execution.tasks.told
 
     def awaited_turn(self, device: DeviceId) -> Turn | None:
         """The task that the device is expected to answer; None: none."""

@@ -14,11 +14,12 @@ from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.downlink import Delivered, Downlink
 from fleetune.protocols.errors import PacketNotFinite
 from fleetune.protocols.finite import not_finite
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
+from fleetune.protocols.update.once import Told
 from fleetune.protocols.update.paper_bytes import paper_bytes
 from fleetune.protocols.wire.messages import TransferKey
 from fleetune.protocols.wire.payloads import Assignment
@@ -183,9 +184,9 @@ class Tasks:
             self._paper_bytes.setdefault(device, {})[Turn(number, attempt)] = count
 
     @property
-    def as_planned(self) -> FlatArray | None:
+    def told(self) -> Told | None:
         """See `Downlink`."""
-        return None if self.downlink is None else self.downlink.as_planned
+        return None if self.downlink is None else self.downlink.told
 
     def _read(self, data: bytes) -> Assignment[Any]:
         kind = Assignment[self.kind]  # type: ignore[name-defined]

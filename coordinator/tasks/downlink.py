@@ -17,8 +17,8 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base, KnownBases, num_remembered
 from fleetune.protocols.update.encodings.encoding import Encoding
-from fleetune.protocols.update.once import Written
-from fleetune.protocols.update.patch import patches_in, values_of_one
+from fleetune.protocols.update.once import Told, Written
+from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.wire.payloads import Assignment
 
@@ -54,8 +54,7 @@ class Downlink:
         key: of the run.
         held: what devices hold.
         tells: what was written is told, to devices in this program.
-        as_planned: then, values of the one patch of what was written last, where its device reads these very
-            ones off what an encoding wrote; None: it does not, or there is not one.
+        told: then, what was written last says; None: they are not told.
     """
 
     encoding: Encoding
@@ -64,7 +63,7 @@ class Downlink:
     key: Key
     held: HeldModels
     tells: bool = field(default=False, init=False)
-    as_planned: FlatArray | None = field(default=None, init=False)
+    told: Told | None = field(default=None, init=False)
     _written: Written = field(init=False)
     _bases: KnownBases = field(default_factory=KnownBases, init=False)
 
@@ -73,14 +72,15 @@ class Downlink:
 
     def write(self, assignment: Assignment[Any]) -> bytes:
         """The payload. Raises StoreError."""
-        base, self.as_planned = self.held.of(assignment.device), None
+        base, self.told = self.held.of(assignment.device), None
         if base is None:
             return codec.encode(assignment, self.spec)
         key = self.key.child("down", assignment.round, assignment.attempt)
         writer = PatchWriter(self._encoding(base, assignment), self.spec, key, base, written=self._written)
-        if self.tells and writer.sends_all:
-            self.as_planned = values_of_one(assignment.task)
-        return codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
+        payload = codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
+        if self.tells:
+            self.told = writer.told(assignment.task)
+        return payload
 
     def delivered(self, planned: Assignment[Any]) -> Delivered:
         """What becomes of a planned task at its device. Raises StoreError."""

@@ -29,7 +29,7 @@ from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
-from fleetune.protocols.update.patch import values_of_one
+from fleetune.protocols.update.once import Told
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, proposed_budget, work_key
 from fleetune.protocols.wire.release import ReleaseWord
@@ -74,7 +74,7 @@ class Session:
         self._evaluated: tuple[int, int, bytes] | None = None
         self.local_work: float | None = None
         self.left_out: float | None = None
-        self.sent_values: FlatArray | None = None
+        self.sent: Told | None = None
         self._kept = recall(enrolment, method, memory, own)
         self._adoption = adoption
         if adoption is not None:
@@ -103,9 +103,8 @@ class Session:
         """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
         When there is `enough`, local training ends with what it has. `local_work` is the share of it that was
         done then; None: none was, the reply was there. `left_out` is the share of its change that the
-        encoding which the task asks for left for later (see `RoundCost`). `sent_values`, where sessions work
-        beside each other, are those of the update's one patch that the coordinator reads to the bit; None: it
-        does not.
+        encoding which the task asks for left for later (see `RoundCost`). `sent`, where sessions work beside
+        each other, is what the reply says; None: nobody is told.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -114,7 +113,7 @@ class Session:
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
-        self.local_work = self.left_out = self.sent_values = None
+        self.local_work = self.left_out = self.sent = None
         try:
             assignment = self._read(data)
         except BaseUnknown:
@@ -156,8 +155,8 @@ class Session:
         )
         encoded = codec.encode(reply, self.spec, writer=writer, briefly=self._enrolment.brief is True)
         self.left_out = None if writer is None else writer.left_over
-        if self._beside is not None and writer is not None and writer.sends_all:
-            self.sent_values = values_of_one(done.update)
+        if self._beside is not None and writer is not None:
+            self.sent = writer.told(done.update)
         self._keep(
             Kept(
                 self._enrolment.run,

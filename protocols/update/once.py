@@ -1,8 +1,8 @@
-"""What many peers are sent alike is encoded once, and where they are all in one process, decoded once."""
+"""What many peers are sent alike is encoded once; in one program what was written need not be read."""
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,16 +54,29 @@ class Written:
         return self._last[2]
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a payload says, by who wrote it in this process or in one that it began.
+
+    Attributes:
+        values: of its one patch, where its reader gets these very ones; None: it finds out, or there is not
+            one.
+        masks: in it that are coded, by their codes.
+    """
+
+    values: FlatArray | None = None
+    masks: Mapping[bytes, MaskArray] = field(default_factory=dict)
+
+
 @dataclass
 class ReadBefore:
     """What was read last of what an encoding wrote, for readers that are sent the same in turn.
 
     Attributes:
-        told: the values of the one patch of the payload that is read next, by who wrote it in this process or
-            in one that it began; None: nobody tells. It is used up.
+        told: of the payload that is read next; None: nobody tells.
     """
 
-    told: FlatArray | None = None
+    told: Told | None = None
     _last: "tuple[str, bytes, MaskArray, FlatArray] | None" = field(default=None, init=False)
 
     def found(self, about: str, data: bytes, mask: MaskArray, read: Callable[[], FlatArray]) -> FlatArray:
@@ -75,10 +88,21 @@ class ReadBefore:
             mask: their entries, shape (spec.size,).
             read: reads them.
         """
-        told, self.told = self.told, None
+        told = None if self.told is None else self.told.values
         if told is not None and told.size == np.count_nonzero(mask):
             return told.copy()
         last = self._last
         if last is None or (about, data) != last[:2] or not same_bits(last[2], mask):
             self._last = last = about, data, mask, read()
         return last[3].copy()
+
+    def found_mask(self, data: bytes, size: int, read: Callable[[], MaskArray]) -> MaskArray:
+        """Its flags, shape (size,), not to be changed.
+
+        Args:
+            data: its code.
+            size: how many flags it has.
+            read: reads them.
+        """
+        told = None if self.told is None else self.told.masks.get(data)
+        return read() if told is None or told.size != size else told.ravel()

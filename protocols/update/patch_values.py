@@ -35,8 +35,8 @@ from fleetune.protocols.update.elements import Head, without_arrays
 from fleetune.protocols.update.encodings.chunks import chunks, difference, part_of, wanted_of
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
 from fleetune.protocols.update.masks.coded_mask import read_mask, write_mask
-from fleetune.protocols.update.once import ReadBefore, Written
-from fleetune.protocols.update.patch import Patch, patches_in
+from fleetune.protocols.update.once import ReadBefore, Told, Written
+from fleetune.protocols.update.patch import Patch, patches_in, values_of_one
 
 Where = slice | MaskArray  # entries of the flat vector
 
@@ -69,6 +69,7 @@ class PatchWriter:
     left_out: FlatArray | None = field(default=None, init=False)
     encoded: bool = field(default=False, init=False)
     _count: int = field(default=0, init=False)
+    _masks: dict[bytes, MaskArray] = field(default_factory=dict, init=False)  # by their codes
     _wanted: float = field(default=0.0, init=False)  # sums of squares
     _left: float = field(default=0.0, init=False)
 
@@ -111,7 +112,22 @@ class PatchWriter:
         if self.encoding.name == encodings.RAW:
             return None
         data = write_mask(mask, self.spec, self.base)
-        return None if data is None else (CODED_MASK, list(mask.shape), data)
+        if data is None:
+            return None
+        self._masks[data] = mask
+        return CODED_MASK, list(mask.shape), data
+
+    def told(self, message: object) -> Told | None:
+        """What was written, for a reader in this program; of values those that it gets to the bit.
+
+        Args:
+            message: whose patches and masks these were.
+
+        Returns:
+            None: nothing that reading would not find as soon.
+        """
+        values = values_of_one(message) if self.sends_all else None
+        return None if values is None and not self._masks else Told(values, self._masks)
 
     def _write(self, patch: Patch, where: Where, key: Key) -> WireArray:
         residual = None if self.residual is None else self.residual[where]
@@ -263,7 +279,7 @@ class PatchReader:
         self._lifted = []
         if self.spec is not None:
             for blank, data in self._masks:
-                blank.reshape(-1)[:] = read_mask(data, blank.size, self.spec, base)
+                blank.reshape(-1)[:] = self._mask(data, blank.size, self.spec, base)
             waiting = [patch for patch in patches_in(message) if id(patch.values) in self._held]
             waiting.sort(key=lambda patch: self._held[id(patch.values)][1].start)
             body = self.body()
@@ -274,6 +290,10 @@ class PatchReader:
                 patch.check(self.spec)
         if self._held:
             raise PacketCorrupt("encoded values that are not those of a patch of a known model")
+
+    def _mask(self, data: bytes, size: int, spec: ModelSpec, base: Base | None) -> MaskArray:
+        read = partial(read_mask, data, size, spec, base)
+        return read() if self.read_before is None else self.read_before.found_mask(data, size, read)
 
     def _fill(self, patch: Patch, written: _Unread, body: Body, spec: ModelSpec, base: Base | None) -> None:
         count, mask = written.count, patch.selection.mask(spec)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from fleetune.edge_agent.stream.sample_stream import Figures
-from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.update.once import Told
 from fleetune.protocols.wire.messages import TransferKey
 
 
@@ -23,8 +23,7 @@ class Job:
         closed: how many rounds had ended: the device's files as they are now are kept for those who go on
             from there; None: nobody does.
         near: its worker is on this machine, and both tell each other what they wrote.
-        task_values: of the one patch in the payload, where the device reads these very ones; None: it finds
-            out.
+        told: what the payload says; None: the device reads it.
     """
 
     name: str
@@ -35,12 +34,12 @@ class Job:
     wall_s: float
     closed: int | None = None
     near: bool = False
-    task_values: FlatArray | None = None
+    told: Told | None = None
 
     @property
     def for_elsewhere(self) -> Self:
         """For a worker on another machine: a network takes longer for values than reading a payload."""
-        return replace(self, near=False, task_values=None)
+        return replace(self, near=False, told=None)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Worked:
         declined: why, in one line.
         base: digest of what the device holds of the model, where tasks are differences to that.
         left_out: see `RoundCost`.
-        sent_values: of the one patch in the reply, where its reader gets these very ones; None: it finds out.
+        sent: what the reply says; None: its reader reads it.
     """
 
     reply: bytes | None
@@ -79,4 +78,4 @@ class Worked:
     declined: str = ""
     base: str | None = None
     left_out: float | None = None
-    sent_values: FlatArray | None = None
+    sent: Told | None = None

@@ -324,7 +324,7 @@ class Simulation:
 
     def _send(self, task: OutgoingTask) -> None:
         player, key, turn = self._player(task.device), task.transfer_key, task.transfer_key.turn
-        payload, values = task.make(), self._controller.as_planned
+        payload, told = task.make(), self._controller.told
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         transfer = downloaded(player.device.link, self.now, num_bytes)
         arrives_at = transfer.arrives_at
@@ -340,7 +340,7 @@ class Simulation:
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
         where = player.name, player.device.index, work.budget, key, payload, self._wall_s, self._kept.closed
-        job = Job(*where, task_values=values)
+        job = Job(*where, told=told)
         done = agenda.WorkDone(player.name, work, train_s, turns)
         worked = self._at_hand.hand_out(player, job, lambda: self._controller.reading(player.name, turn))
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)

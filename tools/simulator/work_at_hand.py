@@ -8,7 +8,7 @@ from functools import partial
 
 from fleetune.coordinator.run.replies import ReadAhead
 from fleetune.protocols.errors import PacketError
-from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.update.once import Told
 from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.workers import worker
@@ -16,7 +16,7 @@ from fleetune.tools.simulator.workers import worker
 _MOST_BYTES_AHEAD = 2**27  # of replies that are read and not due
 _BYTES_AN_ENTRY = 14  # of the model, in such a reply: its values, its base and what that holds
 
-Read = Callable[[bytes, FlatArray | None], ReadAhead]
+Read = Callable[[bytes, Told | None], ReadAhead]
 
 
 class WorkAtHand:
@@ -68,8 +68,8 @@ class WorkAtHand:
         worked = job.result()
         if worked.reply is not None:
             with suppress(PacketError):  # whoever reads it again will say so
-                self._ahead[device] = worked.reply, read(worked.reply, worked.sent_values)
-        object.__setattr__(worked, "sent_values", None)  # it is used up, and takes a model's room
+                self._ahead[device] = worked.reply, read(worked.reply, worked.sent)
+        object.__setattr__(worked, "sent", None)  # it is used up, and takes a model's room
 
     def take_ahead(self, device: str, reply: bytes) -> ReadAhead | None:
         """What was read of this very reply; None: nothing is known any more."""
@@ -83,9 +83,7 @@ class WorkAtHand:
     @property
     def all_done(self) -> list[tuple[int, Worked]]:
         """What came of everything, once all is done."""
-        return [
-            (number, replace(job.result(), sent_values=None)) for number, job in sorted(self._jobs.items())
-        ]
+        return [(number, replace(job.result(), sent=None)) for number, job in sorted(self._jobs.items())]
 
     def restore(self, done: Iterable[tuple[int, Worked]]) -> None:
         """Take over what `all_done` told."""

@@ -11,7 +11,14 @@ from fleetune.protocols.update.once import ReadBefore, Written
 from fleetune.tools.simulator import runner, work_at_hand
 from fleetune.tools.simulator.runner import simulate
 
-KEPT = ("late devices", "proposals", "lossy both ways", "semi-asynchronous, differences", "kapc-bls")
+KEPT = (
+    "late devices",
+    "proposals",
+    "lossy both ways",
+    "semi-asynchronous, differences",
+    "kapc-bls",
+    "fedpurin",
+)
 
 
 def played(case, folder):
@@ -28,6 +35,7 @@ def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     monkeypatch.setattr(work_at_hand, "_MOST_BYTES_AHEAD", 0)
     monkeypatch.setattr(KnownBases, "known", lambda _, base: base)
     monkeypatch.setattr(ReadBefore, "found", lambda _, about, data, mask, read: read())
+    monkeypatch.setattr(ReadBefore, "found_mask", lambda _, data, size, read: read())
     monkeypatch.setattr(Written, "found", lambda _, around, mask, values, write: write())
     assert played(case, tmp_path / "b") == remembering
 
@@ -37,26 +45,36 @@ def test_it_ends_as_one_that_remembers_nothing(name, tmp_path, monkeypatch):
     [
         ("method fedspu", {"lossless"}),
         ("method kapc-bls", {"lossless"}),
+        ("method srp-pfed", {"lossless", "mask"}),
+        ("method fedpurin", {"lossless", "mask"}),
         ("semi-asynchronous", {"lossless"}),
         ("lossy both ways", set()),
     ],
 )
 def test_what_is_told_is_what_would_be_read(name, wanted, tmp_path, monkeypatch):
-    told, found = [], ReadBefore.found
+    told, found, found_mask = [], ReadBefore.found, ReadBefore.found_mask
 
     def held_against(reader, about, data, mask, read):
-        values = reader.told
-        got = found(reader, about, data, mask, read)
+        got, values = found(reader, about, data, mask, read), reader.told and reader.told.values
         if values is not None:
             told.append(about.split()[0])
             assert got.tobytes() == read().tobytes()
             assert not np.shares_memory(got, values), "the reader may change it"
         return got
 
+    def mask_held_against(reader, data, size, read):
+        got = found_mask(reader, data, size, read)
+        if reader.told is not None:
+            assert data in reader.told.masks
+            told.append("mask")
+            assert got.tobytes() == read().tobytes()
+        return got
+
     monkeypatch.setattr(ReadBefore, "found", held_against)
+    monkeypatch.setattr(ReadBefore, "found_mask", mask_held_against)
     played(CASES[name], tmp_path)
     assert set(told) == wanted
-    assert not wanted or len(told) > 10
+    assert all(told.count(one) > 10 for one in wanted)
 
 
 def test_workers_elsewhere_are_told_nothing_and_tell_nothing(tmp_path, monkeypatch):
@@ -65,7 +83,7 @@ def test_workers_elsewhere_are_told_nothing_and_tell_nothing(tmp_path, monkeypat
     def submit(executor, reply, job):
         handed = job.for_elsewhere if elsewhere else job
         done = at_once(executor, reply, handed)
-        said.append((handed.task_values is not None, done.result().sent_values is not None))
+        said.append((handed.told is not None, done.result().sent is not None))
         return done
 
     monkeypatch.setattr(runner.Inline, "submit", submit)

@@ -62,10 +62,10 @@ class Stage:
             return self._reply_growing(job, self.growing)
         data = for_vocabulary(self.shares.of(job.index, self.enrolment.spec), self.backend.vocabulary)
         session = self._session(job.name, self._with_features(job.name, data))
-        self.beside.tasks.told = job.task_values
+        self.beside.tasks.told = job.told
         reply = _replied(session, job)
-        sent_values = session.sent_values if job.near else None
-        return Worked(reply, base=session.base, left_out=session.left_out, sent_values=sent_values)
+        sent = session.sent if job.near else None
+        return Worked(reply, base=session.base, left_out=session.left_out, sent=sent)
 
     def replies(self, jobs: list[Job]) -> list[Worked | Exception]:
         """Play several devices at once, each through its assignment; what came of each."""
