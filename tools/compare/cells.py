@@ -32,6 +32,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.power.energy import idle_watts
+from fleetune.tools.simulator.stopping.snapshot import STOPPED
 from fleetune.tools.simulator.stopping.standing import standing
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
 
@@ -46,6 +47,8 @@ class Cell:
     Attributes:
         given: what the caller gives it instead of what [data] names; `settings` say so already.
         trackers: experiment trackers that follow it.
+        within: once these are finished, it ends with the first round that closes later than all of them did;
+            (): it plays all its rounds.
     """
 
     label: str
@@ -54,6 +57,7 @@ class Cell:
     runs: Path
     given: Given = NOTHING_GIVEN
     trackers: tuple[str | Make, ...] = ()
+    within: "tuple[Cell, ...]" = ()
 
     @property
     def title(self) -> str:
@@ -84,8 +88,29 @@ def finished(cell: Cell) -> Played | None:
     except (OSError, msgspec.MsgspecError, StoreError):
         return None
     training = [record for record in records if not record.final_evaluation]
+    if summary.ended == STOPPED and not _over(cell)(training[-1]):
+        return None  # it was ended when what it is held against was shorter
     idle_w = idle_watts(cell.settings)
     return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training, idle_w)
+
+
+def ends_s(cell: Cell) -> float | None:
+    """When the last round of all that it is played within closed; None: of none, or one is not finished."""
+    runs = [finished(one) for one in cell.within]
+    ends = [run.records[-1].closed_s for run in runs if run is not None and run.records]
+    return max(ends) if ends and len(ends) == len(runs) else None
+
+
+def _over(cell: Cell) -> Callable[[RoundRecord], bool]:
+    """Whether the run has had its time when a round closes; what it is played within may finish meanwhile."""
+    end_s: float | None = None
+
+    def over(record: RoundRecord) -> bool:
+        nonlocal end_s
+        end_s = ends_s(cell) if end_s is None else end_s
+        return end_s is not None and record.closed_s > end_s
+
+    return over
 
 
 def again(*, fresh: bool) -> str:
@@ -121,6 +146,7 @@ def play(
             runs=cell.runs,
             given=cell.given,
             cluster=cluster,
+            on_round=_over(cell),
         )
         records = run.controller.records()
         run.store.close()

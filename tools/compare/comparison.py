@@ -25,11 +25,13 @@ class Contender:
         label: what it is called in tables and plots, and its folder.
         method: its [method] section, `name` included.
         changes: what it has instead of the file's other settings, `section.key` each.
+        within: labels of those whose time is all that it is given, seed by seed; (): it plays all its rounds.
     """
 
     label: str
     method: Mapping[str, Any]
     changes: Mapping[str, Any] = field(default_factory=dict)
+    within: tuple[str, ...] = ()
 
     @property
     def options(self) -> str:

@@ -1,5 +1,6 @@
 """Who is compared, and the runs that this takes: contenders, each with several seeds."""
 
+import dataclasses
 import difflib
 import fnmatch
 import hashlib
@@ -96,6 +97,7 @@ def cells_of(
     """A run for each contender and seed, all contenders with the first seed first."""
     cells = []
     for seed in seeds_of(settings, seeds):
+        of_seed: dict[str, Cell] = {}
         seeded = replace(settings, run=replace(settings.run, seed=seed), compare={})
         given = give(seeded)
         seeded = given.named_in(seeded)
@@ -107,7 +109,10 @@ def cells_of(
                 training=with_schedule_of_run(played.training, played.run.last_round),
             )
             kept_in = folder / folder_name(one.label) / f"seed-{seed}"
-            cells.append(Cell(one.label, played, kept_in, folder.parent, given))
+            of_seed[one.label] = Cell(one.label, played, kept_in, folder.parent, given)
+        for one in contenders:
+            within = tuple(of_seed[label] for label in one.within)
+            cells.append(dataclasses.replace(of_seed[one.label], within=within))
     return cells
 
 

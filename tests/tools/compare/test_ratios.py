@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.cli import app
+from fleetune.tools.compare import cells
 from fleetune.tools.compare.played import Point
 from fleetune.tools.compare.ratios.matrix import FLEETS, Group, groups_of, ways_of
 from fleetune.tools.compare.ratios.report import markdown, picture
@@ -200,6 +201,29 @@ def test_a_fleet_is_played_and_again_costs_nothing(run_file):
     again = CliRunner().invoke(app, [*words[:-3], "0.2,fedavg,time,bytes", "--seeds", "1"])
     assert "3 of 4 runs are finished already" in again.output
     assert "`bytes`" in (folder / "results.md").read_text()
+
+
+def played_by(run_file, ways, runs):
+    """What the command says, the rounds of its one longer way, and its results."""
+    words = ["bench", "ratios", str(run_file), "--workers", "0", "--seeds", "1", "--runs", str(runs)]
+    found = CliRunner().invoke(app, [*words, "--ways", ways])
+    assert found.exit_code == 0, found.output
+    (longer,) = runs.glob("small.ratios/own,fedspu,time_20*/seed-0/summary.json")
+    results = (runs / "small.ratios" / "results.json").read_text()
+    return found.output, json.loads(longer.read_text())["rounds"], results
+
+
+def test_a_way_of_more_rounds_ends_when_its_time_is_over_and_is_judged_as_if_it_had_gone_on(
+    run_file, monkeypatch
+):
+    _, rounds, cut = played_by(run_file, "0.2,fedavg,time*20", run_file.parent / "runs")
+    again, same, _ = played_by(run_file, "0.2,fedavg,time*20", run_file.parent / "runs")
+    _, more, _ = played_by(run_file, "0.2,1.0,time*20", run_file.parent / "runs")
+    monkeypatch.setattr(cells, "ends_s", lambda cell: None)
+    _, most, whole = played_by(run_file, "0.2,fedavg,time*20", run_file.parent / "whole")
+    assert 3 <= rounds == same < more < most == 60
+    assert "3 of 3 runs are finished already" in again
+    assert cut == whole
 
 
 def test_ratios_that_are_no_ratios_are_refused():

@@ -13,8 +13,8 @@ Who takes shorter rounds is done with as many in a part of the time; `*` gives i
 Ratios alone, and FedAvg, are what the others have to beat.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetune.protocols.errors import SettingError
@@ -139,10 +139,21 @@ def groups_of(
                 label = f"{fleet}, {way.words}" if plays == FEDAVG else f"{fleet}, {method}, {way.words}"
                 own = settings.method if plays == settings.method["name"] else {"name": plays}
                 changes = {**_of_fleet(settings, fleet), **way.changes(settings)}
-                contenders[label] = Contender(label, own, changes)
                 labels[way.words] = label
+                contenders[label] = Contender(label, own, changes)
+            for way in ways:
+                if way.longer > 1:
+                    longer = contenders[labels[way.words]]
+                    contenders[longer.label] = replace(longer, within=_held_against(ways, labels))
             groups.append(Group(fleet, method, labels))
     return groups, list(contenders.values())
+
+
+def _held_against(ways: Sequence[Way], labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Labels of the fixed ratios, of which one is the best fixed way; FedAvg's, if there is nothing else."""
+    fixed = [way.words for way in ways if way.is_fixed]
+    ratios = [words for words in fixed if not words.startswith(FEDAVG)]
+    return tuple(labels[words] for words in ratios or fixed)
 
 
 def _of_fleet(settings: RunSettings, fleet: str) -> dict[str, Any]:
