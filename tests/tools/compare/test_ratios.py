@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.methods import with_defaults_of_run
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.tools.cli import app
 from fleetune.tools.compare import cells
@@ -131,7 +132,8 @@ def test_what_plays_longer_is_cut_where_the_best_fixed_way_ended():
 
 def test_a_way_may_play_more_rounds(run_file):
     settings = read_run(run_file)
-    _, (_, longer) = groups_of(settings, ["own"], ["fedspu"], ways_of("0.2,time*3+oort"))
+    _, (_, longer) = groups_of(settings, ["own"], ["fedpurin"], ways_of("0.2,time*3+oort"))
+    assert longer.method == with_defaults_of_run({"name": "fedpurin"}, 3), "those of the file's rounds"
     assert longer.changes["run.rounds"] == 9
     assert longer.changes["round.prefer"] == "oort"
 

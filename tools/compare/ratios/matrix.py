@@ -14,11 +14,11 @@ Ratios alone, and FedAvg, are what the others have to beat.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fleetune.protocols.errors import SettingError
-from fleetune.protocols.methods import REGISTRY
+from fleetune.protocols.methods import REGISTRY, with_defaults_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.comparison import Contender
 
@@ -133,27 +133,36 @@ def groups_of(
     groups, contenders = [], dict[str, Contender]()
     for fleet in fleets:
         for method in methods:
-            labels = {}
+            labels = {way.words: _label(fleet, method, way) for way in ways}
+            within = _held_against(ways, labels)
             for way in ways:
-                plays = FEDAVG if way.words.startswith(FEDAVG) else method
-                label = f"{fleet}, {way.words}" if plays == FEDAVG else f"{fleet}, {method}, {way.words}"
-                own = settings.method if plays == settings.method["name"] else {"name": plays}
-                changes = {**_of_fleet(settings, fleet), **way.changes(settings)}
-                labels[way.words] = label
-                contenders[label] = Contender(label, own, changes)
-            for way in ways:
-                if way.longer > 1:
-                    longer = contenders[labels[way.words]]
-                    contenders[longer.label] = replace(longer, within=_held_against(ways, labels))
+                label, changes = labels[way.words], {**_of_fleet(settings, fleet), **way.changes(settings)}
+                own = _method(settings, FEDAVG if _is_fedavg(way) else method, way)
+                contenders[label] = Contender(label, own, changes, within if way.longer > 1 else ())
             groups.append(Group(fleet, method, labels))
     return groups, list(contenders.values())
 
 
+def _is_fedavg(way: Way) -> bool:
+    return way.words.startswith(FEDAVG)
+
+
+def _label(fleet: str, method: str, way: Way) -> str:
+    return f"{fleet}, {way.words}" if _is_fedavg(way) else f"{fleet}, {method}, {way.words}"
+
+
+def _method(settings: RunSettings, name: str, way: Way) -> Mapping[str, Any]:
+    """Its [method] section; with more rounds it is what it is with the run file's, only for longer."""
+    section = settings.method if name == settings.method["name"] else {"name": name}
+    rounds = settings.run.last_round
+    return section if way.longer == 1 or rounds is None else with_defaults_of_run(section, rounds)
+
+
 def _held_against(ways: Sequence[Way], labels: Mapping[str, str]) -> tuple[str, ...]:
     """Labels of the fixed ratios, of which one is the best fixed way; FedAvg's, if there is nothing else."""
-    fixed = [way.words for way in ways if way.is_fixed]
-    ratios = [words for words in fixed if not words.startswith(FEDAVG)]
-    return tuple(labels[words] for words in ratios or fixed)
+    fixed = [way for way in ways if way.is_fixed]
+    ratios = [way for way in fixed if not _is_fedavg(way)]
+    return tuple(labels[way.words] for way in ratios or fixed)
 
 
 def _of_fleet(settings: RunSettings, fleet: str) -> dict[str, Any]:
