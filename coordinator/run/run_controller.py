@@ -62,7 +62,8 @@ class RunController:
         self._engine_type = engine_type(settings.round)
         self._upward = -1.0 if enrolment.learns.score.better == "lower" else 1.0
         self._schedule = schedule_of(settings.schedule)
-        self._ways = Ways(tuple(one.cost for one in enrolment.uplinks), method.worth)
+        uplinks = tuple(one.cost for one in enrolment.uplinks)
+        self._ways = Ways(uplinks, method.worth, method.score_tells)
         self._keeps_steps = True
         self._begin()
 

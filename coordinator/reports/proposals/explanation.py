@@ -17,7 +17,7 @@ from fleetune.coordinator.rounds.proposals.idling import idling_of
 from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of
 from fleetune.coordinator.rounds.proposals.pace import what_pays
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
-from fleetune.protocols.methods import worth_of
+from fleetune.protocols.methods import score_tells_of, worth_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.tasks.scores import Score
@@ -113,6 +113,8 @@ def _lines(settings: RunSettings, state: EngineState, records: Sequence[RoundRec
         yield _DEALT if settings.fleet.ratios else _NONE
         return
     yield f"minimise {_WHY[settings.objective.minimise]}"
+    if not score_tells_of(settings.method):
+        yield f"{settings.method['name']}: scores tell nothing of ratios, so the one of most work is taken"
     latest = [record for record in records if not record.final_evaluation][-LATEST:]
     if latest:
         took_s = median(record.closed_s - record.opened_s for record in latest)

@@ -62,10 +62,12 @@ class Ways:
     Attributes:
         uplinks: what its encodings of updates take and give (`Enrolment.uplinks`); (): it has but one.
         worth: of a round, see `Method.worth`.
+        score_tells: see `Method.score_tells`.
     """
 
     uplinks: tuple[EncodingCost, ...] = ()
     worth: Worth = usual_worth
+    score_tells: bool = True
 
     def known(self, left_out: LeftOut) -> "KnownWays":
         """With what rounds have shown of encodings."""

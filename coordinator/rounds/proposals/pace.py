@@ -14,7 +14,8 @@ training (or more of it than once) and an encoding of the update, as much of thi
             little they do what keeps the pace
 
 and there what is worth most, by what rounds have shown (`objective.evidence`) and by its work for the others,
-drawn anew every `BLOCK` of a device's rounds.
+drawn anew every `BLOCK` of a device's rounds; by its work alone where a device's score tells nothing of it
+(`Method.score_tells`).
 
 What a device says of its seconds moves the pace, but to no longer one than what fits the run's deadline, by
 which devices choose without an objective. Who says too little is waited for as ever.
@@ -55,7 +56,7 @@ def deal(
     paying = what_pays(state, choices, objective, _longest_fixed_s(state, asked))
     for index, (device, some) in enumerate(sorted(paying.items())):
         block = (state.turn.number + index) // BLOCK  # not all in the same round: each compares with others
-        key = Key.of("fleetune", seed).child("pace", block, device)
+        key = Key.of("fleetune", seed).child("pace", block, device) if ways.score_tells else None
         _propose(state, device, _worth_most(state, some, key))
 
 
@@ -163,11 +164,15 @@ def _longest_fixed_s(state: EngineState, asked: Mapping[DeviceId, Choices]) -> f
     return max((report.round_s or 0.0 for report in reports if report), default=0.0)
 
 
-def _worth_most(state: EngineState, choices: Choices, key: Key) -> Budget:
-    """What is worth most to its device and to the others, as far as is known; of equals the largest."""
+def _worth_most(state: EngineState, choices: Choices, key: Key | None) -> Budget:
+    """What is worth most to its device and to the others, as far as is known; of equals the largest.
+
+    `key`: of the draw of what it is worth to its device; None: nothing can be known of that.
+    """
     by_work = sorted(choices, key=lambda one: (one.work, -(one.bytes_up or 0)))
     whole = {one.budget.ratio: one for one in by_work}  # the most work that pays at each ratio
-    drawn = state.evidence.drawn([one.budget for one in whole.values()], key)
+    budgets = [one.budget for one in whole.values()]
+    drawn = np.zeros(len(budgets)) if key is None else state.evidence.drawn(budgets, key)
     worths = zip(drawn, whole.values(), strict=True)
     return max(worths, key=lambda pair: (pair[0] + FOR_OTHERS * pair[1].work, pair[1].budget.ratio))[1].budget
 

@@ -114,6 +114,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     internals: ClassVar[tuple[Internal, ...]] = COLLABORATION_INTERNALS
+    score_tells = False  # measured: no tau gains a device over the others, a large one gains all of them
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:

@@ -217,3 +217,13 @@ def test_devices_that_do_not_know_what_they_draw_are_told_of(tmp_path):
         nobody = shown(explanation(run.settings, EngineState(), [], ACCURACY))
     assert "4 of 4 devices do not know what they draw" in said
     assert "devices" not in nobody.split("is worth most")[1]
+
+
+def test_a_method_whose_scores_tell_nothing_of_ratios_is_asked_for_the_most_work_that_pays(tmp_path):
+    asked = {"fleet": FLEET, "round": LONG, "objective": {"minimise": "time"}, "method": {"name": "fedpurin"}}
+    summary, _ = play(tmp_path, **asked)
+    assert min(ratio for used in summary.ratios.values() for ratio in used) >= 0.3, "none is tried"
+    with look_at(tmp_path / "a") as run:
+        state, records = run.controller.engine_state, run.controller.records()
+        said = shown(explanation(run.settings, state, records, ACCURACY))
+    assert "fedpurin: scores tell nothing of ratios" in said

@@ -13,7 +13,8 @@ from tests.coordinator.rounds.test_engine import Script, of
 
 from fleetune.coordinator.rounds.actions import Admit, SendTask
 from fleetune.coordinator.rounds.deadlines import proposed_s
-from fleetune.coordinator.rounds.proposals.offers import LEAST_WORK, KnownWays, Offer, choices_of
+from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.proposals.offers import LEAST_WORK, KnownWays, Offer, Ways, choices_of
 from fleetune.coordinator.rounds.proposals.pace import frugal, keeping_pace, what_pays
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.protocols.conditions import Conditions
@@ -322,6 +323,21 @@ def test_the_method_hears_of_a_ratio_when_it_is_another_one():
         assert known == dealt(script), "each task is planned at the ratio that was dealt"
         actions = script.updates("a", "b", score=0.5)
     assert len(of(SendTask, actions)) == 2
+
+
+@pytest.mark.parametrize(("score_tells", "ratios"), [(True, 2), (False, 1)])
+def test_where_a_score_tells_nothing_of_a_ratio_none_is_tried(score_tells, ratios):
+    """However much better devices score at a small one."""
+    script = playing(start_with=2)
+    script.engine = RoundEngine(script.run, script.round, objective=TIME, ways=Ways(score_tells=score_tells))
+    script.ready("a", "b", affords=needing(1.0, start_s=9.0), ratio=1.0)
+    seen = set()
+    for _ in range(60):
+        seen |= set(dealt(script).values())
+        for device in "ab":
+            script.update(device, score=1 - dealt(script)[device])
+    assert len(seen) >= ratios
+    assert score_tells or seen == {1.0}
 
 
 def test_a_restart_changes_nothing():
