@@ -69,8 +69,9 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
         SettingError: no such method.
     """
     encoding = before.encoding if now.encoding == EncodingSection() else now.encoding
-    if encoding.brief is None:
-        encoding = replace(encoding, brief=before.encoding.brief)
+    for key in ("brief", "quick_masks"):
+        if getattr(encoding, key) is None:
+            encoding = replace(encoding, **{key: getattr(before.encoding, key)})
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
     if before.method["name"] != now.method["name"]:
         return now

@@ -105,7 +105,11 @@ class RoundExecution:
         self.tasks.span_s = lambda: self._state.span_s
         if enrolment.downlink.name != RAW:
             held, key = HeldModels(store, method.spec, enrolment.weights), run_key(settings.run.seed)
-            self.tasks.downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)
+            downlink = Downlink(enrolment.downlink, method.spec, method.task_type, key, held)
+            downlink.mask_time = lambda device: enrolment.mask_time(
+                self._state.members[device].report, "down"
+            )
+            self.tasks.downlink = downlink
         self._arrived: dict[DeviceId, DeviceRound] = {}
         self._written: Any = None
         self._rows = DeviceRows(store)

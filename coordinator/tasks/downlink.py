@@ -6,6 +6,7 @@ run's encoding leaves of the difference. What that leaves out goes along with th
 that is written as the difference to what the device then holds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base, KnownBases, num_remembered
 from fleetune.protocols.update.encodings.encoding import Encoding
+from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.once import Told, Written
 from fleetune.protocols.update.patch import patches_in
 from fleetune.protocols.update.patch_values import PatchWriter
@@ -53,6 +55,7 @@ class Downlink:
         kind: of the method's tasks.
         key: of the run.
         held: what devices hold.
+        mask_time: what the code of a mask takes of a device that reads it; None: it is no matter.
         tells: what was written is told, to devices in this program.
         told: then, what was written last says; None: they are not told.
     """
@@ -62,6 +65,7 @@ class Downlink:
     kind: type
     key: Key
     held: HeldModels
+    mask_time: Callable[[str], CodingTime | None] = lambda _: None
     tells: bool = field(default=False, init=False)
     told: Told | None = field(default=None, init=False)
     _written: Written = field(init=False)
@@ -76,7 +80,8 @@ class Downlink:
         if base is None:
             return codec.encode(assignment, self.spec)
         key = self.key.child("down", assignment.round, assignment.attempt)
-        writer = PatchWriter(self._encoding(base, assignment), self.spec, key, base, written=self._written)
+        encoding, mask_time = self._encoding(base, assignment), self.mask_time(assignment.device)
+        writer = PatchWriter(encoding, self.spec, key, base, written=self._written, mask_time=mask_time)
         payload = codec.encode(replace(assignment, base=base.digest), self.spec, writer=writer)
         if self.tells:
             self.told = writer.told(assignment.task)

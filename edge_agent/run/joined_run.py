@@ -162,14 +162,15 @@ class JoinedRun:
 
     def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, Session]:
         """And the session that made it."""
+        mask_time = self.enrolment.mask_time(self.membership.report, "up")
         if self._growing is None or self._of_round is None:
             assert self.session is not None
             session = self.session
-            reply = session.reply(payload, work.budget, enough)
+            reply = session.reply(payload, work.budget, enough, mask_time)
             self.base = session.base
             return reply, session
         session = self._of_round(work.key)
-        reply = session.reply(payload, work.budget, enough)
+        reply = session.reply(payload, work.budget, enough, mask_time)
         self.base = session.base
         self._held = session.num_samples
         self._growing.trained(work.key)

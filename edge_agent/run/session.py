@@ -29,6 +29,7 @@ from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW
+from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.once import Told
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.wire.payloads import Assignment, Enrolment, Measures, Reply, proposed_budget, work_key
@@ -99,12 +100,19 @@ class Session:
         """The device's own model, shape (spec.size,)."""
         return self._method.personal_model(self._kept.state)
 
-    def reply(self, data: bytes, budget: Budget, enough: Callable[[], bool] = lambda: False) -> bytes:
+    def reply(
+        self,
+        data: bytes,
+        budget: Budget,
+        enough: Callable[[], bool] = lambda: False,
+        mask_time: CodingTime | None = None,
+    ) -> bytes:
         """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
         When there is `enough`, local training ends with what it has. `local_work` is the share of it that was
         done then; None: none was, the reply was there. `left_out` is the share of its change that the
         encoding which the task asks for left for later (see `RoundCost`). `sent`, where sessions work beside
-        each other, is what the reply says; None: nobody is told.
+        each other, is what the reply says; None: nobody is told. `mask_time` is what a mask's code takes of
+        the device; None: it is no matter.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
@@ -132,10 +140,16 @@ class Session:
         return (
             self._evaluate(assignment, budget)
             if assignment.final_evaluation
-            else self._work(assignment, budget, enough)
+            else self._work(assignment, budget, enough, mask_time)
         )
 
-    def _work(self, assignment: Assignment[Any], budget: Budget, enough: Callable[[], bool]) -> bytes:
+    def _work(
+        self,
+        assignment: Assignment[Any],
+        budget: Budget,
+        enough: Callable[[], bool],
+        mask_time: CodingTime | None,
+    ) -> bytes:
         optimiser_states = self._optimiser_states(self._kept.optimiser)
         done = self._do(assignment, budget, optimiser_states, enough)
         self.local_work = done.local_work
@@ -143,7 +157,7 @@ class Session:
         if self._adoption is not None:
             measures = replace(measures, **{**self._adoption.told(done.alone), "kept": UNSET})
         base = self._base_after(assignment)
-        writer = self._writer(assignment, base, budget)
+        writer = self._writer(assignment, base, budget, mask_time)
         reply = Reply(
             device=self._device,
             round=assignment.round,
@@ -180,7 +194,9 @@ class Session:
             return self._known(Base.of_task(assignment.task, self.spec))
         return self._known(self._base_of(assignment).after(assignment.task, self.spec))
 
-    def _writer(self, assignment: Assignment[Any], base: Base, budget: Budget) -> PatchWriter | None:
+    def _writer(
+        self, assignment: Assignment[Any], base: Base, budget: Budget, mask_time: CodingTime | None
+    ) -> PatchWriter | None:
         """Of the values of an update, as run and task want them; None: as they are."""
         encoding, residual = self._enrolment.uplinks[budget.uplink], self._kept.residual
         if encoding.name == RAW and residual is UNSET:
@@ -189,7 +205,7 @@ class Session:
         key = work_key(self._enrolment.seed, *turn, self._device).child("encoding")
         as_asked = assignment.uplink == budget.uplink  # who sends less than that says nothing of it
         waited = None if residual is UNSET else residual
-        return PatchWriter(encoding, self.spec, key, base, waited, measures=as_asked)
+        return PatchWriter(encoding, self.spec, key, base, waited, measures=as_asked, mask_time=mask_time)
 
     def _evaluate(self, assignment: Assignment[Any], budget: Budget) -> bytes:
         done = self._do(assignment, budget, self._optimiser_states(self._kept.optimiser))

@@ -68,9 +68,12 @@ class EncodingSection(ValueEncodings, frozen=True):
     Attributes:
         brief: small messages in their brief form instead of JSON, and updates in a shorter frame, for thin
             uplinks. Agents of before go on as ever. Left out: with `objective.minimise = "bytes"` alone.
+        quick_masks: a mask travels as a bitmap where a device would take longer for its code than for the
+            bytes that it saves. Left out: with `objective.minimise = "time"` and "energy" alone.
     """
 
     brief: bool | None = None
+    quick_masks: bool | None = None
 
     @property
     def values(self) -> ValueEncodings:

@@ -57,6 +57,12 @@ class RunSettings(Settings, frozen=True):
         return self.proposes_ratios and self.objective.minimise == "bytes" if asked is None else asked
 
     @property
+    def quick_masks(self) -> bool:
+        """Whether devices' time counts where masks are written, see `EncodingSection`."""
+        asked, told = self.encoding.quick_masks, self.objective.minimise in ("time", "energy")
+        return self.proposes_ratios and told if asked is None else asked
+
+    @property
     def uplinks(self) -> tuple[Choice, ...]:
         """How a task may ask for the values of its update: `encoding.up`, and those that are proposed beside
         it, the one of fewest bytes last.

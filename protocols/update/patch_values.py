@@ -35,6 +35,7 @@ from fleetune.protocols.update.elements import Head, without_arrays
 from fleetune.protocols.update.encodings.chunks import chunks, difference, part_of, wanted_of
 from fleetune.protocols.update.encodings.encoding import Encoding, Known
 from fleetune.protocols.update.masks.coded_mask import read_mask, write_mask
+from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.once import ReadBefore, Told, Written
 from fleetune.protocols.update.patch import Patch, patches_in, values_of_one
 
@@ -54,6 +55,7 @@ class PatchWriter:
         residual: what earlier payloads left out, shape (spec.size,); None: nothing.
         written: remembers what was written, of writers without a residual; None: nothing is.
         measures: `left_over` is to be known.
+        mask_time: that the device takes for a mask's code; None: it is no matter.
         left_out: the residual for the next payload; None: nothing. Of patches that overlap, the last one's
             stands.
         encoded: whether an encoding other than `raw` wrote any of them.
@@ -66,6 +68,7 @@ class PatchWriter:
     residual: FlatArray | None = None
     written: Written | None = None
     measures: bool = False
+    mask_time: CodingTime | None = None
     left_out: FlatArray | None = field(default=None, init=False)
     encoded: bool = field(default=False, init=False)
     _count: int = field(default=0, init=False)
@@ -111,7 +114,7 @@ class PatchWriter:
         """Any array of booleans, framed; None: it travels as a bitmap."""
         if self.encoding.name == encodings.RAW:
             return None
-        data = write_mask(mask, self.spec, self.base)
+        data = write_mask(mask, self.spec, self.base, self.mask_time)
         if data is None:
             return None
         self._masks[data] = mask

@@ -5,7 +5,7 @@ run and a real one send equal bytes; the transfer key they travel under names th
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
@@ -37,12 +37,13 @@ from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.encoding import PLAIN, Choice, ValueEncodings, check_encodings
 from fleetune.protocols.settings.section import Fraction
 from fleetune.protocols.settings.task import TaskSection
-from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.update import codec
 from fleetune.protocols.update.encodings import chosen
 from fleetune.protocols.update.encodings.encoding import Encoding
+from fleetune.protocols.update.masks.coding_time import CodingTime, coding_time
 from fleetune.protocols.wire.release import Release, ReleaseWord
 
 MAX_ENROLMENT_BYTES = 2**31
@@ -77,6 +78,7 @@ class Enrolment:
             agent of a release that does not know it writes what it always did, which every coordinator reads.
         brief: likewise, of the same section; left out where it is not wanted. It is no part of `encoding`,
             where an agent of a release that does not know it would refuse it.
+        quick_masks: likewise: a mask's code must be worth its time.
         proposes: the coordinator proposes each task's ratio, so a device says what it could do
             (`DeviceReport.affords`); left out where it does not.
         least_work, most_work: how little and how much of the local training it proposes; each is left out
@@ -103,6 +105,7 @@ class Enrolment:
     adoption: AdoptionSection | UnsetType = UNSET
     encoding: ValueEncodings | UnsetType = UNSET
     brief: bool | UnsetType = UNSET
+    quick_masks: bool | UnsetType = UNSET
     proposes: bool | UnsetType = UNSET
     least_work: Ratio | UnsetType = UNSET
     most_work: LocalWork | UnsetType = UNSET
@@ -136,6 +139,13 @@ class Enrolment:
     def downlink(self) -> Encoding:
         """How the coordinator writes the values of their tasks."""
         return self._encoding.downlink
+
+    def mask_time(self, report: DeviceReport | None, direction: Literal["down", "up"]) -> CodingTime | None:
+        """What the code of a mask takes of a device that says so; None: it is no matter, or not known."""
+        if self.quick_masks is not True or report is None:
+            return None
+        bps = report.downlink_bps if direction == "down" else report.uplink_bps
+        return coding_time(report.samples_per_s, self.flops_per_sample, bps)
 
     @property
     def _encoding(self) -> ValueEncodings:

@@ -5,6 +5,7 @@ from typing import Self
 
 from fleetune.edge_agent.stream.sample_stream import Figures
 from fleetune.protocols.skeletons.choice import Budget
+from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.once import Told
 from fleetune.protocols.wire.messages import TransferKey
 
@@ -24,6 +25,7 @@ class Job:
             from there; None: nobody does.
         near: its worker is on this machine, and both tell each other what they wrote.
         told: what the payload says; None: the device reads it.
+        mask_time: see `Session.reply`.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Job:
     closed: int | None = None
     near: bool = False
     told: Told | None = None
+    mask_time: CodingTime | None = None
 
     @property
     def for_elsewhere(self) -> Self:

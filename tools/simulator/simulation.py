@@ -340,7 +340,7 @@ class Simulation:
         work = player.membership.begin(key, num_bytes, transfer.seconds, proposed, began_s=self.now)
         train_s, turns = player.train_s(work.budget, turn), player.turns
         where = player.name, player.device.index, work.budget, key, payload, self._wall_s, self._kept.closed
-        job = Job(*where, told=told)
+        job = Job(*where, told=told, mask_time=self._enrolment.mask_time(player.membership.report, "up"))
         done = agenda.WorkDone(player.name, work, train_s, turns)
         worked = self._at_hand.hand_out(player, job, lambda: self._controller.reading(player.name, turn))
         self._at_hand.note(self._agenda.add(arrives_at + train_s, done), worked)

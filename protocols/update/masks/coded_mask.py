@@ -21,6 +21,7 @@ from fleetune.protocols.update.entropy.flags import read_flags, write_flags
 from fleetune.protocols.update.entropy.quarter_octaves import Ints, quarter_octaves
 from fleetune.protocols.update.entropy.range_coder import RangeDecoder, RangeEncoder
 from fleetune.protocols.update.entropy.symbols import write_symbols
+from fleetune.protocols.update.masks.coding_time import CodingTime
 from fleetune.protocols.update.masks.context import Walk
 
 BLOCK = 1 << 14  # flags; what reading takes beside the mask grows with it
@@ -81,22 +82,28 @@ def _shuffling(places: Ints) -> NDArray[np.uint32]:
     return places.astype(np.uint32) * np.uint32(0x9E3779B1)
 
 
-def write_mask(mask: MaskArray, spec: ModelSpec, base: Base | None) -> bytes | None:
-    """The mask's smallest code; None: as a bitmap, compressed, it is as small.
+def write_mask(
+    mask: MaskArray, spec: ModelSpec, base: Base | None, time: CodingTime | None = None
+) -> bytes | None:
+    """The mask's smallest code; None: as a bitmap, compressed, it is as small, or sooner there.
 
     Args:
         mask: of any shape.
         spec: the model.
         base: what both sides hold; None: nothing.
+        time: that coding takes; None: it is no matter.
     """
     flags = mask.ravel()
     bitmap = np.packbits(flags).tobytes()
     plain = min(len(bitmap), len(zstandard.ZstdCompressor(level=3).compress(bitmap)))
     if plain < SMALLEST or flags.size > min(spec.size, MOST_FLAGS):
         return None
-    data = predicted(flags, spec, base)
     hits = int(np.count_nonzero(flags))
-    if _bytes_at(_level(hits, flags.size), hits, flags.size) < len(data):
+    even = _bytes_at(_level(hits, flags.size), hits, flags.size)
+    if time is not None and not time.pays(flags.size, plain, even):
+        return None
+    data = predicted(flags, spec, base)
+    if even < len(data):
         data = evenly(flags)
     return data if len(data) < plain else None
 

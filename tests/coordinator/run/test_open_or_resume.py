@@ -271,8 +271,23 @@ def test_a_run_for_few_bytes_says_little_around_them_unless_it_began_before_that
     assert going_on(earlier, wish) == wish  # to be refused
 
 
-def with_objective(minimise, brief=None, **sections):
-    objective, encoding = ObjectiveSection(minimise=minimise), EncodingSection(up="int8", brief=brief)
+def test_masks_are_quick_where_time_counts_unless_the_run_says_otherwise():
+    for minimise, quick in {"time": True, "energy": True, "bytes": False, "none": False}.items():
+        assert with_objective(minimise).quick_masks is quick
+        assert with_objective(minimise, quick_masks=not quick).quick_masks is not quick
+    assert not with_objective("time", fleet=FleetSection(ratios=(0.2,))).quick_masks
+    earlier = with_objective("time", quick_masks=False)
+    assert going_on(earlier, with_objective("time")) == earlier
+    report = DeviceReport("d", samples_per_s=100.0, uplink_bps=1e5)
+    for one, known in {"time": True, "bytes": False}.items():
+        told = prepare(with_objective(one)).mask_time(report, "up")
+        assert (told is not None) == known
+    assert prepare(with_objective("time")).mask_time(report, "down") is None, "nobody knows that link"
+
+
+def with_objective(minimise, brief=None, quick_masks=None, **sections):
+    objective = ObjectiveSection(minimise=minimise)
+    encoding = EncodingSection(up="int8", brief=brief, quick_masks=quick_masks)
     return replace(desk_settings(), objective=objective, encoding=encoding, **sections)
 
 

@@ -23,6 +23,7 @@ from fleetune.protocols.update import codec, encodings
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.entropy.flag_levels import MOST, RUNS_FROM, TOTAL, patterns, runs, surprise
 from fleetune.protocols.update.masks.coded_mask import MOST_FLAGS, evenly, predicted, read_mask, write_mask
+from fleetune.protocols.update.masks.coding_time import coding_time
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.patch_values import PatchWriter
 from fleetune.protocols.update.selection import Entries
@@ -118,6 +119,40 @@ def test_whole_neurons_are_learnt_from_rows_and_columns():
 @pytest.mark.parametrize("mask", [drawn(0.5), np.ones(WIDE.size, bool), drawn(0.3, 200), np.zeros(0, bool)])
 def test_where_a_bitmap_is_as_small_it_is_a_bitmap(mask):
     assert write_mask(mask, WIDE, None) is None
+
+
+@pytest.mark.parametrize(
+    ("bps", "flops_per_s", "coded"),
+    [
+        (1e5, 1e9, True),  # 2.5 kB take 200 ms, 22,200 flags 155
+        (2e5, 1e9, False),
+        (2e5, 2e9, True),
+        (1e8, 2e10, False),
+        (0, 1e9, True),  # not known
+        (1e8, 0, True),
+    ],
+)
+def test_a_mask_is_coded_where_that_takes_less_than_the_bytes_it_saves(bps, flops_per_s, coded):
+    mask = drawn(0.3)
+    time = coding_time(flops_per_s / 1e6, 1e6, bps)
+    written = write_mask(mask, WIDE, None, time)
+    assert (written is not None) == coded
+    if written is not None:
+        assert written == write_mask(mask, WIDE, None)
+
+
+@pytest.mark.parametrize("samples_per_s", [5e-324, 1e-300, 1e15])
+@pytest.mark.parametrize("bps", [5e-324, 1e-300, 1e15])
+def test_whatever_a_device_says_of_its_speed_its_mask_is_written(samples_per_s, bps):
+    mask, time = drawn(0.3), coding_time(samples_per_s, 1e6, bps)
+    assert write_mask(mask, WIDE, None, time) in (None, write_mask(mask, WIDE, None))
+
+
+def test_a_bitmap_that_compression_has_shortened_has_less_to_lose():
+    mask, time = np.repeat(drawn(0.4, 222), 100) ^ drawn(0.01), coding_time(1e3, 1e6, 3e4)
+    assert write_mask(drawn(0.3), WIDE, None, time) is not None
+    assert write_mask(mask, WIDE, None) is not None
+    assert write_mask(mask, WIDE, None, time) is None
 
 
 def test_tables_are_those_of_probabilities():

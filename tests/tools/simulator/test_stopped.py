@@ -50,6 +50,7 @@ CASES = {
     "batteries that end": {"fleet": FLEET | {"batteries": [0.0005, 0.02]}, "round": {"quorum": 1}},
     "proposals": {**LATE, "fleet": WIDE, "objective": {"minimise": "time"}},
     "least energy": {**LATE, "fleet": WIDE, "objective": {"minimise": "energy"}},
+    "quick masks": {**LATE, "fleet": WIDE, "method": {"name": "fedpurin"}, "encoding": {"quick_masks": True}},
     "fewest bytes": {"fleet": FLEET, "objective": {"minimise": "bytes"}, "encoding": {"up": "int4"}},
     "lossy both ways": {**LATE, "encoding": {"up": "int4", "down": "int8"}},
     "who takes part": {"fleet": FLEET, "round": {"participants": 3, "prefer": "pyramid"}},
@@ -91,7 +92,7 @@ OTHERS = [name for name in CASES if not name.startswith("method")]
 KEPT = (
     *("late devices", "devices that come and go", "proposals", "lossy both ways", "canaries"),
     *("semi-asynchronous, differences", "semi-asynchronous, in windows", "optimisers remember", "kapc-bls"),
-    "data that grow and drift",
+    *("data that grow and drift", "quick masks"),
 )
 
 TOML = """

@@ -133,7 +133,7 @@ class Seated:
 def _replied(session: Session, job: Job) -> bytes | None:
     """None: the task is a difference to what the device does not hold."""
     try:
-        return session.reply(job.payload, job.budget)
+        return session.reply(job.payload, job.budget, mask_time=job.mask_time)
     except BaseUnknown:
         return None
 
