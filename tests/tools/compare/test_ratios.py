@@ -174,6 +174,7 @@ def test_each_fleet_has_as_many_devices_as_the_run_file(run_file):
         (["--ways", "0.2,0.2+best,time"], "best"),
         (["--target", "7"], "target"),
         (["--set", "task.kind=regression"], "scores of which more is better"),
+        (["--methods", "srp-pfed", "--set", "method.loss_share=0.2"], "say --set method.name=srp-pfed, too"),
     ],
 )
 def test_what_cannot_be_played_is_told_in_one_line(run_file, options, told):

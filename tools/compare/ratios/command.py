@@ -58,6 +58,7 @@ def ratios(
         if better_by(task_of(settings.task).score) < 0:
             raise SettingError("bench ratios: it is for scores of which more is better, such as accuracy")
         asked, wanted = ways_of(ways), (methods or settings.method["name"]).split(",")
+        _check_settings_are_played(changes, settings.method["name"], wanted)
         groups, contenders = groups_of(settings, fleets.split(","), wanted, asked)
         folder = runs / f"{settings.run.name}.ratios"
         crew = os.cpu_count() or 1 if workers is None else workers
@@ -73,3 +74,13 @@ def ratios(
 
         question = Question(settings, contenders, seeds_of(settings, seeds), target, "way")
         side_by_side(question, work, report)
+
+
+def _check_settings_are_played(changes: list[str], own: str, methods: list[str]) -> None:
+    """Raises SettingError: a setting of [method] is asked for, and [method] is not among the methods."""
+    unheard = next((one for one in changes if one.startswith("method.")), None)
+    if unheard is not None and own not in methods:
+        raise SettingError(
+            f"--set {unheard}: that is for the file's method, {own}, which --methods leaves out;"
+            f" for {methods[0]} say --set method.name={methods[0]}, too"
+        )
