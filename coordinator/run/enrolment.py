@@ -78,7 +78,9 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
         seed=settings.run.seed,
         spec=spec,
-        method=with_defaults_of_run(settings.method, settings.run.last_round),
+        method=with_defaults_of_run(
+            settings.method, settings.run.last_round, time_counts=settings.time_counts
+        ),
         training=with_schedule_of_run(settings.training, settings.run.last_round),
         mean=settings.data.mean,
         std=settings.data.std,

@@ -93,12 +93,15 @@ def from_section(
     return method
 
 
-def with_defaults_of_run(section: Mapping[str, Any], rounds: int | None) -> dict[str, Any]:
+def with_defaults_of_run(
+    section: Mapping[str, Any], rounds: int | None, *, time_counts: bool = False
+) -> dict[str, Any]:
     """A [method] section with what it leaves open and the run decides: see `Method.defaults_of_run`.
 
     Args:
         section: of the run.
         rounds: of the run; None: it is open, and decides nothing that depends on their number.
+        time_counts: see `Method.defaults_of_objective`.
 
     Raises:
         SettingError: no such method, or it takes a default from a number of rounds that is not there.
@@ -113,7 +116,8 @@ def with_defaults_of_run(section: Mapping[str, Any], rounds: int | None) -> dict
                 f'method.{key}: {section["name"]} takes it from run.rounds, which is "open":'
                 f" give it, e.g. {key} = 50"
             )
-    return {**section, **{key: value for key, value in defaults.items() if key not in section}}
+    decided = {**defaults, **(kind.defaults_of_objective() if time_counts else {})}
+    return {**section, **{key: value for key, value in decided.items() if key not in section}}
 
 
 def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +127,8 @@ def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> d
     Raises:
         SettingError: no such method.
     """
-    decided = _find(str(section.get("name"))).defaults_of_run(1)
+    kind = _find(str(section.get("name")))
+    decided = {*kind.defaults_of_run(1), *kind.defaults_of_objective()}
     return {**section, **{key: begun[key] for key in decided if key in begun and key not in section}}
 
 

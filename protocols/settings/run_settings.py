@@ -51,6 +51,11 @@ class RunSettings(Settings, frozen=True):
         return self.objective.proposes and not self.fleet.ratios
 
     @property
+    def time_counts(self) -> bool:
+        """Whether it proposes them so that the run takes little time or energy."""
+        return self.proposes_ratios and self.objective.minimise in ("time", "energy")
+
+    @property
     def brief(self) -> bool:
         """Whether what is said around the values is to take few bytes, see `EncodingSection`."""
         asked = self.encoding.brief
@@ -59,8 +64,7 @@ class RunSettings(Settings, frozen=True):
     @property
     def quick_masks(self) -> bool:
         """Whether devices' time counts where masks are written, see `EncodingSection`."""
-        asked, told = self.encoding.quick_masks, self.objective.minimise in ("time", "energy")
-        return self.proposes_ratios and told if asked is None else asked
+        return self.time_counts if self.encoding.quick_masks is None else self.encoding.quick_masks
 
     @property
     def uplinks(self) -> tuple[Choice, ...]:

@@ -91,6 +91,13 @@ class Method(Protocol[S, D, T, U]):
         """
         return {}
 
+    @classmethod
+    def defaults_of_objective(cls) -> Mapping[str, Any]:
+        """Likewise, where the coordinator proposes ratios so that a run takes little time or energy: without
+        what costs a device much of these and brings the run little.
+        """
+        return {}
+
     def init_coordinator(self, weights: FlatArray) -> S:
         """The state before round 1, from the initial weights."""
         ...

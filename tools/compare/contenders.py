@@ -105,7 +105,9 @@ def cells_of(
             played = varied(seeded, one)
             played = replace(
                 played,
-                method=with_defaults_of_run(played.method, played.run.last_round),
+                method=with_defaults_of_run(
+                    played.method, played.run.last_round, time_counts=played.time_counts
+                ),
                 training=with_schedule_of_run(played.training, played.run.last_round),
             )
             kept_in = folder / folder_name(one.label) / f"seed-{seed}"

@@ -141,9 +141,12 @@ def _method_fields(kind: Any) -> Iterator[inspect.Field]:
 def _default_in_runs(kind: type[Method[Any, Any, Any, Any]], field: inspect.Field) -> str:
     """What a run that begins now has for a setting that it leaves open."""
     short, long = (kind.defaults_of_run(rounds).get(field.name) for rounds in (1, 1000))
-    if short is None:
-        return default_words(field)
-    return "from `run.rounds`" if short != long else f"`{json.dumps(short)}`"
+    usual = default_words(field) if short is None else f"`{json.dumps(short)}`"
+    usual = "from `run.rounds`" if short != long else usual
+    hurried = kind.defaults_of_objective().get(field.name)
+    return (
+        usual if hurried is None else f"{usual}; where time or energy is minimised, `{json.dumps(hurried)}`"
+    )
 
 
 def _slim(kind: type, field: inspect.Field, default: str | None = None) -> str:

@@ -142,6 +142,11 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         """What runs of earlier releases do otherwise."""
         return {"credit": "used", "downlink": "share"}
 
+    @classmethod
+    def defaults_of_objective(cls) -> Mapping[str, Any]:
+        """What the paper's comparisons cost."""
+        return {"loss_share": 0.2}
+
     @property
     def rates(self) -> list[float]:
         """The candidates, ascending."""

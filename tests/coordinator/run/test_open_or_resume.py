@@ -285,6 +285,21 @@ def test_masks_are_quick_where_time_counts_unless_the_run_says_otherwise():
     assert prepare(with_objective("time")).mask_time(report, "down") is None, "nobody knows that link"
 
 
+def test_comparing_mixtures_takes_less_where_time_counts_unless_the_run_says_otherwise():
+    def decided(minimise, **said):
+        return prepare(with_objective(minimise, method={"name": "srp-pfed", **said})).method
+
+    for minimise, share in {"time": 0.2, "energy": 0.2, "bytes": None, "none": None}.items():
+        assert decided(minimise).get("loss_share") == share
+        assert decided(minimise, loss_share=0.5)["loss_share"] == 0.5
+    begun = with_objective("time", method=decided("time"))
+    assert going_on(begun, with_objective("time", method={"name": "srp-pfed"})) == begun
+    of_before = replace(
+        begun, method={key: value for key, value in begun.method.items() if key != "loss_share"}
+    )
+    assert "loss_share" not in going_on(of_before, with_objective("time", method={"name": "srp-pfed"})).method
+
+
 def with_objective(minimise, brief=None, quick_masks=None, **sections):
     objective = ObjectiveSection(minimise=minimise)
     encoding = EncodingSection(up="int8", brief=brief, quick_masks=quick_masks)
