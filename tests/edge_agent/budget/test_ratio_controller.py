@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rich.console
 from msgspec import UNSET, structs
+from tests.helpers.played_run import enrolment, settings
 from tests.helpers.world import CAPABILITY, CHOICES, World
 
 from fleetune.edge_agent.budget.board_meter import BoardMeter
@@ -23,6 +24,7 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import StoreError, TrainingStopped
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.update.masks.coding_time import FLOPS_PER_FLAG, CodingTime
 from fleetune.protocols.wire.messages import TransferKey
 
 FIRST = TransferKey("task", "run", 1, 1)
@@ -137,7 +139,8 @@ class SomeSession:
     def __init__(self, problem=None):
         self.problem, self.budgets = problem, []
 
-    def reply(self, data, budget, enough):
+    def reply(self, data, budget, enough, mask_time):
+        self.mask_time = mask_time
         self.budgets.append(budget)
         steps = next((step for step in range(1, self.most_steps) if enough()), self.most_steps)
         self.local_work = budget.local_work * steps / self.most_steps
@@ -179,10 +182,10 @@ class SomeMemory:
         self.data = data
 
 
-def take_part(session=None, ratio_controller=None):
+def take_part(session=None, ratio_controller=None, **asked):
     clock, processor = iter(range(1000)), iter(range(1000))
     return JoinedRun(
-        None,
+        replace(enrolment(settings("fedavg", "synchronous")), **asked),
         session or SomeSession(),
         Membership(ratio_controller or a_ratio_controller()),
         SomeMeter(),
@@ -217,6 +220,15 @@ def test_a_round_is_measured_predicted_and_learned_from():
     slight = {"bytes_down": None, "download_s": None}  # a first task of hardly any bytes
     assert lesson.actual == structs.replace(joined.taken, **slight)
     assert read_ratio_controller(joined._memory.data).cost_history.past_rounds == (lesson,)
+
+
+@pytest.mark.parametrize("quick_masks", [True, False])
+def test_masks_are_written_by_what_the_device_tells_of_itself_where_the_run_has_quick_ones(quick_masks):
+    session, known = SomeSession(), a_ratio_controller()
+    told = replace(known.report, samples_per_s=70.0, uplink_bps=8e5)
+    play(take_part(session, structs.replace(known, report=told), quick_masks=quick_masks))
+    wanted = CodingTime(flags_per_s=70.0 * 1e3 / FLOPS_PER_FLAG, bytes_per_s=1e5)
+    assert session.mask_time == (wanted if quick_masks else None)
 
 
 def late_controller(least_work=0.25):
