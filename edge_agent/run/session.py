@@ -108,11 +108,17 @@ class Session:
         mask_time: CodingTime | None = None,
     ) -> bytes:
         """Do the work of `data`, an encoded `Assignment`, within what the device allows; the encoded `Reply`.
-        When there is `enough`, local training ends with what it has. `local_work` is the share of it that was
-        done then; None: none was, the reply was there. `left_out` is the share of its change that the
-        encoding which the task asks for left for later (see `RoundCost`). `sent`, where sessions work beside
-        each other, is what the reply says; None: nobody is told. `mask_time` is what a mask's code takes of
-        the device; None: it is no matter.
+
+        `local_work` is the share of local training that was done then; None: none was, the reply was there.
+        `left_out` is the share of its change that the encoding which the task asks for left for later (see
+        `RoundCost`). `sent`, where sessions work beside each other, is what the reply says; None: nobody is
+        told.
+
+        Args:
+            data: the task.
+            budget: what the device allows.
+            enough: local training ends with what it has when this says so.
+            mask_time: what the code of a mask takes of the device; None: it is no matter.
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.

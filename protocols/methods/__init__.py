@@ -128,7 +128,7 @@ def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> d
         SettingError: no such method.
     """
     kind = _find(str(section.get("name")))
-    decided = {*kind.defaults_of_run(1), *kind.defaults_of_objective()}
+    decided = {**kind.defaults_of_run(1), **kind.defaults_of_objective()}
     return {**section, **{key: begun[key] for key in decided if key in begun and key not in section}}
 
 
