@@ -26,7 +26,7 @@ def test_a_lost_base_costs_a_dense_task_and_the_run_ends_as_it_would_have(tmp_pa
     Devices train with ONNX Runtime: the simulation with torch comes to the same but for float32's rounding.
     """
     wanted = expected(TOML, tmp_path_factory.mktemp("simulated"))
-    older = {device: tmp_path / device for device in ("device-1", LAST)}
+    older = {device: tmp_path / f"older-{device}" for device in ("device-1", LAST)}
     with Fleet(tmp_path, TOML) as fleet:
         fleet.start(trainer="onnx")
         with round_held_open(fleet, 1):
