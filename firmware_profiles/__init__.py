@@ -108,8 +108,12 @@ def recognitions() -> dict[str, Recognition]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def load_file(path: Path) -> Board:
+def load_file(path: Path, text: str | None = None) -> Board:
     """Read the profile in a file of the user's own; the board is called as the file.
+
+    Args:
+        path: of the file.
+        text: its content, where the caller has read it already.
 
     Raises:
         ProfileError: the file cannot be read, or what it says is wrong.
@@ -117,7 +121,7 @@ def load_file(path: Path) -> Board:
     if path.stem == UNKNOWN:
         raise ProfileError(f"{path}: of a board called {UNKNOWN!r} nothing is claimed; rename the file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if text is None else text
     except OSError as problem:
         raise ProfileError(f"board {path} cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:

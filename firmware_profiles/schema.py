@@ -148,9 +148,11 @@ def encode(profile: Profile) -> str:
 
 def _read(text: str, where: str) -> _File:
     try:
-        return msgspec.convert(tomllib.loads(text), _File)
-    except tomllib.TOMLDecodeError as problem:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:  # ValueError: also an integer of too many digits
         raise ProfileError(f"{where} is no TOML: {problem}; {_REMEDY}") from None
+    try:
+        return msgspec.convert(content, _File)
     except msgspec.ValidationError as problem:
         raise ProfileError(f"{where}: {_explain(str(problem))}; {_REMEDY}") from None
 

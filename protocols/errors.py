@@ -10,6 +10,7 @@
     ├── AgentClosed         an Agent of yours was asked for something after it was closed
     ├── TransportError      the broker cannot be reached or refuses us
     ├── TrainingStopped     local training was asked to stop; nothing was changed
+    ├── ReadingStopped      reading a file was asked to stop; nothing of it was taken
     └── PacketError         the peer sent something we refuse (never our own mistake)
         ├── PacketTruncated     shorter than it says
         ├── PacketVersion       another version of the wire format, or not ours at all
@@ -73,6 +74,10 @@ class TransportError(FleetuneError):
 
 class TrainingStopped(FleetuneError):  # noqa: N818 - it reports a wish that was granted, not a fault
     """Local training was asked to stop; nothing was changed."""
+
+
+class ReadingStopped(FleetuneError):  # noqa: N818 - as `TrainingStopped`
+    """Reading a file was asked to stop; nothing of it was taken."""
 
 
 class PacketError(FleetuneError):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run
 
@@ -62,6 +63,8 @@ class RunFiles:
             return RunFile(path, mark, read_run(path))
         except SettingError as problem:
             return RunFile(path, mark, None, str(problem))
+        except Exception as fault:  # noqa: BLE001 - whatever a file brings about, the other runs go on
+            return RunFile(path, mark, None, f"{path}: {unexpected(fault)}")
 
 
 def _named_twice(one: RunFile, first: Path) -> RunFile:

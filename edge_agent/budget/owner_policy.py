@@ -1,6 +1,5 @@
 """What a device's owner allows: when it may train (power, battery, traffic, heat), and what a round takes."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from fleetune.protocols.conditions import Conditions
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.settings.section import Settings
+from fleetune.protocols.toml_text import read_toml
 
 COOL_BY = 5.0  # degrees below the limit, before training goes on after heat has stopped it
 MEMORY_SHARE = 0.9  # of what the system lets a process have: one that takes all of it is killed
@@ -62,17 +62,14 @@ def read_policy(path: Path | None, options: Mapping[str, Any]) -> Policy:
     """The policy in a file, if there is one, with `options` on top of it (None: not given).
 
     Raises:
-        SettingError: the file is missing, is no TOML, or a key is unknown, of the wrong type or range.
+        SettingError: the file cannot be read (see `read_toml`), or a key is unknown or wrong.
     """
-    where = "" if path is None else f"{path}: "
+    content = {} if path is None else read_toml(path)
+    given = {key: value for key, value in options.items() if value is not None}
     try:
-        content = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-        given = {key: value for key, value in options.items() if value is not None}
         return convert({**content, **given}, Policy)
-    except FileNotFoundError:
-        raise SettingError(f"{where}no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, SettingError) as problem:
-        raise SettingError(f"{where}{problem}") from None
+    except SettingError as problem:
+        raise SettingError(f"{'' if path is None else f'{path}: '}{problem}") from None
 
 
 def objection(policy: Policy, conditions: Conditions, board: Board, *, waiting: bool = False) -> str | None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from fleetune.edge_agent.datasets.har import load_har
 from fleetune.edge_agent.datasets.idx import load_idx
 from fleetune.edge_agent.datasets.npz import from_arrays, load_npz
 from fleetune.edge_agent.datasets.table import load_table
-from fleetune.protocols.errors import DataError
+from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.toml_text import parse_value
 from fleetune.protocols.user_code import as_line, user_module
 
 _FORMATS = {"idx": load_idx, "cifar": load_cifar, "har": load_har, "npz": load_npz}
@@ -98,14 +98,10 @@ def _arguments(source: str, options: str) -> dict[str, Any]:
         pairs = parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options))
     except ValueError:
         raise DataError(f"data.source `{source}`: write arguments as in ?noise=0.1&day=monday") from None
-    return {name: _value(text) for name, text in pairs}
-
-
-def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        return {name: parse_value(text) for name, text in pairs}
+    except SettingError as problem:
+        raise DataError(f"data.source `{source[:100]}`: {problem}") from None
 
 
 def _call(source: str, module: str, function: str, arguments: Mapping[str, Any]) -> Dataset:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from fleetune import firmware_profiles
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.input_files import read_text_input
 from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.toml_text import parse_toml
 
 
 def board_named(name: str) -> firmware_profiles.Board:
@@ -15,7 +17,11 @@ def board_named(name: str) -> firmware_profiles.Board:
     """
     try:
         if "/" in name or name.endswith(".toml"):
-            return firmware_profiles.load_file(Path(name))
+            text = read_text_input(
+                Path(name), error=lambda line: SettingError(f"board {name} cannot be read: {line}")
+            )
+            parse_toml(text)
+            return firmware_profiles.load_file(Path(name), text)
         return firmware_profiles.load(name)
     except (KeyError, ValueError, OSError) as problem:
         raise SettingError(str(problem.args[0] if isinstance(problem, KeyError) else problem)) from None

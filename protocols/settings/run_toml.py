@@ -6,7 +6,6 @@ Python has.
 
 import difflib
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -18,11 +17,13 @@ from msgspec import Struct
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.toml_text import parse_value, read_toml
 
 Section = TypeVar("Section", bound=Struct)
 Changes = Sequence[str] | Mapping[str, Any]
 """`section.key=value` each, the value as in TOML, bare words are text; or values by `section.key`."""
 
+_MAX_SHOWN = 300  # characters of what stands in a file
 _STORED = {("run", "final_evaluation"): "rehearsal"}
 """Keys that were called something else once: both names are read, and runs are stored with the older one."""
 
@@ -40,18 +41,13 @@ def read_run(
         adapt: makes of the file's content what the changes go on top of; it may raise SettingError.
 
     Raises:
-        SettingError: the file is missing, is no TOML, or a key is unknown, given twice, of the wrong type or
-            range.
+        SettingError: the file cannot be read (see `read_toml`), or a key is unknown, given twice, of the
+            wrong type or range.
     """
     path = Path(path)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        content = adapt(content) if adapt else content
-        _change_all(content, changes)
-    except FileNotFoundError:
-        raise SettingError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise SettingError(f"{path}: {problem}") from None
+    content = read_toml(path)
+    content = adapt(content) if adapt else content
+    _change_all(content, changes)
     try:
         return parse_run(content)
     except SettingError as problem:
@@ -121,11 +117,7 @@ def _change_all(content: dict[str, Any], changes: Changes) -> None:
         said = f"--set {change}: use section.key=value, e.g. training.epochs=2"
         if not separator:
             raise SettingError(said)
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        _put(content, path, value, said)
+        _put(content, path, parse_value(text), said)
 
 
 def _put(content: dict[str, Any], path: str, value: Any, said: str) -> None:
@@ -172,11 +164,11 @@ def _explain(problem: str, section: type, prefix: str) -> str:
     unknown = re.search(r"unknown field `(.+)`", text)
     if not unknown:
         at = ".".join(filter(None, [prefix, *path])) or "top level"
-        return f"{at}: {text[0].lower()}{text[1:]}{_choices(text, section, path)}"
-    known = _keys(section, path)
-    near = difflib.get_close_matches(unknown.group(1), known, n=1)
+        return f"{at}: {text[0].lower()}{text[1:_MAX_SHOWN]}{_choices(text, section, path)}"
+    known, given = _keys(section, path), unknown.group(1)[:_MAX_SHOWN]
+    near = difflib.get_close_matches(given, known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
-    return f"{'.'.join(filter(None, [prefix, *path, unknown.group(1)]))}: unknown key; {hint}"
+    return f"{'.'.join(filter(None, [prefix, *path, given]))}: unknown key; {hint}"
 
 
 def _choices(text: str, section: type, path: list[str]) -> str:

@@ -1,7 +1,6 @@
 """What `--over` says: settings, and the values that each takes, or the range in which a search looks."""
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import plain
+from fleetune.protocols.toml_text import parse_value
 from fleetune.tools.compare.comparison import Contender
 from fleetune.tools.compare.sweep_tables import in_words, short_names
 
@@ -113,14 +113,14 @@ def _axis(text: str) -> Axis | Range:
         raise SettingError(_SAID.format(text))
     if found := _RANGE.fullmatch(values):
         return _range(key, *found.groups())
-    try:
-        return Axis(key, tuple(tomllib.loads(f"values = [{values}]")["values"]))
-    except tomllib.TOMLDecodeError:
-        return Axis(key, tuple(_value(one.strip()) for one in values.split(",") if one.strip()))
+    listed = parse_value(f"[{values}]")
+    if isinstance(listed, list):
+        return Axis(key, tuple(listed))
+    return Axis(key, tuple(parse_value(one) for one in values.split(",") if one.strip()))
 
 
 def _range(key: str, low_text: str, high_text: str, log: str | None) -> Range:
-    low, high = _value(low_text), _value(high_text)
+    low, high = parse_value(low_text), parse_value(high_text)
     numbers = [one for one in (low, high) if isinstance(one, int | float) and not isinstance(one, bool)]
     words = f"{low_text}..{high_text}{log or ''}"
     if len(numbers) < 2:
@@ -130,10 +130,3 @@ def _range(key: str, low_text: str, high_text: str, log: str | None) -> Range:
     if log and low <= 0:
         raise SettingError(f"--over {key}={words}: only numbers above 0 have a logarithm")
     return Range(key, low, high, log is not None)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -1,11 +1,13 @@
 """What a service does about its runs, with processes that are made up and a clock that is moved."""
 
+import os
 import signal
+import threading
 from contextlib import closing
 
 import msgspec
 import pytest
-from tests.helpers.fleet_processes import run_toml
+from tests.helpers.fleet_processes import run_toml, wait_until
 from typer.testing import CliRunner
 
 from fleetune.coordinator.cli import app
@@ -13,6 +15,7 @@ from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import mark_finished
+from fleetune.coordinator.service import run_files
 from fleetune.coordinator.service.ordering import folder_of
 from fleetune.coordinator.service.run_files import RunFiles
 from fleetune.coordinator.service.run_process import Launcher
@@ -98,6 +101,50 @@ def test_each_file_is_a_process_and_a_wrong_one_is_a_line_and_nothing_else(world
     world.write("c.toml", name="three")
     world.look()
     assert world.begun[-1].file.name == "three"
+
+
+def test_files_that_no_settings_can_be_in_cost_a_line_each_and_the_service_still_ends(world):
+    nested, digits, huge = "x = " + "[" * 200_000, "[run]\nseed = " + "9" * 10_000, world.folder / "huge.toml"
+    world.write("nested.toml", text=nested)
+    world.write("digits.toml", text=digits)
+    os.mkfifo(world.folder / "pipe.toml")
+    (world.folder / "zero.toml").symlink_to("/dev/zero")
+    (world.folder / "folder.toml").mkdir()
+    with huge.open("wb") as file:
+        file.truncate(10**12)
+    world.write("c.toml", name="three")
+    service = Service(world.folder, world.supervisor)
+    thread = threading.Thread(target=service.run, daemon=True)
+    thread.start()
+    wait_until(lambda: len(world.begun) == 3, "the run of a good file is begun")
+    names = ("nested", "digits", "pipe", "zero", "folder", "huge")
+    states = {name: world.state(f"{name}.toml") for name in names}
+    for one in world.begun:
+        one.code = 0
+    service.stopping.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert {state for state, _ in states.values()} == {"wrong"}
+    expected = ("nested deeper", "too many digits", "named pipe", "a device", "a folder", "1,000.0 GB")
+    for name, words in zip(names, expected, strict=True):
+        assert states[name][1].startswith(f"{world.folder}/{name}.toml")
+        assert words in states[name][1]
+        assert "\n" not in states[name][1]
+
+
+def test_a_file_that_brings_about_a_fault_of_ours_harms_only_itself(world, monkeypatch):
+    def read(path):
+        if path.name == "c.toml":
+            raise RuntimeError("never seen\nbefore")
+        return read_run(path)
+
+    monkeypatch.setattr(run_files, "read_run", read)
+    world.write("c.toml", name="three")
+    world.look()
+    assert world.state("c.toml") == (
+        "wrong", f"{world.folder}/c.toml: unexpected RuntimeError (never seen before)"
+    )  # fmt: skip
+    assert world.state("a.toml")[0] == "running"
 
 
 def test_what_crashes_is_begun_again_ever_later_and_at_once_when_its_file_changes(world):

@@ -1,0 +1,82 @@
+"""Reading TOML that a user wrote: bounded in size, depth and numbers, one line for every mistake."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.input_files import MAX_SETTINGS_BYTES, read_text_input
+from fleetune.protocols.one_line import flat
+
+MAX_DEPTH = 32  # tables and arrays in each other
+_WHOLE = range(-(2**63), 2**63)  # TOML's own range of integers
+_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')\s*+"""
+_DEEP_KEY = re.compile(rf"(?<![\w-]){_PART}(?:\.\s*+{_PART}){{{MAX_DEPTH},}}")
+_DEEP_LINE = f"tables or arrays are nested deeper than {MAX_DEPTH}; make it flatter"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        SettingError: it is missing, is no regular file, is larger than `MAX_SETTINGS_BYTES`, or its text is
+            as `parse_toml` says; the line begins with its path.
+    """
+    text = read_text_input(path, MAX_SETTINGS_BYTES, error=SettingError)
+    try:
+        return parse_toml(text)
+    except SettingError as problem:
+        raise SettingError(f"{path}: {problem}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The content of TOML.
+
+    Raises:
+        SettingError: it is no TOML, is nested deeper than `MAX_DEPTH`, or has an integer beyond 64 bits.
+    """
+    if _DEEP_KEY.search(text):  # tomllib takes time that grows with the square of a key's parts
+        raise SettingError(_DEEP_LINE)
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise SettingError(_DEEP_LINE) from None
+    except tomllib.TOMLDecodeError as problem:
+        raise SettingError(flat(problem)[:300]) from None
+    except ValueError:  # Python converts no more than 4,300 digits
+        raise SettingError("an integer of too many digits; TOML has integers of 64 bits") from None
+    _check(content)
+    return content
+
+
+def parse_value(text: str) -> Any:
+    """One value as TOML has it, for options of commands; what is no TOML is text, as it stands.
+
+    Raises:
+        SettingError: as `parse_toml`, for what is nested too deep or too large.
+    """
+    try:
+        content = tomllib.loads(f"value = {text}")
+    except ValueError:
+        return text.strip()
+    except RecursionError:
+        raise SettingError(_DEEP_LINE) from None
+    _check(content)
+    return content["value"]
+
+
+def _check(content: dict[str, Any]) -> None:
+    """Raises SettingError: `content` is nested too deep, or an integer is too large."""
+    waiting: list[tuple[str, Any, int]] = [("", content, 0)]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise SettingError(_DEEP_LINE)
+        if isinstance(value, dict):
+            below = ".{}" if name else "{}"
+            waiting += ((name + below.format(key), one, depth + 1) for key, one in value.items())
+        elif isinstance(value, list):
+            waiting += ((name, one, depth + 1) for one in value)
+        elif isinstance(value, int) and value not in _WHOLE:
+            raise SettingError(f"{name[:100]}: an integer beyond 64 bits; write a smaller one")
