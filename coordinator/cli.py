@@ -35,7 +35,11 @@ BrokerUrl = Annotated[
     ),
 ]
 BrokerBind = Annotated[
-    str, typer.Option(help="address of the embedded broker; 0.0.0.0 for the network, with a password")
+    str,
+    typer.Option(
+        help="address of the embedded broker; 0.0.0.0 or :: for the network, with a password",
+        callback=lambda bind: bind.removeprefix("[").removesuffix("]"),  # as an IPv6 address stands in a URL
+    ),
 ]
 BrokerAuthority = Annotated[str | None, typer.Option(help="PEM file of the broker's authority (TLS)")]
 BrokerCertificate = Annotated[str | None, typer.Option(help="PEM file of our certificate (TLS)")]
@@ -260,6 +264,26 @@ def status(
             return
         with suppress(KeyboardInterrupt):
             run_status.follow(folder)
+
+
+@app.command()
+def invite(
+    folder: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Print the command by which a device joins a run's fleet, with the fleet's password if it has one."""
+    import msgspec
+
+    from fleetune.coordinator.broker.invitation import invitation_of
+
+    with one_line_errors("edge-coordinator"):
+        found, password = invitation_of(folder)
+        if as_json:
+            command = found.command(password)
+            said = {"fleet": found.fleet, "broker": found.url(password), "command": command}
+            print(msgspec.json.encode(said).decode())
+        else:
+            print(found.command(password))
 
 
 @app.command()

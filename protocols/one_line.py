@@ -12,6 +12,12 @@ def flat(words: object) -> str:
     return " ".join(str(words).split())
 
 
+def without_url(text: str) -> str:
+    """`text` with what follows `://` left out, for messages: a URL may hold a password."""
+    head, mark, _ = text.partition("://")
+    return f"{head}{mark}..." if mark else text
+
+
 def unexpected(fault: BaseException) -> str:
     """What went wrong that nobody foresaw, in one line for a log; its traceback is for the debug log."""
     words = flat(fault)[:300]

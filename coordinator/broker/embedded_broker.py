@@ -27,6 +27,7 @@ from fleetune.coordinator.broker.tied_child import tied
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
+from fleetune.protocols.wire.transport.mqtt import in_url
 
 Which = Literal["auto", "mosquitto", "amqtt"]
 START_S = 20.0
@@ -37,6 +38,7 @@ MAX_QUEUED_BYTES = 512 * 2**20
 MAX_LOG_BYTES = 5 * 2**20
 AMQTT_PATIENCE_S = 5  # beyond the keepalive; it has none of its own
 
+_LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 _OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
 
 # Debian keeps mosquitto where an ordinary user's PATH may not reach.
@@ -90,7 +92,7 @@ class EmbeddedBroker:
         self, which: str, bind: str, port: int, process: "subprocess.Popen[bytes]", log: Path
     ) -> None:
         self.which = which
-        self.host = "127.0.0.1" if bind in ("", "0.0.0.0") else bind  # noqa: S104 - compared, not bound
+        self.host = _LOCAL.get(bind, bind)
         self.port = port
         self.log = log
         self.pid = process.pid
@@ -104,7 +106,7 @@ class EmbeddedBroker:
             TransportError: none is installed, or the port is taken.
         """
         _choose("auto")
-        _claim(bind, port)
+        claim_port(bind, port)
 
     @classmethod
     def start(
@@ -124,7 +126,7 @@ class EmbeddedBroker:
         Args:
             folder: for its configuration and its log.
             port: 0 takes a free one.
-            bind: address to listen on; 0.0.0.0 opens it to the network, then give `access`.
+            bind: address to listen on; 0.0.0.0 opens it to the network, `::` also by IPv6; give `access`.
             which: "auto" takes mosquitto if it is on the PATH, else amqtt.
             access: passwords and rules of a fleet; None: everybody may do everything.
             cert: PEM file of the broker's certificate; with it and its key the broker speaks TLS only.
@@ -137,7 +139,7 @@ class EmbeddedBroker:
         if (cert is None) != (key is None):
             raise TransportError("the embedded broker's TLS needs both a certificate and its key")
         kind = _choose(which)
-        port = _claim(bind, port)
+        port = claim_port(bind, port)
         folder.mkdir(parents=True, exist_ok=True)
         settings = _Listener(bind, port, access, cert, key)
         command = _mosquitto(folder, settings) if kind == "mosquitto" else _amqtt(folder, settings)
@@ -191,25 +193,34 @@ class EmbeddedBroker:
         problem = "does not listen" if self.running else "stopped"
         self.close()
         raise TransportError(
-            f"{self.which} {problem} at {self.host}:{self.port}: {_last_words(self.log)}; more in {self.log}"
+            f"{self.which} {problem} at {in_url(self.host)}:{self.port}: {_last_words(self.log)};"
+            f" more in {self.log}"
         )
 
 
-def _claim(bind: str, port: int) -> int:
-    """`port`, or a free one for 0, that nobody listens on.
-
-    Else we would take another program's answer for ours.
+def claim_port(bind: str, port: int) -> int:
+    """`port`, or a free one for 0, that no program listens on: its answer would be taken for our broker's.
 
     Raises:
-        TransportError: the port is taken.
+        TransportError: the port is taken, or this machine has no such address.
     """
     try:
-        with socket.create_server((bind, port)) as server:
+        family = socket.getaddrinfo(bind or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][
+            0
+        ]
+        both = bind == "::" and socket.has_dualstack_ipv6()
+        with socket.create_server((bind, port), family=family, dualstack_ipv6=both) as server:
             return int(server.getsockname()[1])
     except OSError as problem:
         raise TransportError(
-            f"no broker can listen on {bind}:{port}: {problem.strerror}; stop what does or take another port"
+            f"no broker can listen on {in_url(bind)}:{port}: {problem.strerror}; stop what does, or"
+            " give another port or an address of this machine"
         ) from None
+
+
+def _named(bind: str) -> str:
+    """A listener's address; "": all, of IPv4 and IPv6, for which `::` alone would be IPv6 only."""
+    return "" if bind == "::" else bind
 
 
 def _choose(which: Which) -> str:
@@ -227,7 +238,7 @@ def _choose(which: Which) -> str:
 
 def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
     lines = [
-        f"listener {listener.port} {listener.bind}",
+        f"listener {listener.port} {_named(listener.bind)}".rstrip(),
         "persistence false",
         "set_tcp_nodelay true",
         # A chunk is the largest thing that we send, and our windows bound what is on its way: what is beyond
@@ -263,7 +274,7 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
         plugins["amqtt.plugins.authentication.AnonymousAuthPlugin"] = {"allow_anonymous": True}
     tls = {"ssl": True, "certfile": str(listener.cert), "keyfile": str(listener.key)} if listener.cert else {}
     settings = {
-        "listeners": {"default": {"type": "tcp", "bind": f"{listener.bind}:{listener.port}", **tls}},
+        "listeners": {"default": {"type": "tcp", "bind": f"{_named(listener.bind)}:{listener.port}", **tls}},
         "timeout_disconnect_delay": AMQTT_PATIENCE_S,
         "plugins": plugins,
     }

@@ -3,19 +3,20 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from fleetune.coordinator.broker.embedded_broker import claim_port
 from fleetune.coordinator.broker.tied_child import tied
 from fleetune.coordinator.service.run_files import RunFile
 from fleetune.coordinator.serving.owner import SUPERVISED
-from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.errors import SettingError, StoreError, TransportError
 from fleetune.protocols.files import write_atomically
 
 PORTS = "ports.json"
@@ -87,7 +88,7 @@ class Launcher:
         command = [sys.executable, "-m", "fleetune.coordinator.cli", "serve", str(file.path.absolute())]
         command += ["--runs", str(self.runs.absolute()), *self._where(file)]
         log = self.own / f"{file.name}.log"
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # it may hold a password
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = subprocess.Popen(  # noqa: S603 - our own command line
                 tied(command, signal.SIGTERM),
@@ -124,9 +125,6 @@ class Launcher:
     def _free_port(self, given: set[int]) -> int:
         candidates = (port for port in range(self.port, _HIGHEST_PORT + 1) if port not in given)
         for port in candidates if self.port else [0]:
-            try:
-                with socket.create_server((self.bind, port)) as server:
-                    return int(server.getsockname()[1])
-            except OSError:
-                continue
+            with suppress(TransportError):
+                return claim_port(self.bind, port)
         raise SettingError(f"no port from {self.port} on is free at {self.bind} for another fleet's broker")

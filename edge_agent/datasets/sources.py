@@ -17,6 +17,7 @@ from fleetune.edge_agent.datasets.idx import load_idx
 from fleetune.edge_agent.datasets.npz import from_arrays, load_npz
 from fleetune.edge_agent.datasets.table import load_table
 from fleetune.protocols.errors import DataError, SettingError
+from fleetune.protocols.one_line import without_url
 from fleetune.protocols.toml_text import parse_value
 from fleetune.protocols.user_code import as_line, user_module
 
@@ -48,6 +49,7 @@ def load(source: str, folder: Path | None = None) -> Dataset:
     kind, _, rest = source.partition(":")
     if source == "digits":
         return _digits()
+    source = without_url(source)
     if kind in _STREAMS:
         raise DataError(f"{source}: data that grow are for edge-agent run --data; docs/streams.md")
     if not rest:

@@ -19,7 +19,7 @@ from fleetune.edge_agent.doctor.finding import Check, Finding, fenced
 from fleetune.edge_agent.probes.link_speed import ProbeConnection
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.transport.mqtt import Broker
+from fleetune.protocols.wire.transport.mqtt import ENCODE, Broker
 
 PATIENCE_S = 10.0
 _NUM_PINGS = 5
@@ -27,7 +27,7 @@ _ECHO_BYTES = 4096
 _MENDS = (  # by what stands in the reason
     (
         "check user and password",
-        "check user and password in mqtt://user:password@host, and the broker's list",
+        f"check user and password in mqtt://user:password@host, and the broker's list; {ENCODE}",
     ),
     ("client identifier", "the broker allows other client ids only; allow <fleet>-<device> and ...-probe"),
     ("protocol version", "the broker must speak MQTT 3.1.1"),
@@ -111,16 +111,16 @@ def _connects(broker: Broker) -> Iterator[Finding]:
         socket.create_connection((broker.host, broker.port), PATIENCE_S).close()
     except ConnectionRefusedError:
         mend = "start the broker; check its port, and that it listens on more than its own loopback"
-        yield Finding("fail", what, f"nobody listens at {broker.host}:{broker.port}", mend)
+        yield Finding("fail", what, f"nobody listens at {broker.place}", mend)
     except TimeoutError:
         mend = "check address, network and firewall"
-        yield Finding("fail", what, f"no answer from {broker.host}:{broker.port}", mend)
+        yield Finding("fail", what, f"no answer from {broker.place}", mend)
     except OSError as problem:
-        found = f"{broker.host}:{broker.port}: {problem.strerror or problem}"
+        found = f"{broker.place}: {problem.strerror or problem}"
         yield Finding("fail", what, found, "check address, network and firewall")
     else:
         milliseconds = 1000 * (time.monotonic() - began)
-        yield Finding("ok", what, f"{broker.host}:{broker.port} answers within {milliseconds:.3g} ms")
+        yield Finding("ok", what, f"{broker.place} answers within {milliseconds:.3g} ms")
 
 
 def _without_tls(broker: Broker) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import IO, Any, TypedDict
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import is_stream
 from fleetune.protocols.errors import SettingError, StoreError, StoreVersion
+from fleetune.protocols.one_line import without_url
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport.mqtt import parse_broker
 
@@ -68,7 +69,9 @@ def checked(
     topics.check_name(fleet, "fleet")
     topics.check_name(device, "device")
     if not is_stream(data):
-        raise SettingError(f"Agent: data {data!r} do not grow; leave it out, or see docs/streams.md")
+        raise SettingError(
+            f"Agent: data {without_url(data)!r} do not grow; leave it out, or see docs/streams.md"
+        )
     state = str(store.expanduser().absolute())
     return {**given, "broker": where, "fleet": fleet, "device": device, "state": state, "data": data}
 

@@ -192,5 +192,5 @@ def _do(commands: "list[Command]", *, dry_run: bool = False) -> None:
 
 
 def _without_secrets(content: str) -> str:
-    """A file's content to be shown: the broker's password is for agent.env alone."""
-    return re.sub(r"(://[^/\s:@]*):[^@\s]*@", r"\1:***@", content)
+    """A file's content to be shown: users and passwords of URLs are for agent.env alone."""
+    return re.sub(r"://.*@", "://***@", content)  # to the line's last @: a password may hold one

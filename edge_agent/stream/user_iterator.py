@@ -14,6 +14,7 @@ from fleetune.edge_agent.stream.intake import SampleQueue
 from fleetune.edge_agent.stream.sample import BadSample, make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.protocols.errors import DataError
+from fleetune.protocols.one_line import without_url
 from fleetune.protocols.user_code import as_line, user_module
 
 AGAIN_S, LONGEST_S = 5.0, 600.0
@@ -33,7 +34,7 @@ def find_generator(source: str) -> Generator | None:
     try:
         found = getattr(user_module(module), name, None)
     except Exception as problem:  # a user's file may raise anything
-        raise DataError(f"data.source `{source}`: {as_line(problem)}") from problem
+        raise DataError(f"data.source `{without_url(source)}`: {as_line(problem)}") from problem
     return found if inspect.isgeneratorfunction(found) else None
 
 

@@ -27,7 +27,7 @@ from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.protocols.errors import DataError, SettingError, StoreError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire import topics
-from fleetune.protocols.wire.transport.mqtt import Broker, explain, parse_broker, refused
+from fleetune.protocols.wire.transport.mqtt import ENCODE, Broker, explain, parse_broker, refused
 
 SCHEMES = ("mqtt", "mqtts")
 MOST_TOPIC = 500  # letters
@@ -66,10 +66,14 @@ def sensor_topic(source: str) -> SensorTopic | None:
     if scheme not in SCHEMES or rest == "":
         return None
     place, _, wanted = rest.partition("/")
+    if "@" in wanted and "@" not in place:  # then what looks like a topic may be half a password
+        raise DataError(
+            f"{scheme}://...: an @ after the first /; {ENCODE}; a topic with @ needs a user: {scheme}://user@host/topic"
+        )
     try:
         broker = parse_broker(f"{scheme}://{place}")
     except SettingError as problem:
-        raise DataError(str(problem)) from None
+        raise DataError(f"data: {problem}") from None
     found = SensorTopic(broker, wanted)
     levels = wanted.split("/")
     if not wanted or len(wanted) > MOST_TOPIC or "\0" in wanted or not _is_filter(levels):

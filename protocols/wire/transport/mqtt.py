@@ -35,6 +35,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Qos, Received, Will
 
 FAREWELL_S = 2.0
+ENCODE = "in user and password write / : @ # ? % as %2F %3A %40 %23 %3F %25"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
@@ -59,15 +60,25 @@ class Broker(Struct, frozen=True, forbid_unknown_fields=True):
     key: str | None = None
     keepalive_s: Annotated[int, Meta(ge=1, le=65535)] = 30
 
+    @property
+    def place(self) -> str:
+        """`host:port`; an IPv6 address has brackets."""
+        return f"{in_url(self.host)}:{self.port}"
+
     def __repr__(self) -> str:  # never the password
-        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
+        return f"{'mqtts' if self.tls else 'mqtt'}://{self.place}"
+
+
+def in_url(host: str) -> str:
+    """A host as it stands in a URL: an IPv6 address has brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def parse_broker(text: str, ca: str | None = None, cert: str | None = None, key: str | None = None) -> Broker:
     """`host`, `host:port`, `mqtt://user:password@host:port` or `mqtts://...`, the latter with TLS.
 
     Args:
-        text: one of these.
+        text: one of these. An IPv6 address stands in brackets where a port follows it.
         ca: see `Broker`; with it it is TLS in any case.
         cert: see `Broker`.
         key: see `Broker`.
@@ -76,15 +87,20 @@ def parse_broker(text: str, ca: str | None = None, cert: str | None = None, key:
         SettingError: it is none of these.
     """
     try:
-        url = urlsplit(text if "://" in text else f"mqtt://{text}")
+        url = urlsplit(_with_scheme(text))
         port = url.port
         host = (url.hostname or "").encode("idna").decode()
-    except (ValueError, UnicodeError) as problem:
-        raise SettingError(f"broker {_without_password(text)!r}: {problem}") from None
-    if url.scheme not in _PORTS or not host or url.path.strip("/") or url.query or port == 0:
-        raise SettingError(
-            f"broker {_without_password(text)!r}: use host:port, mqtt://user:password@host:port or mqtts://..."
-        )
+    except (ValueError, UnicodeError) as problem:  # its words may quote the password
+        too_large = "out of range" in str(problem)
+        raise _not_an_address(
+            "the port is out of range" if too_large else "host or port is not valid"
+        ) from None
+    if url.scheme not in _PORTS:
+        raise _not_an_address("it is not mqtt:// or mqtts://")
+    if not host or port == 0:
+        raise _not_an_address("host or port is missing")
+    if url.path.strip("/") or url.query or url.fragment:
+        raise _not_an_address("something follows host and port")
     return Broker(
         host=host,
         port=port or _PORTS[url.scheme],
@@ -94,6 +110,20 @@ def parse_broker(text: str, ca: str | None = None, cert: str | None = None, key:
         ca=ca,
         cert=cert,
         key=key,
+    )
+
+
+def _with_scheme(text: str) -> str:
+    if "://" in text:
+        return text
+    return f"mqtt://[{text}]" if text.count(":") > 1 and not set(text) & set("[@") else f"mqtt://{text}"
+
+
+def _not_an_address(reason: str) -> SettingError:
+    """A line without any part of the text: where a password ends cannot be told in a text that is wrong."""
+    return SettingError(
+        f"the broker's address cannot be read: {reason}; use host:port, mqtt://user:password@host:port"
+        f" or mqtts://...; {ENCODE}"
     )
 
 
@@ -221,10 +251,6 @@ def _send_small_packets_at_once(_client: Client, _data: Any, sock: Any) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _without_password(text: str) -> str:
-    return text.rpartition("@")[2]
-
-
 def refused(reason: str, broker: Broker) -> str:
     """That a broker lets us not in, and what to do, in one line."""
     return f"{broker} refuses us: {_advice(reason, broker)}"
@@ -233,7 +259,7 @@ def refused(reason: str, broker: Broker) -> str:
 def _advice(reason: str, broker: Broker) -> str:
     if reason in ("Bad user name or password", "Not authorized"):
         who = f"user {broker.username!r}" if broker.username else "a client without user name"
-        return f"{reason.lower()} for {who}; check user and password in mqtt://user:password@host"
+        return f"{reason.lower()} for {who}; check user and password in mqtt://user:password@host; {ENCODE}"
     return reason.lower()
 
 

@@ -1,17 +1,21 @@
 """Who gets into the embedded broker of a fleet, and what they may do there: real brokers, hostile clients."""
 
+import json
 import queue
+import socket
 import stat
 
 import pytest
 from tests.protocols.wire.test_transport import KINDS, is_connected, is_disconnected, wait_for
+from typer.testing import CliRunner
 
 from fleetune.coordinator.broker.access_rules import may
-from fleetune.coordinator.broker.broker_options import broker_at, join_words
+from fleetune.coordinator.broker.broker_options import broker_at
 from fleetune.coordinator.broker.credentials import Credentials, credentials_of, is_password
 from fleetune.coordinator.broker.embedded_broker import MAX_MESSAGE_BYTES, Access, EmbeddedBroker
+from fleetune.coordinator.cli import app
 from fleetune.edge_agent.probes.link_speed import measure_link
-from fleetune.protocols.errors import StoreError
+from fleetune.protocols.errors import StoreError, TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
 from fleetune.protocols.wire.transport import Received, Will
@@ -19,6 +23,14 @@ from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport, parse_
 
 CREDENTIALS = Credentials("join-secret", "coordinator-secret")
 FLEET = "f"
+
+
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(params=KINDS)
@@ -183,7 +195,10 @@ def test_passwords_are_made_once_for_a_fleet_and_for_nobody_else_to_read(tmp_pat
         credentials_of("f", tmp_path)
 
 
-def test_beyond_the_loopback_a_password_is_made_and_the_agents_command_printed(tmp_path, capsys):
+def test_beyond_the_loopback_a_terminal_gets_the_agents_command_with_a_password(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with broker_at(None, tmp_path / "run", "f", bind="127.0.0.1", port=0) as inside:
         assert inside.username is None
         assert not capsys.readouterr().out
@@ -216,6 +231,74 @@ def test_beyond_the_loopback_a_password_is_made_and_the_agents_command_printed(t
             assert given.password.encode() not in file.read_bytes()
 
 
+def invited(folder, *options):
+    result = CliRunner().invoke(app, ["invite", str(folder), *options])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_journal_gets_no_password_and_invite_prints_it_also_later(tmp_path, capsys):
+    run = tmp_path / "run"
+    with broker_at(None, run, "f", bind="0.0.0.0", port=0):
+        said = capsys.readouterr().out
+    password = credentials_of("f", tmp_path).join
+    assert password not in said
+    assert f"edge-coordinator invite {run}" in said
+    command = invited(run)
+    address = command.removeprefix("FLEETUNE_BROKER=").split()[0]
+    assert parse_broker(address).password == password
+    assert command.split()[1:] == [
+        "edge-agent",
+        "run",
+        "--fleet",
+        "f",
+        "--device",
+        "NAME",
+        "--data",
+        "npz:FILE",
+    ]
+    assert json.loads(invited(run, "--json")) == {
+        "fleet": "f",
+        "broker": address,
+        "command": command.rstrip("\n"),
+    }
+
+
+def test_an_invitation_to_an_open_broker_and_to_one_of_the_owner(tmp_path):
+    with broker_at(None, tmp_path / "open", "f", bind="::1", port=0) as inside:
+        assert invited(tmp_path / "open").startswith(f"FLEETUNE_BROKER=mqtt://[::1]:{inside.port} ")
+    own = parse_broker("mqtts://coordinator:secret@edge:99")
+    with broker_at(own, tmp_path / "own", "f", bind="127.0.0.1", port=0):
+        assert invited(tmp_path / "own").startswith("FLEETUNE_BROKER=mqtts://USER:PASSWORD@edge:99 ")
+    result = CliRunner().invoke(app, ["invite", str(tmp_path / "none")])
+    assert result.exit_code == 2
+    assert "no coordinator has opened a broker" in result.output
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+@pytest.mark.parametrize("bind", ["::1", "::"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_devices_join_by_ipv6(kind, bind, tmp_path):
+    access = Access(FLEET, CREDENTIALS)
+    with EmbeddedBroker.start(tmp_path, which=kind, bind=bind, access=access) as broker:
+        assert broker.host == "::1"
+        hosts = ["[::1]", "127.0.0.1"] if bind == "::" else ["[::1]"]
+        for host in hosts:
+            where = parse_broker(f"mqtt://join:join-secret@{host}:{broker.port}")
+            assert measure_link(where, FLEET, "alice", patience_s=20).unknown == ""
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_an_ipv6_port_in_use_and_an_address_of_another_machine_are_one_line():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        for bind in ("::1", "::"):
+            with pytest.raises(TransportError, match=rf"\[{bind}\]:{port}: .*in use"):
+                EmbeddedBroker.check(bind, port)
+    with pytest.raises(TransportError, match=r"\[2001:db8::1\]:0: "):
+        EmbeddedBroker.check("2001:db8::1", 0)
+
+
 def test_the_rules_hold_for_names_that_look_like_more():
     for client in ("alice/task", "+", "#", "", "alice/../bob"):
         assert not may("f", "join", client, f"{topics.ROOT}/f/alice/task/task", write=False)
@@ -223,4 +306,3 @@ def test_the_rules_hold_for_names_that_look_like_more():
     assert not may("f", None, "alice", f"{topics.ROOT}/f/alice/up", write=True)
     assert may("f", "join", "alice", f"{topics.ROOT}/f/alice/up", write=True)
     assert not may("f", "coordinator", "c", f"{topics.ROOT}/other/alice/up", write=True)
-    assert "secret" in join_words("f", "h", 1, "secret")

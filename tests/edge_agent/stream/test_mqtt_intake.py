@@ -14,6 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.helpers.ports import free_port
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.stream.messages import mqtt_intake
 from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES
 from fleetune.edge_agent.stream.messages.mqtt_intake import MqttIntake, sensor_topic
@@ -200,3 +201,20 @@ def test_the_password_is_for_the_broker_alone(tmp_path):
     with pytest.raises(DataError) as caught:
         is_stream("mqtt://pump:secret@host/#")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["mqtt://pump:12/ret@host/t", "mqtt://pump:sec#ret@host/t", "MQTT://sec:ret@h/t"]
+)
+def test_no_message_has_a_part_of_the_password(address):
+    with pytest.raises(DataError) as caught:
+        is_stream(address)
+    assert "ret" not in str(caught.value)
+    with pytest.raises(DataError) as caught:
+        load(address)
+    assert "ret" not in str(caught.value)
+
+
+def test_a_topic_with_an_at_sign_needs_a_user_in_front():
+    found = sensor_topic("mqtt://@host/plant@home/t")
+    assert (found.filter, found.broker.username) == ("plant@home/t", None)

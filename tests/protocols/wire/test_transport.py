@@ -8,8 +8,11 @@ import socket
 import subprocess
 import threading
 import time
+from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.helpers.ports import free_port
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
@@ -116,7 +119,10 @@ def test_broker_addresses():
     assert parse_broker("10.0.0.1:1884") == Broker("10.0.0.1", 1884)
     assert parse_broker("mqtt://me:p%40ss@h") == Broker("h", 1883, "me", "p@ss")
     assert parse_broker("mqtts://h") == Broker("h", 8883, tls=True)
-    assert parse_broker("mqtt://[::1]:99") == Broker("::1", 99)
+    assert parse_broker("mqtt://[::1]:99") == parse_broker("[::1]:99") == Broker("::1", 99)
+    assert parse_broker("::1") == Broker("::1", 1883)
+    assert parse_broker("mqtt://join:pw@[fe80::1]:99") == Broker("fe80::1", 99, "join", "pw")
+    assert repr(parse_broker("mqtt://me:secret@[::1]:99")) == "mqtt://[::1]:99"
     assert parse_broker("my_host-1:99").host == "my_host-1"
     assert repr(parse_broker("mqtt://me:secret@h")) == "mqtt://h:1883"
 
@@ -130,6 +136,26 @@ def test_wrong_addresses_are_one_line_without_the_password(text):
         parse_broker(text)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@given(
+    st.lists(st.sampled_from("/:@#?%[] \\&=\n1a"), min_size=1, max_size=4).map("".join),
+    st.sampled_from(["mqtt", "mqtts", "MQTT", "http", "mqtt:"]),
+)
+def test_no_message_has_a_part_of_a_password_that_was_not_encoded(signs, scheme):
+    text = f"{scheme}://join:sec{signs}ret@edge:1883"
+    try:
+        found = repr(parse_broker(text))
+    except SettingError as problem:
+        found = str(problem)
+        assert "%2F" in found
+    assert "sec" not in found
+    assert "ret" not in found
+
+
+@given(st.text(min_size=1))
+def test_a_password_that_was_encoded_arrives_as_it_is(password):
+    assert parse_broker(f"mqtt://join:{quote(password, safe='')}@[::1]:99").password == password
 
 
 # MQTT

@@ -1,0 +1,66 @@
+"""The command by which a device joins a run. The run's folder keeps it without its password."""
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from fleetune.coordinator.broker.credentials import credentials_of
+from fleetune.coordinator.store.run_folder import BROKER
+from fleetune.protocols.errors import StoreError
+from fleetune.protocols.files import write_atomically
+from fleetune.protocols.wire.topics import JOIN_USER
+from fleetune.protocols.wire.transport.mqtt import in_url
+
+FILE = f"{BROKER}/invitation.json"
+
+
+class Invitation(Struct, frozen=True):
+    """How devices reach a run's broker.
+
+    Attributes:
+        fleet: of the run.
+        host, port: of the broker.
+        tls: it encrypts.
+        access: "open", "password" (the fleet's own), or "own": users are those of its owner's broker.
+    """
+
+    fleet: str
+    host: str
+    port: int
+    tls: bool = False
+    access: str = "open"
+
+    def keep(self, folder: Path) -> None:
+        """Write it into the run's folder. Raises StoreError."""
+        write_atomically(folder / FILE, msgspec.json.encode(self), mode=0o600)
+
+    def url(self, password: str | None) -> str:
+        """The broker's address for `--broker`; `password`: of the fleet's devices."""
+        user = {"password": f"{JOIN_USER}:{password}@", "own": "USER:PASSWORD@"}.get(self.access, "")
+        return f"{'mqtts' if self.tls else 'mqtt'}://{user}{in_url(self.host)}:{self.port}"
+
+    def command(self, password: str | None) -> str:
+        """The agents' whole command. In the environment the password shows in no list of processes."""
+        where = f"FLEETUNE_BROKER={self.url(password)}"
+        return f"{where} edge-agent run --fleet {self.fleet} --device NAME --data npz:FILE"
+
+
+def invitation_of(folder: Path) -> tuple[Invitation, str | None]:
+    """How devices join the run in a folder, and the password of its fleet's devices, if there is one.
+
+    Raises:
+        StoreError: no coordinator has served the run, or the file is damaged.
+    """
+    path = folder / FILE
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Invitation)
+    except FileNotFoundError:
+        raise StoreError(
+            f"{folder}: no coordinator has opened a broker for it; edge-coordinator serve"
+        ) from None
+    except OSError as problem:
+        raise StoreError(f"cannot read {path}: {problem.strerror}") from None
+    except msgspec.MsgspecError:
+        raise StoreError(f"{path} is damaged; serve the run again, and it is written anew") from None
+    return found, credentials_of(found.fleet, folder.parent).join if found.access == "password" else None
