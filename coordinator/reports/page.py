@@ -155,7 +155,12 @@ def _what_ran(summary: Summary) -> str:
             if summary.simulated
             else "real fleet"
         )
+        + ("" if summary.agents is UNSET else f" · agents: {_counted(summary.agents)}")
     )
+
+
+def _counted(versions: Mapping[str, int]) -> str:
+    return ", ".join(f"{version} ({num_devices})" for version, num_devices in versions.items())
 
 
 def _headline(page: Page) -> Element:

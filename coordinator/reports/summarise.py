@@ -1,5 +1,6 @@
 """What a run came to, from its records and its ledger: how `summary.Summary` is made."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -61,6 +62,9 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         internals=declared_by(run.method),
         rollout=controller.rollout,
     )
+    agents = Counter(member.agent for member in state.members.values() if member.agent)
+    if agents:
+        summary = structs.replace(summary, agents=dict(sorted(agents.items())))
     if controller.finished not in (None, ALL_DONE):
         summary = structs.replace(summary, ended=controller.finished)
     if run.settings.proposes_ratios:

@@ -297,6 +297,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         ended: why training is over; not there where it is not, or all rounds are done.
         by_ratio: ascending; in runs whose coordinator proposes ratios.
         by_encoding: those of most bytes first; in runs whose coordinator proposes encodings.
+        agents: devices by program and version of their agent, as it reports them; not in simulations.
     """
 
     method: str
@@ -327,6 +328,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     ended: str | UnsetType = UNSET
     by_ratio: list[RatioSummary] | UnsetType = UNSET
     by_encoding: list[EncodingSummary] | UnsetType = UNSET
+    agents: dict[str, int] | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:

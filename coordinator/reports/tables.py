@@ -145,13 +145,24 @@ def prediction_table(summary: Summary) -> Table | None:
 def fleet_table(state: EngineState) -> Table:
     """A row a device: what it said of itself, and what became of it in the run."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in "device", "board", "p", "samples", "a round\ntakes", "conditions", "why this p", "stands":
+    for head in (
+        "device",
+        "board",
+        "agent",
+        "p",
+        "samples",
+        "a round\ntakes",
+        "conditions",
+        "why this p",
+        "stands",
+    ):
         right = head in ("p", "samples", "a round\ntakes")
         table.add_column(head, justify="right" if right else "left", overflow="fold")
     for view in view_devices(state):
         said = view.report
         cells = [
             readable.short_board(said.board) if said else readable.UNKNOWN,
+            state.members[view.device].agent or readable.UNKNOWN,
             readable.ratio(said.ratio if said else None),
             str(said.num_samples) if said else readable.UNKNOWN,
             readable.duration(said.round_s if said else None),

@@ -62,6 +62,7 @@ class Member:
             reply told, more being better.
         left_out: likewise, the share that this left for a later update (see `RoundCost`); None: not told.
         shown: likewise, both as they were in the last round that closed with it.
+        agent: program and version of its agent, as its presence reports; "": not reported, or simulated.
     """
 
     report: DeviceReport | None = None
@@ -86,6 +87,7 @@ class Member:
     score: float | None = None
     left_out: float | None = None
     shown: Shown | None = None
+    agent: str = ""
 
     @property
     def stays(self) -> bool:

@@ -17,10 +17,12 @@ class DeviceReady:
     """A device is enrolled and there: for the first time, late, or again.
 
     `base`: digest of what it holds of the model, where tasks are differences to that; None: it reads none.
+    `agent`: program and version of its agent; "": not reported, or simulated.
     """
 
     report: DeviceReport
     base: str | None = None
+    agent: str = ""
 
 
 @dataclass(frozen=True)

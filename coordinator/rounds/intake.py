@@ -26,8 +26,8 @@ def take_in(event: Event, state: EngineState, *, is_open: bool) -> list[Action]:
     when its data have changed.
     """
     match event:
-        case DeviceReady(report):
-            return _take_ready(state, report)
+        case DeviceReady(report, agent=agent):
+            return _take_ready(state, report, agent)
         case DeviceGone(device):
             _take_gone(state, device)
         case ReplyArrived():
@@ -58,11 +58,11 @@ def mark_declined(state: EngineState, event: Declined) -> None:
     )
 
 
-def _take_ready(state: EngineState, report: DeviceReport) -> list[Action]:
+def _take_ready(state: EngineState, report: DeviceReport, agent: str) -> list[Action]:
     member = state.members.get(report.device, Member())
     admitted = member.admitted and member.report == report
     back = {"ready": True, "refusal": None, "returning": False, "trained": False}
-    state.put(report.device, report=report, admitted=admitted, **back)
+    state.put(report.device, report=report, admitted=admitted, agent=agent, **back)
     if member.refusal is not None:  # it rested and is back: whatever it declined before, it would do now
         state.put(report.device, declined_round=0)
     if state.awaits(report.device):

@@ -165,7 +165,8 @@ class Dialogue:
 
     def _hear(self, peer: Peer, message: wire.FromDevice) -> None:
         match message:
-            case wire.Presence(online, instance):
+            case wire.Presence(online, instance, agent):
+                peer.agent = wire.readable(agent)
                 self._note_presence(peer, online, instance)
             case Offer() | Resume() | Ack() | Refuse():
                 self._pass(peer, peer.link.handle(message, self.timer()))
@@ -250,7 +251,7 @@ class Dialogue:
         if ready.run != self.run_id:
             return  # of an earlier run; our own enrolment is on its way
         check_ready(ready, peer, self.run)
-        self.tell(DeviceReady(ready.report, None if ready.base is UNSET else ready.base))
+        self.tell(DeviceReady(ready.report, None if ready.base is UNSET else ready.base, peer.agent))
 
     def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
         reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"

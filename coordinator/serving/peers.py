@@ -25,6 +25,7 @@ class Peer:
         device: its name.
         link: what passes between us.
         instance: of its agent; a new one means that it was restarted.
+        agent: program and version of its agent.
         online: by its last presence.
         enrolled: it has taken the run's enrolment from this process, or said that it has it.
         stage, progress: what it said it is doing.
@@ -37,6 +38,7 @@ class Peer:
     device: str
     link: PeerLink
     instance: str = ""
+    agent: str = ""
     online: bool = False
     enrolled: bool = False
     stage: Literal["", "training", "evaluating"] = ""

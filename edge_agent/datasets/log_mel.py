@@ -9,13 +9,13 @@ and `norm=None`, to rounding.
 import math
 from functools import cache
 from typing import Annotated
-from urllib.parse import parse_qsl
 
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.datasets.source_options import source_options
 from fleetune.protocols.errors import DataError
 
 FLOOR = 1e-6  # added to every energy: silence has a logarithm, too
@@ -65,13 +65,14 @@ def log_mel_options(source: str, options: str) -> tuple[LogMel, dict[str, str]]:
     else stands there.
 
     Raises:
-        DataError: a value is out of range, or there is no frame, or a band between two lines of the spectrum.
+        DataError: an option is given twice, a value is out of range, there is no frame, or a band lies
+            between two lines of the spectrum.
     """
+    given = source_options(source, options)
     try:
-        given = dict(parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options)))
         mine = {name: given.pop(name) for name in LogMel.__struct_fields__ if name in given}
         found = convert(mine, LogMel, strict=False)
-    except (ValidationError, ValueError) as problem:
+    except ValidationError as problem:
         known = ", ".join(LogMel.__struct_fields__)
         raise DataError(f"{source}: {problem}; options are {known}, as in ?rate=8000&mels=40") from None
     if not 2 <= found.frame <= found.length or not found.hop:

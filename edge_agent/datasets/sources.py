@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from fleetune.edge_agent.datasets.dataset import Dataset, dataset
 from fleetune.edge_agent.datasets.har import load_har
 from fleetune.edge_agent.datasets.idx import load_idx
 from fleetune.edge_agent.datasets.npz import from_arrays, load_npz
+from fleetune.edge_agent.datasets.source_options import source_options
 from fleetune.edge_agent.datasets.table import load_table
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.one_line import without_url
@@ -95,11 +95,20 @@ def _digits() -> Dataset:
 
 
 def _arguments(source: str, options: str) -> dict[str, Any]:
+<<<<<<< HEAD
     """Raises DataError: they are not `name=value` with `&` between."""
     try:
         pairs = parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options))
     except ValueError:
         raise DataError(f"data.source `{source}`: write arguments as in ?noise=0.1&day=monday") from None
+=======
+    """Raises DataError: see `source_options`."""
+    given = source_options(f"data.source `{source}`", options)
+    return {name: _value(text) for name, text in given.items()}
+
+
+def _value(text: str) -> Any:
+>>>>>>> 1acee54 (Read CSV columns in chunks and refuse double meanings)
     try:
         return {name: parse_value(text) for name, text in pairs}
     except SettingError as problem:

@@ -5,20 +5,17 @@ window reaches over the end of a block, and a block's windows are tested, valida
 (`Dataset.block`). Blocks are counted from a file's first row: append to it, and nothing changes sides.
 """
 
-import csv
-import gzip
-import re
-import zlib
 from pathlib import Path
-from typing import Annotated, Any, TextIO
-from urllib.parse import parse_qsl
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from fleetune.edge_agent.datasets.csv_columns import Classes, CsvFile, Groups, Numbers, TokenIds
 from fleetune.edge_agent.datasets.dataset import Dataset, dataset
+from fleetune.edge_agent.datasets.source_options import name_list, repeated, source_options
 from fleetune.protocols.errors import DataError
 
 VOCABULARY = 8192  # of the built-in model `text-embedding`
@@ -73,147 +70,106 @@ def load_table(source: str, path: Path, options: str) -> Dataset:
         DataError: in one line, what is wrong with the options or the file.
     """
     asked = _options(source, options)
-    table = _Table(source, *_read(source, path, asked))
-    for columns in (asked.label, asked.columns, asked.group, asked.test, asked.validation, asked.text):
-        table.check(_list(columns))
+    file = CsvFile(source, path, name_list(asked.names))
+    _check_columns(file, asked)
     if asked.window:
-        return _windows(table, asked)
+        return _windows(file, asked)
+    x = _texts(file, asked) if asked.text else Numbers(file, _inputs(file, asked))
+    label = _label_column(file, asked)
+    group = Groups(file, asked.group) if asked.group else None
+    test, validation = (Numbers(file, [name]) if name else None for name in (asked.test, asked.validation))
+    file.fill(x, label, group, test, validation, cells_per_row=asked.words if asked.text else 0)
     return dataset(
         source,
-        _texts(table, asked) if asked.text else table.numbers(_inputs(table, asked)),
-        _labels(table, asked),
-        group=table.texts(asked.group) if asked.group else None,
-        test=table.numbers([asked.test])[:, 0] if asked.test else None,
-        validation=table.numbers([asked.validation])[:, 0] if asked.validation else None,
+        x.done(),
+        _labels(label, asked),
+        group=None if group is None else group.done(),
+        test=None if test is None else test.done()[:, 0],
+        validation=None if validation is None else validation.done()[:, 0],
     )
 
 
-def token_ids(text: str, words: int, vocabulary: int) -> list[int]:
-    """The first words of a text as numbers 1..vocabulary-1, by their checksums (CRC-32), so that no device
-    needs a dictionary; filled up with 0, which is no word.
-    """
-    found = re.findall(r"\w+", text.lower())[:words]
-    ids = [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in found]
-    return ids + [0] * (words - len(ids))
-
-
 def _options(source: str, options: str) -> TableOptions:
+    given = source_options(source, options)
     try:
-        given = dict(parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options)))
         asked = convert(given, TableOptions, strict=False)
-    except (ValidationError, ValueError) as problem:
+    except ValidationError as problem:
         known = ", ".join(TableOptions.__struct_fields__)
         raise DataError(f"{source}: {problem}; options are {known}, as in ?label=kwh&window=24") from None
     if asked.horizon and not (asked.window and asked.label):
         raise DataError(f"{source}: horizon asks for the label's next values; give window and label too")
     if asked.window and (asked.text or asked.test or asked.validation):
         raise DataError(f"{source}: a series has no text, and its blocks say what is tested; leave them out")
+    if asked.text and asked.columns:
+        raise DataError(f"{source}: text and columns both name the input; give one of them")
+    if asked.classes and len(name_list(asked.label)) != 1:
+        raise DataError(f"{source}: classes list the texts of one label; name its column with label=")
+    twice = repeated(name_list(asked.classes))
+    if twice is not None:
+        raise DataError(f"{source}: classes lists {twice!r} twice; list each class once")
     return asked
 
 
-def _list(columns: str) -> list[str]:
-    return [name.strip() for name in columns.split(",") if name.strip()]
+def _check_columns(file: CsvFile, asked: TableOptions) -> None:
+    """Raises DataError: there is no such column, or a column has two parts that exclude each other."""
+    for option in ("label", "columns", "group", "test", "validation", "text"):
+        file.check(_names(getattr(asked, option), option), option)
+    answers = {} if asked.horizon else dict.fromkeys(name_list(asked.label), "label")
+    answers |= {name: part for part in ("test", "validation") if (name := getattr(asked, part))}
+    for name in name_list(asked.columns or asked.text):
+        if name in answers:
+            raise DataError(
+                f"{file.source}: column {name} is the {answers[name]} and an input too; a model would only"
+                f" copy it: take it out of {'columns' if asked.columns else 'text'}"
+            )
 
 
-def _read(source: str, path: Path, asked: TableOptions) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns, and the rows."""
-
-    def rows_of(file: TextIO) -> list[list[str]]:
-        return [row for row in csv.reader(file) if row]
-
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as file:
-                rows = rows_of(file)
-        else:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = rows_of(file)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as problem:
-        raise DataError(f"{source}: cannot read {path}: {problem}") from None
-    names = _list(asked.names) or [name.strip() for name in (rows.pop(0) if rows else [])]
-    if not rows:
-        raise DataError(f"{source}: {path} has no rows")
-    for number, row in enumerate(rows, start=1 if asked.names else 2):
-        if len(row) != len(names):
-            raise DataError(f"{source}: row {number} has {len(row)} columns, the first {len(names)}")
-    return names, rows
+def _names(text: str, option: str) -> list[str]:
+    """The columns that an option names; group, test and validation name one, as it stands."""
+    return name_list(text) if option in ("label", "columns", "text") else [text] * bool(text)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-class _Table:
-    """Columns by name."""
-
-    def __init__(self, source: str, names: list[str], rows: list[list[str]]) -> None:
-        self.source, self.names, self._rows = source, names, rows
-
-    def check(self, names: list[str]) -> None:
-        """Raises DataError: there is no such column."""
-        for name in names:
-            if name not in self.names:
-                raise DataError(f"{self.source}: no column {name!r}; there are {', '.join(self.names)}")
-
-    def texts(self, name: str) -> NDArray[np.str_]:
-        """A column as it stands, shape (n,)."""
-        place = self.names.index(name)
-        return np.array([row[place] for row in self._rows])
-
-    def numbers(self, names: list[str]) -> NDArray[np.float32]:
-        """Columns as numbers, shape (n, columns)."""
-        found = np.empty((len(self._rows), len(names)), np.float32)
-        for place, name in enumerate(names):
-            column = self.texts(name)
-            try:
-                found[:, place] = column.astype(np.float64)
-            except ValueError:
-                wrong = next(text for text in column.tolist() if not _is_number(text))
-                raise DataError(f"{self.source}: column {name} holds {wrong[:50]!r}, no number") from None
-        return found
-
-
-def _inputs(table: _Table, asked: TableOptions) -> list[str]:
+def _inputs(file: CsvFile, asked: TableOptions) -> list[str]:
     """Names of the input's columns. A series that is forecast is its own input, too."""
-    labels = [] if asked.horizon else _list(asked.label)
+    labels = [] if asked.horizon else name_list(asked.label)
     used = {*labels, asked.group, asked.test, asked.validation}
-    found = _list(asked.columns) or [name for name in table.names if name not in used]
+    found = name_list(asked.columns) or [name for name in file.names if name not in used]
     if not found:
-        raise DataError(f"{table.source}: no columns are left for the input")
+        raise DataError(f"{file.source}: no columns are left for the input")
     return found
 
 
-def _texts(table: _Table, asked: TableOptions) -> NDArray[np.float32]:
-    columns = [table.texts(name) for name in _list(asked.text)]
-    texts = (" ".join(parts) for parts in zip(*columns, strict=True))
-    return np.array([token_ids(text, asked.words, asked.vocabulary) for text in texts], np.float32)
+def _texts(file: CsvFile, asked: TableOptions) -> TokenIds:
+    return TokenIds(file, name_list(asked.text), asked.words, asked.vocabulary)
 
 
-def _labels(table: _Table, asked: TableOptions) -> NDArray[Any] | None:
-    """None: there are none."""
-    names = _list(asked.label)
+def _label_column(file: CsvFile, asked: TableOptions) -> Numbers | Classes | None:
+    """None: there are no labels."""
+    names = name_list(asked.label)
     if not names:
         return None
-    if asked.classes:
-        classes = _list(asked.classes)
-        numbers = {text: number for number, text in enumerate(classes)}
-        found = [numbers.get(text.strip()) for text in table.texts(names[0])]
-        if len(names) > 1 or None in found:
-            raise DataError(f"{table.source}: classes list the texts of one label, all of them")
-        return np.array(found, np.int64)
-    labels = table.numbers(names)
-    whole = labels.shape[1] == 1 and not asked.horizon and (labels == np.floor(labels)).all()
-    return labels[:, 0].astype(np.int64) if whole else labels
+    return Classes(file, names[0], name_list(asked.classes)) if asked.classes else Numbers(file, names)
 
 
-def _windows(table: _Table, asked: TableOptions) -> Dataset:
+def _labels(
+    column: Numbers | Classes | None, asked: TableOptions
+) -> NDArray[np.int64] | NDArray[np.float32] | None:
+    if column is None:
+        return None
+    if isinstance(column, Classes):
+        return column.done()
+    labels = column.done()
+    is_class = column.whole and labels.shape[1] == 1 and not asked.horizon
+    return labels[:, 0].astype(np.int64) if is_class else labels
+
+
+def _windows(file: CsvFile, asked: TableOptions) -> Dataset:
     """Samples of shape (columns, window), time last, as convolutions take them."""
-    values, labels = table.numbers(_inputs(table, asked)), _labels(table, asked)
-    groups = table.texts(asked.group) if asked.group else np.zeros(len(values), np.str_)
+    inputs, label = Numbers(file, _inputs(file, asked)), _label_column(file, asked)
+    group = Groups(file, asked.group) if asked.group else None
+    file.fill(inputs, label, group)
+    values, labels = inputs.done(), _labels(label, asked)
+    groups = np.zeros(len(values), np.str_) if group is None else group.done()
     rows = asked.block or 10 * (asked.window + asked.horizon)
     starts: list[NDArray[np.intp]] = []
     blocks: list[NDArray[np.intp]] = []
@@ -225,13 +181,13 @@ def _windows(table: _Table, asked: TableOptions) -> Dataset:
             starts.append(spans)
     spans = np.concatenate(starts)
     if not len(spans):
-        raise DataError(f"{table.source}: no block of {rows} rows holds a window and its horizon")
+        raise DataError(f"{file.source}: no block of {rows} rows holds a window and its horizon")
     past, future = spans[:, : asked.window], spans[:, asked.window :]
     y = None
     if labels is not None:
         y = labels[future].reshape(len(spans), -1) if asked.horizon else labels[past[:, -1]]
     return dataset(
-        table.source,
+        file.source,
         np.ascontiguousarray(np.moveaxis(values[past], 1, 2)),
         y,
         group=groups[past[:, 0]] if asked.group else None,

@@ -5,6 +5,7 @@ Pillow, pyarrow and soundfile are imported where such a file is read, and nowher
 
 import csv
 import io
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fleetune.edge_agent.datasets.audio import SOUNDS, NeedsSoundfile, sound_features
+from fleetune.edge_agent.datasets.csv_columns import EXACT, as_whole, is_whole
 from fleetune.edge_agent.datasets.log_mel import LogMel
 from fleetune.edge_agent.stream.sample import MAX_SAMPLE_BYTES, BadSample, Sample, make_sample
 from fleetune.protocols.errors import DataError
@@ -24,6 +26,7 @@ TABLES = frozenset({".csv", ".parquet"})
 KNOWN = IMAGES | SOUNDS | TABLES | {".npz"}
 MAX_SHARD_BYTES = 2**30
 MAX_LINE_BYTES = 2**22
+_MAX_ROUNDED = 10_000  # whole numbers above 2**24 that are compared with the next ones
 _MARKS = {"test", "validation", "x_train", "x_test", "x_validation"}
 _ID = "id"
 
@@ -195,25 +198,57 @@ class Rows:
             raise BadFile(
                 f"{path}: columns {', '.join(inputs)[:100]}; tables here have {', '.join(self.columns)[:100]}"
             )
-        self._reading, self._folder, self._width = reading, label, len(names)
+        self._reading, self._folder, self._width, self._names = reading, label, len(names), names
         self._inputs = [places[name] for name in self.columns]
         self._labels = [places[name] for name in reading.labels if name in places]
-        self._id = places.get(_ID)
+        self._id, self._path = places.get(_ID), path
+        self._rounded: dict[tuple[str, float], int] = {}
 
     def sample(self, cells: Sequence[str]) -> Iterator[Sample]:
-        """The sample in a row; none where it cannot be kept."""
+        """The sample in a row; none where it cannot be kept.
+
+        Raises:
+            BadFile: a column holds two different whole numbers that are one float32, such as numbers of rows.
+        """
         try:
             if len(cells) != self._width:
                 words = f"a row of {len(cells)} cells; the first line has {self._width}"
                 raise BadSample("shape", words)  # noqa: TRY301
-            x = np.array([_number(cells[place]) for place in self._inputs], np.float64)
+            x = np.array([self._number(cells, place) for place in self._inputs], np.float64)
             y = [self._reading.label(cells[place]) for place in self._labels]
+        except BadFile:
+            raise
         except BadSample as problem:
             self._reading.refuse(problem)
             return
         label: Any = self._folder if not y else y[0] if len(y) == 1 else None if None in y else y
         name = None if self._id is None else cells[self._id].strip() or None
         yield from _made(x, label, name, self._reading)
+
+    def _number(self, cells: Sequence[str], place: int) -> float:
+        words, name = cells[place], self._names[place]
+        try:
+            found = float(words)
+        except ValueError:
+            said = f"{self._path}: column {name} holds {words[:50]!r}; it must be a number"
+            raise BadSample("not-numbers", said) from None
+        if not math.isfinite(found):
+            said = f"{self._path}: column {name} holds {words[:50]!r}; a finite number was expected"
+            raise BadSample("not-finite", said)
+        if abs(found) >= EXACT and is_whole(words):
+            self._check_rounded(name, found, as_whole(words))
+        return found
+
+    def _check_rounded(self, name: str, found: float, whole: int) -> None:
+        if len(self._rounded) >= _MAX_ROUNDED:
+            self._rounded.clear()
+        with np.errstate(over="ignore"):
+            seen = self._rounded.setdefault((name, float(np.float32(found))), whole)
+        if seen != whole:
+            raise BadFile(
+                f"{self._path}: column {name}: {seen} and {whole} become one number as float32;"
+                " leave the column out of the file, or subtract a constant from it"
+            )
 
 
 class CsvLines:
@@ -258,13 +293,6 @@ class CsvLines:
             return next(csv.reader(io.StringIO(line.decode("utf-8"), newline="")), [])
         except (UnicodeDecodeError, csv.Error) as problem:
             raise BadFile(f"{self._path}: a line that is no CSV ({flat(problem)[:100]})") from None
-
-
-def _number(words: str) -> float:
-    try:
-        return float(words)
-    except ValueError:
-        raise BadSample("not-numbers", f"a cell {words[:50]!r}; it must be a number") from None
 
 
 def _made(x: Any, y: Any, name: Any, reading: Reading) -> Iterator[Sample]:

@@ -65,7 +65,13 @@ def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
     )
     report = DeviceReport("a", "raspberry-pi-4b", 120, 0.4, "as wanted", round_s=14.2, conditions=conditions)
     members = {
-        "a": Member(report, ready=True, declined_round=2, declined_reason="41 °C of 40 °C"),
+        "a": Member(
+            report,
+            ready=True,
+            declined_round=2,
+            declined_reason="41 °C of 40 °C",
+            agent="fleetune 0.2.0.dev900",
+        ),
         "b": Member(
             DeviceReport("b", conditions=Conditions(power="mains", watts=5.2)), ready=True, left=True
         ),
@@ -76,7 +82,15 @@ def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
     with console.capture() as capture:
         console.print(fleet_table(EngineState(rounds_done=2, members=members)))
     rows = {line.split()[0]: line for line in capture.get().splitlines() if line[:1] in "abcd"}
-    for wanted in ("rpi-4b", "0.4", "120", "14 s", "as wanted", "idle; declined round 2: 41 °C of 40 °C"):
+    for wanted in (
+        "rpi-4b",
+        "fleetune 0.2.0.dev900",
+        "0.4",
+        "120",
+        "14 s",
+        "as wanted",
+        "idle; declined round 2: 41 °C of 40 °C",
+    ):
         assert wanted in rows["a"]
     assert "battery 43 %, 41 °C, throttled, metered, 412 MB to use" in rows["a"]
     assert "mains, 5.2 W" in rows["b"]

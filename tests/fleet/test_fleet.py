@@ -15,6 +15,7 @@ from fleetune.edge_agent.state.state_folder import agent_files, wipe
 from fleetune.edge_agent.training.trainers import trains_smaller
 from fleetune.protocols.model.smaller import has_smaller
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.version import VERSION
 
 pytestmark = pytest.mark.fleet
 
@@ -31,6 +32,7 @@ def test_fedspu_over_mqtt_is_its_simulation(tmp_path, tmp_path_factory, which):
     assert len(found.rounds) == 4
     assert len({reply[0] for reply in found.rounds[1][3].values()}) == 3  # three boards, three ratios
     assert summary["refused"] == {}
+    assert summary["agents"] == {f"fleetune {VERSION}": len(summary["by_device"])}
     assert summary["bytes"]["up"] == sum(traffic[1] for traffic in wanted.traffic.values())
     all_of_it_is_known_as_ours(fleet)
 

@@ -1,12 +1,13 @@
 """CSV files: rows, windows of a series in blocks of time, texts as ids; and mistakes in one line."""
 
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from fleetune.coordinator.export.make_bundle import make_bundle
-from fleetune.edge_agent.datasets.table import token_ids
+from fleetune.edge_agent.datasets.csv_columns import token_ids
 from fleetune.edge_agent.training.device_data import check_fits, for_vocabulary, load, split
 from fleetune.edge_agent.training.local_training import LocalTrainer
 from fleetune.edge_agent.training.onnx_backend import OnnxBackend
@@ -107,13 +108,24 @@ def test_texts_are_ids_of_a_hashed_vocabulary(tmp_path):
     ("options", "words"),
     [
         ("label=watt", "no column 'watt'; there are house, kwh, temp, ok"),
-        ("label=ok", "column house holds 'a', no number"),
+        ("label=ok", "row 2, column house: 'a' is no number; correct it, remove the row, or leave"),
         ("labels=ok", "unknown field `labels`; options are label, columns"),
         ("label=ok&window=x", "window"),
         ("horizon=3", "horizon asks for the label's next values; give window and label too"),
         ("window=3&test=ok", "its blocks say what is tested; leave them out"),
         ("columns=kwh&window=30&block=20", "no block of 20 rows holds a window"),
-        ("label=house&classes=a", "classes list the texts of one label, all of them"),
+        ("label=house&classes=a", "row 62, column house: 'b' is none of the classes a; list all texts"),
+        ("label=house,ok&classes=a,b", "classes list the texts of one label; name its column with label="),
+        ("classes=a,b&columns=kwh", "classes list the texts of one label; name its column with label="),
+        ("label=house&classes=a,b,a&columns=kwh", "classes lists 'a' twice; list each class once"),
+        ("label=ok&columns=kwh&label=kwh", "option label is given twice; give it once"),
+        ("label=ok&columns=kwh,ok", "column ok is the label and an input too"),
+        ("label=ok&columns=kwh,ok&window=4", "column ok is the label and an input too"),
+        ("label=house&classes=a,b&text=house", "column house is the label and an input too"),
+        ("columns=kwh,ok&test=ok", "column ok is the test and an input too"),
+        ("columns=kwh,temp,kwh", "columns names 'kwh' twice; name each column once"),
+        ("text=house&columns=kwh", "text and columns both name the input; give one of them"),
+        ("names=a,b,a,d&columns=b", "columns 1 and 3 have the same name 'a'; give each column its own name"),
         ("group=house&columns=kwh&label=", None),
     ],
 )
@@ -136,6 +148,86 @@ def test_a_row_of_another_length_and_a_file_that_is_none(tmp_path):
     (tmp_path / "c.csv.gz").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"cannot read .*c\.csv\.gz"):
         load(f"csv:{tmp_path}/c.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a,b\n1,2\n\n3,nan\n", "row 4, column b: 'nan' is no finite float32 number; correct it"),
+        ("a,b\n1,2\n3,1e39\n", "row 3, column b: '1e39' is no finite float32 number"),
+        ("a,b\n1,2\n3,\n", "row 3, column b: '' is empty; a number was expected; correct it"),
+        (f"a,b\n1,2\n3,{'x' * 9000}\n", f"row 3, column b: '{'x' * 50}'... is no number"),
+        ("a,b,a\n1,2,3\n", "columns 1 and 3 have the same name 'a'; give each column its own name"),
+        (f"a,b\n1,2\n3,{'x' * 200_000}\n", "field larger than field limit (131072) (after row 2)"),
+    ],
+)
+def test_a_fault_in_a_file_names_row_and_column(tmp_path, content, words):
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    for options in ("columns=a,b", "columns=a&label=b"):
+        with pytest.raises(DataError, match=re.escape(words)) as caught:
+            load(f"csv:{path}?{options}")
+        assert len(str(caught.value)) < 400
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("16777216", "16777217"),
+        ("1700000001", "1700000002.0"),
+        ("-16777217", "-16777216"),
+        ("9007199254740993", "9007199254740992"),  # also one float64
+        ("12345678901234567890", "12345678901234567891"),
+    ],
+)
+def test_two_whole_numbers_that_become_one_float32_are_refused(tmp_path, pair):
+    path = tmp_path / "rows.csv"
+    filling = "".join(f"{i},{i}\n" for i in range(20_000))  # they meet across chunks of rows
+    path.write_text(f"id,x\n{pair[0]},1\n{filling}{pair[1]},2\n")
+    words = f"column id: {pair[0]} (row 2) and {pair[1]} (row 20003) become one number as float32; leave"
+    for options in ("label=x", "columns=x&label=id"):
+        with pytest.raises(DataError, match=re.escape(words)):
+            load(f"csv:{path}?{options}")
+    assert load(f"csv:{path}?columns=x").x.shape == (20_002, 1)
+
+
+def test_large_numbers_that_stay_apart_or_are_measured_are_taken(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\n16777216,1e20\n16777218,1.00000001e20\n16777216.0,16777216.5\n33554432,16777216\n")
+    assert load(f"csv:{path}").x[:, 0].tolist() == [16777216, 16777218, 16777216, 33554432]
+
+
+def one_long_cell():
+    rows = [f"{i % 4},w{i % 977} tail more" for i in range(20_000)]
+    rows[100] = "1," + "long word " * 2500
+    return "label,text\n" + "\n".join(rows)
+
+
+def one_long_group():
+    return "a,house\n" + "".join(f"{i % 7},{'h' * 25_000 if i == 9 else i % 5}\n" for i in range(50_000))
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (one_long_cell(), "label=label&text=text"),
+        (one_long_group(), "group=house"),
+        ("a,b\n" + "1,2\n" * 200_000, "label=b"),
+        ("id,b\n" + "".join(f"{i * 4096 + 2**28},{i % 3}\n" for i in range(50_000)), "label=b"),
+    ],
+    ids=["text", "group", "digits", "large"],
+)
+def test_reading_takes_6_mb_and_four_times_the_file_at_most(tmp_path, content, options):
+    path = tmp_path / "rows.csv"
+    path.write_text(content)
+    tracemalloc.start()
+    try:
+        load(f"csv:{path}?{options}")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 6e6 + 4 * path.stat().st_size
 
 
 def test_text_embedding_with_both_trainers_and_without_what_is_no_word(tmp_path):

@@ -492,6 +492,25 @@ def test_which_sources_are_streams(tmp_path, monkeypatch):
         open_stream(tmp_path / "s.sqlite", "watch:in", StreamSettings())
 
 
+def test_a_table_whose_numbers_become_one_float32_is_refused_as_a_file(store, folder, caplog):
+    (folder / "ids.csv").write_text("id_of_row,t\n16777216,1\n16777217,2\n16777218,3\n")
+    (folder / "twice.csv").write_text("t,t\n1,2\n")
+    looking = Looking(store, folder)
+    looking.look(3)
+    assert refused(store) == {"file": 2}
+    assert "column id_of_row: 16777216 and 16777217 become one number as float32" in caplog.text
+    looking.look(3)  # no second try while it stands as it was
+    assert refused(store) == {"file": 2}
+
+
+def test_a_bad_cell_is_told_with_its_file_and_column(store, folder, caplog):
+    (folder / "log.csv").write_text("t,speed\n1,fast\n2,nan\n")
+    Looking(store, folder).look(3)
+    assert refused(store) == {"not-numbers": 1, "not-finite": 1}
+    assert f"{folder}/log.csv: column speed holds 'fast'; it must be a number" in caplog.text
+    assert f"{folder}/log.csv: column speed holds 'nan'; a finite number was expected" in caplog.text
+
+
 def test_samples_put_in_by_hand_are_there_and_shown(tmp_path, folder):
     (folder / "a.csv").write_text("p,q,label\n1,2,0\n3,4,1\n1,2,0\nx,1,0\n5,6,\n")
     here = ["--fleet", "f", "--device", "d", "--state", str(tmp_path)]

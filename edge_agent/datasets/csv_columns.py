@@ -1,0 +1,306 @@
+"""Columns of a CSV file, filled row by row: memory grows with what is kept, never with the longest cell.
+
+Cells become numbers, class numbers, token ids or group names as soon as they are read. A mistake names the
+row, counted as a spreadsheet does (the first line of the file is row 1), the column and the cell.
+"""
+
+import csv
+import gzip
+import math
+import re
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Protocol, TextIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.datasets.source_options import repeated
+from fleetune.protocols.errors import DataError
+
+EXACT = 2**24  # float32 holds every whole number up to here
+_CHUNK_CELLS = 2**14
+_SHOWN = 50
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0*)?\s*")
+
+Rows = list[tuple[int, list[str]]]
+
+
+class CsvFile:
+    """A CSV file and the names of its columns.
+
+    Args:
+        source: as the user wrote it, for messages.
+        path: of the file; `.gz` is unpacked.
+        names: of the columns; empty: the first row has them.
+
+    Raises:
+        DataError: it cannot be read, has no rows, or two columns have one name.
+    """
+
+    def __init__(self, source: str, path: Path, names: Sequence[str] = ()) -> None:
+        self.source, self.path = source, path
+        self._headless, self._first = bool(names), 0
+        self.names = [*names] or self._first_row()
+        twice = repeated(self.names)
+        if twice is not None:
+            places = [place for place, name in enumerate(self.names, 1) if name == twice]
+            where = " and ".join(map(str, places))
+            raise DataError(
+                f"{source}: columns {where} have the same name {twice!r}; give each column its own name"
+            )
+
+    def check(self, names: Sequence[str], option: str) -> None:
+        """Raises DataError: there is no such column, or a name is given twice."""
+        twice = repeated(names)
+        if twice is not None:
+            raise DataError(f"{self.source}: {option} names {twice!r} twice; name each column once")
+        for name in names:
+            if name not in self.names:
+                raise DataError(f"{self.source}: no column {name!r}; there are {', '.join(self.names)}")
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The rows with their numbers, without the names; blank rows are left out.
+
+        Raises:
+            DataError: the file cannot be read, or a row has more or fewer cells than there are columns.
+        """
+        for number, row in self._all_rows():
+            if not row or (number == self._first and not self._headless):
+                continue
+            if len(row) != len(self.names):
+                raise DataError(
+                    f"{self.source}: row {number} has {len(row)} columns, the first {len(self.names)}"
+                )
+            yield number, row
+
+    def fill(self, *columns: "Column | None", cells_per_row: int = 1) -> None:
+        """Give all rows to the columns, in chunks. Raises DataError: see `rows` and the columns."""
+        rows, found = self.rows(), False
+        some = max(1, _CHUNK_CELLS // max(cells_per_row, len(self.names)))
+        while chunk := [*islice(rows, some)]:
+            found = True
+            for column in columns:
+                if column is not None:
+                    column.take(chunk)
+        if not found:
+            raise DataError(f"{self.source}: {self.path} has no rows")
+
+    def wrong_cell(self, row: int, name: str, cell: str, words: str) -> DataError:
+        """The error that says what is wrong with a cell and what to do."""
+        shown = repr(cell) if len(cell) <= _SHOWN else f"{cell[:_SHOWN]!r}..."
+        return DataError(f"{self.source}: row {row}, column {name}: {shown} {words}")
+
+    def _first_row(self) -> list[str]:
+        for _, row in self._all_rows():
+            if row:
+                return [name.strip() for name in row]
+        raise DataError(f"{self.source}: {self.path} has no rows")
+
+    def _all_rows(self) -> Iterator[tuple[int, list[str]]]:
+        number = 0
+        try:
+            with _open(self.path) as file:
+                reader, seen = csv.reader(file), False
+                for number in count(1):
+                    row = next(reader, None)
+                    if row is None:
+                        return
+                    if row and not seen:
+                        seen, self._first = True, number
+                    yield number, row
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as problem:
+            raise DataError(
+                f"{self.source}: cannot read {self.path}: {problem} (after row {max(0, number - 1)})"
+            ) from None
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return cast("TextIO", gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+class Column(Protocol):
+    """What is made of the cells of one or more columns."""
+
+    def take(self, rows: Rows) -> None:
+        """Add the next rows. Raises DataError: a cell is not what it must be."""
+
+
+class Numbers:
+    """Columns as float32, shape (n, columns).
+
+    Attributes:
+        whole: every number so far is a whole one.
+    """
+
+    def __init__(self, file: CsvFile, names: Sequence[str]) -> None:
+        self._file, self._names = file, [*names]
+        self._places = [file.names.index(name) for name in names]
+        self._found = array("f")
+        self._large = {name: _LargeNumbers() for name in names}
+        self.whole = True
+
+    def take(self, rows: Rows) -> None:
+        values = self._values(rows)
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        if not np.isfinite(single).all():
+            row, place = np.argwhere(~np.isfinite(single))[0]
+            words = "is no finite float32 number; correct it or remove the row"
+            raise self._wrong(rows[row], place, words)
+        for row, place in np.argwhere(np.abs(values) >= EXACT):
+            number, cells = rows[row]
+            self._large[self._names[place]].note(number, cells[self._places[place]], single[row, place])
+        self.whole = self.whole and bool((values == np.floor(values)).all())
+        self._found.frombytes(single.tobytes())
+
+    def done(self) -> NDArray[np.float32]:
+        """All of them.
+
+        Raises:
+            DataError: two different whole numbers of one column are one float32.
+        """
+        for name, large in self._large.items():
+            pair = large.one_float32()
+            if pair is not None:
+                raise self._same(name, pair)
+        return np.frombuffer(self._found, np.float32).reshape(-1, len(self._names))
+
+    def _values(self, rows: Rows) -> NDArray[np.float64]:
+        cells = (row[place] for _, row in rows for place in self._places)
+        shape = len(rows), len(self._places)
+        try:
+            return np.fromiter(map(float, cells), np.float64, math.prod(shape)).reshape(shape)
+        except ValueError:
+            for row in rows:
+                for place, at in enumerate(self._places):
+                    if not _is_number(row[1][at]):
+                        words = "is no number" if row[1][at].strip() else "is empty; a number was expected"
+                        words += "; correct it, remove the row, or leave the column out with columns="
+                        raise self._wrong(row, place, words) from None
+            raise
+
+    def _wrong(self, row: tuple[int, list[str]], place: int, words: str) -> DataError:
+        return self._file.wrong_cell(row[0], self._names[place], row[1][self._places[place]], words)
+
+    def _same(self, name: str, pair: tuple[int, int]) -> DataError:
+        at = self._file.names.index(name)
+        texts = {number: row[at].strip() for number, row in self._file.rows() if number in pair}
+        one, other = (texts.get(number, "?")[:_SHOWN] for number in pair)
+        return DataError(
+            f"{self._file.source}: column {name}: {one} (row {pair[0]}) and {other} (row {pair[1]}) become"
+            " one number as float32; leave the column out with columns=, or subtract a constant from it"
+        )
+
+
+class _LargeNumbers:
+    """The whole numbers of a column that float32 may round: row, number modulo 2**61 - 1, float32."""
+
+    def __init__(self) -> None:
+        self._rows, self._exact, self._single = array("q"), array("q"), array("f")
+
+    def note(self, row: int, cell: str, single: float) -> None:
+        if is_whole(cell):
+            self._rows.append(row)
+            self._exact.append(hash(as_whole(cell)))
+            self._single.append(single)
+
+    def one_float32(self) -> tuple[int, int] | None:
+        """Rows of two different numbers that are one float32; None: there are none."""
+        if not self._single:
+            return None
+        single, exact = np.frombuffer(self._single, np.float32), np.frombuffer(self._exact, np.int64)
+        order = np.argsort(single, kind="stable")
+        same = (np.diff(single[order]) == 0) & (np.diff(exact[order]) != 0)
+        if not same.any():
+            return None
+        first = int(np.argmax(same))
+        return self._rows[order[first]], self._rows[order[first + 1]]
+
+
+class Classes:
+    """A label's texts as their numbers, int64, shape (n,)."""
+
+    def __init__(self, file: CsvFile, name: str, classes: Sequence[str]) -> None:
+        self._file, self._name, self._place = file, name, file.names.index(name)
+        self._numbers = {text: number for number, text in enumerate(classes)}
+        self._found = array("q")
+
+    def take(self, rows: Rows) -> None:
+        for number, row in rows:
+            cell = row[self._place]
+            found = self._numbers.get(cell.strip())
+            if found is None:
+                words = (
+                    f"is none of the classes {', '.join(self._numbers)[:200]}; list all texts of the label"
+                )
+                raise self._file.wrong_cell(number, self._name, cell, words)
+            self._found.append(found)
+
+    def done(self) -> NDArray[np.int64]:
+        """All of them."""
+        return np.frombuffer(self._found, np.int64)
+
+
+class Groups:
+    """A column as it stands: each text is kept once, shape (n,)."""
+
+    def __init__(self, file: CsvFile, name: str) -> None:
+        self._place, self._numbers, self._found = file.names.index(name), dict[str, int](), array("i")
+
+    def take(self, rows: Rows) -> None:
+        known = self._numbers
+        self._found.extend([known.setdefault(row[self._place], len(known)) for _, row in rows])
+
+    def done(self) -> NDArray[np.object_]:
+        """All of them, as str objects."""
+        return np.array([*self._numbers], object)[np.frombuffer(self._found, np.intc)]
+
+
+class TokenIds:
+    """Columns of words as token ids, float32, shape (n, words)."""
+
+    def __init__(self, file: CsvFile, names: Sequence[str], words: int, vocabulary: int) -> None:
+        self._places = [file.names.index(name) for name in names]
+        self._words, self._vocabulary, self._found = words, vocabulary, array("f")
+
+    def take(self, rows: Rows) -> None:
+        for _, row in rows:
+            text = " ".join(row[place] for place in self._places)
+            self._found.extend(token_ids(text, self._words, self._vocabulary))
+
+    def done(self) -> NDArray[np.float32]:
+        """All of them."""
+        return np.frombuffer(self._found, np.float32).reshape(-1, self._words)
+
+
+def token_ids(text: str, words: int, vocabulary: int) -> list[int]:
+    """The first words of a text as numbers 1..vocabulary-1, by their checksums (CRC-32), so that no device
+    needs a dictionary; filled up with 0, which is no word.
+    """
+    found = islice(re.finditer(r"\w+", text.lower()), words)
+    ids = [1 + zlib.crc32(word.group().encode()) % (vocabulary - 1) for word in found]
+    return ids + [0] * (words - len(ids))
+
+
+def is_whole(cell: str) -> bool:
+    """Whether a cell is written as a whole number, such as 12 or 12.0; 1.2e9 is a measured one."""
+    return _WHOLE.fullmatch(cell) is not None
+
+
+def as_whole(cell: str) -> int:
+    """The number of a cell that `is_whole`. Raises ValueError: it has thousands of digits."""
+    return int(cell.partition(".")[0])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
