@@ -5,7 +5,6 @@ row, counted as a spreadsheet does (the first line of the file is row 1), the co
 """
 
 import csv
-import gzip
 import math
 import re
 import zlib
@@ -13,13 +12,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Protocol, TextIO, cast
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.edge_agent.datasets.source_options import repeated
 from fleetune.protocols.errors import DataError
+from fleetune.protocols.input_files import open_text_input
 
 EXACT = 2**24  # float32 holds every whole number up to here
 _CHUNK_CELLS = 2**14
@@ -103,7 +103,7 @@ class CsvFile:
     def _all_rows(self) -> Iterator[tuple[int, list[str]]]:
         number = 0
         try:
-            with _open(self.path) as file:
+            with open_text_input(self.path) as file:
                 reader, seen = csv.reader(file), False
                 for number in count(1):
                     row = next(reader, None)
@@ -112,16 +112,10 @@ class CsvFile:
                     if row and not seen:
                         seen, self._first = True, number
                     yield number, row
-        except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as problem:
+        except (UnicodeDecodeError, csv.Error) as problem:
             raise DataError(
                 f"{self.source}: cannot read {self.path}: {problem} (after row {max(0, number - 1)})"
             ) from None
-
-
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return cast("TextIO", gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
-    return path.open(encoding="utf-8-sig", newline="")
 
 
 class Column(Protocol):

@@ -95,22 +95,10 @@ def _digits() -> Dataset:
 
 
 def _arguments(source: str, options: str) -> dict[str, Any]:
-<<<<<<< HEAD
-    """Raises DataError: they are not `name=value` with `&` between."""
-    try:
-        pairs = parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options))
-    except ValueError:
-        raise DataError(f"data.source `{source}`: write arguments as in ?noise=0.1&day=monday") from None
-=======
-    """Raises DataError: see `source_options`."""
+    """Raises DataError: see `source_options`; or a value is no TOML value."""
     given = source_options(f"data.source `{source}`", options)
-    return {name: _value(text) for name, text in given.items()}
-
-
-def _value(text: str) -> Any:
->>>>>>> 1acee54 (Read CSV columns in chunks and refuse double meanings)
     try:
-        return {name: parse_value(text) for name, text in pairs}
+        return {name: parse_value(text) for name, text in given.items()}
     except SettingError as problem:
         raise DataError(f"data.source `{source[:100]}`: {problem}") from None
 

@@ -146,7 +146,7 @@ def test_a_row_of_another_length_and_a_file_that_is_none(tmp_path):
     with pytest.raises(DataError, match="has no rows"):
         load(f"csv:{tmp_path}/b.csv")
     (tmp_path / "c.csv.gz").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"cannot read .*c\.csv\.gz"):
+    with pytest.raises(DataError, match=r"c\.csv\.gz: cannot be read \(Not a gzipped file"):
         load(f"csv:{tmp_path}/c.csv.gz")
 
 
