@@ -17,7 +17,7 @@ from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
-from fleetune.protocols.model.torch_backbone import frozen_tensors
+from fleetune.protocols.model.torch_backbone import frozen_values
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.randomness import Key
@@ -63,7 +63,7 @@ def compare(model: Model, module: nn.Module, name: str, run: Run, weights: FlatA
     Raises:
         ModelError: it gives something else than torch.
     """
-    reference, frozen = _Reference(model, module), _frozen(model, module)
+    reference, frozen = _Reference(model, module), frozen_values(model.spec, module)
     for index, num_samples in enumerate(SIZES):
         for attempt in range(_ATTEMPTS):
             key = Key.of("export", name, num_samples, attempt)
@@ -225,11 +225,6 @@ def _tensors(spec: ModelSpec, weights: FlatArray, key: Key | None) -> Arrays:
             moved = value + noise if tensor.name.endswith("mean") else value * np.exp(noise)
             found[tensor.name] = moved.astype(np.float32)
     return found
-
-
-def _frozen(model: Model, module: nn.Module) -> Arrays:
-    own = dict(frozen_tensors(module))
-    return {name: own[name].detach().numpy().copy() for name in frozen_shapes(model.spec)}
 
 
 def _inputs(model: Model, graph: str, num_samples: int, key: Key) -> Arrays:

@@ -2,7 +2,7 @@
 
 import logging
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 from torch import nn
 
 from fleetune.coordinator.export.figures import activation_bytes
@@ -11,10 +11,12 @@ from fleetune.coordinator.export.ort_training import can_differentiate, training
 from fleetune.coordinator.export.recipe import recipe_of
 from fleetune.coordinator.spec.spec_from_torch import weights_of
 from fleetune.coordinator.spec.trained_part import described
-from fleetune.protocols.bundle.bundle import Bundle, read_bundle
+from fleetune.protocols.bundle.bundle import MAX_BYTES, Bundle, read_bundle
 from fleetune.protocols.errors import ModelError, PacketError
 from fleetune.protocols.model.architectures import training_flops
-from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.backbone_file import backbone_file, backbone_file_bytes
+from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
+from fleetune.protocols.model.torch_backbone import frozen_values
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import ModelSection
 from fleetune.protocols.settings.task import TaskSection
@@ -79,6 +81,7 @@ def make_run_model_bundle(
         activation_bytes_per_sample=activation_bytes(module, input_shape),
         recipe=recipe,
         weights=None if recipe else weights,
+        frozen=UNSET if recipe else _frozen(spec, module),
         ort_training=ort_training,
         task=UNSET if section == TaskSection() else section,
     )
@@ -86,6 +89,14 @@ def make_run_model_bundle(
         return read_bundle(made.encoded(), spec)  # as devices do, with all that they refuse
     except PacketError as problem:
         raise ModelError(f"model {name!r} cannot be exported: devices would refuse it: {problem}") from None
+
+
+def _frozen(spec: ModelSpec, module: nn.Module) -> bytes | UnsetType:
+    """The backbone's values, for a coordinator without torch, where a bundle can hold them."""
+    backbone = spec.backbone
+    if not isinstance(backbone, Backbone) or backbone_file_bytes(backbone) > MAX_BYTES // 2:
+        return UNSET
+    return backbone_file(backbone, frozen_values(spec, module))
 
 
 def _ort_training(spec: ModelSpec, module: nn.Module, weights: FlatArray, task: Task) -> dict[str, bytes]:

@@ -1,15 +1,16 @@
 """How a model's first weights can be drawn without torch, found by trying."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from torch import nn
 
-from fleetune.coordinator.spec.spec_from_torch import draw
+from fleetune.coordinator.spec.spec_from_torch import drawn, weights_of
 from fleetune.protocols.bundle.bundle import Recipe, Uniform
-from fleetune.protocols.bundle.first_weights import draw_weights
-from fleetune.protocols.model.spec import ModelSpec
+from fleetune.protocols.bundle.first_weights import draw_frozen, draw_weights
+from fleetune.protocols.model.spec import FlatArray, ModelSpec
+from fleetune.protocols.model.torch_backbone import frozen_values
 from fleetune.protocols.randomness import Key
 
 _DRAWN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -21,21 +22,27 @@ def recipe_of(spec: ModelSpec, module: nn.Module) -> Recipe | None:
 
     A recipe is tried: it draws the very bits that torch draws, or there is none.
     """
-    known = {tensor.name for tensor in spec.tensors}
+    known = {tensor.name for tensor in spec.tensors} | {tensor.name for tensor in spec.frozen}
     draws = tuple(one for one in _draws(module) if one.tensor in known)
-    drawn = {one.tensor for one in draws}
-    weights = [draw(spec.name, spec.input_shape, spec.num_classes, key)[1] for key in _TRIALS]
-    constants = {
-        tensor.name: float(view.flat[0])
-        for tensor, view in spec.views(weights[0])
-        if tensor.name not in drawn
-    }
+    random = {one.tensor for one in draws}
+    trials = [_drawn(spec, key) for key in _TRIALS]
+    constants = {name: float(value.flat[0]) for name, value in trials[0].items() if name not in random}
     recipe = Recipe(draws, constants)
-    same = all(
-        np.array_equal(draw_weights(recipe, spec, key), drawn_by_torch)
-        for key, drawn_by_torch in zip(_TRIALS, weights, strict=True)
-    )
+    same = all(_draws_the_same(recipe, spec, key, trial) for key, trial in zip(_TRIALS, trials, strict=True))
     return recipe if same else None
+
+
+def _drawn(spec: ModelSpec, key: Key) -> dict[str, FlatArray]:
+    """All tensors of a model as torch draws them, by name."""
+    module = drawn(spec.name, spec.input_shape, spec.num_classes, key)
+    weights = weights_of(spec, module)
+    return {tensor.name: view for tensor, view in spec.views(weights)} | frozen_values(spec, module)
+
+
+def _draws_the_same(recipe: Recipe, spec: ModelSpec, key: Key, trial: Mapping[str, FlatArray]) -> bool:
+    weights = draw_weights(recipe, spec, key)
+    found = {tensor.name: view for tensor, view in spec.views(weights)} | draw_frozen(recipe, spec, key)
+    return found.keys() == trial.keys() and all(np.array_equal(found[name], trial[name]) for name in found)
 
 
 def _draws(module: nn.Module) -> Iterator[Uniform]:

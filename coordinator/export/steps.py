@@ -25,7 +25,7 @@ from fleetune.protocols.bundle.bundle import (
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.model.token_ids import Samples, samples_of
-from fleetune.protocols.model.torch_backbone import is_frozen, last_layer
+from fleetune.protocols.model.torch_backbone import is_frozen, is_statistic, last_layer
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.tasks import CLASSIFICATION
@@ -187,7 +187,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None, Primitives]:
     """Logits, features if the model has them, and the mode that noted the new statistics."""
     tensors = {tensor.name: leaves.get(tensor.name, given[tensor.name]) for tensor in model.spec.tensors}
-    tensors |= {name: given[name] for name in frozen_shapes(model.spec)}
+    own = dict(model.module.named_buffers())
+    for name in frozen_shapes(model.spec):  # buffers of whole numbers travel as float32
+        tensors[name] = given[name].to(own[name].dtype) if name in own else given[name]
     statistics = {tensor.name: tensors[tensor.name] for tensor in model.spec.tensors if tensor.kind == "stat"}
     primitives = Primitives(statistics, given.get(BATCHES))
     model.module.train(training)
@@ -242,6 +244,7 @@ def _watch(model: Model, num_samples: int) -> Watched:
 
     x = torch.zeros(num_samples, *model.spec.input_shape, dtype=model.sample_type)
     model.module.train()
+    before = _buffers(model.module)
     try:
         with (
             torch.no_grad(),
@@ -256,5 +259,22 @@ def _watch(model: Model, num_samples: int) -> Watched:
         raise ModelError(
             f"model {model.spec.name!r} cannot train on {num_samples} samples: {line}"
         ) from problem
+    after = _buffers(model.module)
+    if changed := next((name for name in before if after.get(name) != before[name]), None):
+        path = changed.rpartition(".")[0]
+        kind = type(model.module.get_submodule(path)).__name__
+        raise ModelError(
+            f"model {model.spec.name!r} cannot be exported: {path or 'the model itself'} ({kind}) changes its"
+            f" buffer {changed} while it trains, which a graph cannot keep; agents with torch can train it"
+        )
     watched.features = calls
     return watched
+
+
+def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Which tensor each buffer is that is no running statistic, and how often that was written to."""
+    return {
+        name: (id(buffer), buffer._version)  # noqa: SLF001 - torch has no other sign of it
+        for name, buffer in module.named_buffers()
+        if not is_statistic(module, name)
+    }

@@ -18,7 +18,7 @@ from fleetune.protocols.bundle.first_weights import (
 )
 from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.errors import ModelError, PacketError, SettingError
-from fleetune.protocols.model.backbone_file import Tensors
+from fleetune.protocols.model.backbone_file import Tensors, read_backbone
 from fleetune.protocols.model.input_scaling import check_channels
 from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
 from fleetune.protocols.settings.device import DataSection, ModelSection
@@ -195,6 +195,8 @@ def _first_weights(bundle: Bundle, settings: RunSettings) -> FlatArray:
 
 
 def _first_frozen(bundle: Bundle, settings: RunSettings) -> Tensors:
+    if isinstance(bundle.frozen, bytes) and isinstance(bundle.spec.backbone, Backbone):
+        return read_backbone(bundle.frozen, bundle.spec.backbone)
     if bundle.recipe is None:
         return {}
     return draw_frozen(bundle.recipe, bundle.spec, run_key(settings.run.seed).child("weights"))
@@ -210,13 +212,11 @@ def _by_torch(settings: RunSettings) -> Model:
         from fleetune.coordinator.spec.trained_part import described
         from fleetune.protocols.model.architectures import training_flops
         from fleetune.protocols.model.token_ids import samples_of
-        from fleetune.protocols.model.torch_backbone import frozen_tensors
+        from fleetune.protocols.model.torch_backbone import frozen_values
     except ImportError:
         raise _no_torch(name) from None
     spec, module = described(model, run_key(settings.run.seed).child("weights"))
-    weights, frozen = weights_of(spec, module), {}
-    if isinstance(spec.backbone, Backbone):
-        frozen = {path: one.detach().numpy().copy() for path, one in frozen_tensors(module)}
+    weights, frozen = weights_of(spec, module), frozen_values(spec, module)
     _check_scale(settings, ids=samples_of(module, input_shape).ids)
     with running_model(name, "cannot be trained"):
         flops, kept = training_flops(module, input_shape), activation_bytes(module, input_shape)

@@ -103,7 +103,7 @@ def _prepare(settings: RunSettings, beginning: Beginning | None, runs: Path) -> 
         model = find_model(settings)
         beginning = beginning_of(settings, model, runs)
         if model.bundle is not None:
-            made = model.bundle.with_backbone_of(beginning.enrolment.spec).encoded()
+            made = model.bundle.for_devices(beginning.enrolment.spec).encoded()
             beginning = Beginning(beginning.enrolment, beginning.backbone, made)
     enrolment = beginning.enrolment
     method = method_of(enrolment)

@@ -92,7 +92,7 @@ class BundleDesk:
 
     def _make(self) -> None:
         try:
-            made = make_run_bundle(self._run.settings).with_backbone_of(self._run.enrolment.spec)
+            made = make_run_bundle(self._run.settings).for_devices(self._run.enrolment.spec)
             self._put(BundleMade(made.encoded()))
         except FleetuneError as problem:
             self._put(BundleMade(None, str(problem)))

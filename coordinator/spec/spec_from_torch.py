@@ -1,6 +1,6 @@
 """From any torch module to the `ModelSpec` that travels, and to the fleet's first weights."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -32,13 +32,13 @@ def describe(
     num_classes: int,
     *,
     adapters: Adapters | None = None,
-    frozen: bool = False,
+    buffers: Collection[str] = (),
 ) -> ModelSpec:
     """The spec of a module: trainable parameters in module order, then running statistics.
 
-    Parameters that do not require a gradient are no part of it, and nor are other buffers: unless they are
-    `frozen`, whoever builds the model must get them right. Neurons whose coupling is not understood are
-    always active. The module is left as it was.
+    Parameters that do not require a gradient are its backbone, and so are `buffers`. Other buffers are made
+    where the module is built. Neurons whose coupling is not understood are always active. The module is left
+    as it was.
 
     Args:
         name: the model's name or `module:function`.
@@ -46,13 +46,13 @@ def describe(
         input_shape: one sample, without the batch axis.
         num_classes: number of logits.
         adapters: that the module has got.
-        frozen: what does not train is a backbone that travels.
+        buffers: names of those that travel.
 
     Raises:
         ModelError: the module cannot take this input or does not give `num_classes` logits, two names
             share one tensor, a tensor is not float32, or there is nothing to train.
     """
-    tensors, kept = _tensors(name, module), dict(frozen_tensors(module)) if frozen else {}
+    tensors, kept = _tensors(name, module), dict(frozen_tensors(module, buffers))
     neurons = Neurons(tensors, kept)
     with NeuronTrace(neurons):
         logits = try_out(name, module, input_shape, num_classes)
@@ -84,9 +84,21 @@ def _frozen(
         places[path] = before
         before += parameter.requires_grad
     for path, tensor in kept.items():
-        if tensor.dtype != torch.float32:
-            raise ModelError(f"model {name!r}: {path} is {tensor.dtype}; every parameter must be float32")
+        _check_travels(name, path, tensor)
         yield FrozenTensor(path, tuple(tensor.shape), uses[path] // num_samples, places.get(path, 0))
+
+
+def _check_travels(name: str, path: str, tensor: Tensor) -> None:
+    """Raises ModelError: it does not fit into float32."""
+    if tensor.dtype == torch.float32:
+        return
+    if isinstance(tensor, nn.Parameter):
+        raise ModelError(f"model {name!r}: {path} is {tensor.dtype}; every parameter must be float32")
+    if tensor.is_complex() or not torch.equal(tensor.float().to(tensor.dtype), tensor):
+        raise ModelError(
+            f"model {name!r}: buffer {path} is random, and its {tensor.dtype} values do not fit into float32;"
+            " make it float32, or draw it from a fixed seed"
+        )
 
 
 def drawn(name: str, input_shape: tuple[int, ...], num_classes: int, key: Key) -> nn.Module:

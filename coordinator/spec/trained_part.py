@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from fleetune.coordinator.spec.spec_from_torch import describe, drawn
+from fleetune.coordinator.spec.two_builds import drawn_buffers
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.model.spec import Adapters, ModelSpec
 from fleetune.protocols.model.torch_backbone import add_adapters, freeze, takes_adapter
@@ -30,9 +31,23 @@ def described(settings: ModelSection, key: Key) -> tuple[ModelSpec, nn.Module]:
     assert shape is not None
     assert classes is not None
     module = drawn(name, shape, classes, key)
+    buffers = drawn_buffers(name, module, shape, classes, key)
     adapters = freeze_the_rest(module, settings)
-    frozen = trains_in_part(settings)
-    return describe(name, module, shape, classes, adapters=adapters, frozen=frozen), module
+    spec = describe(name, module, shape, classes, adapters=adapters, buffers=buffers)
+    if settings.backbone == "int8":
+        _check_int8(spec, module)
+    return spec, module
+
+
+def _check_int8(spec: ModelSpec, module: nn.Module) -> None:
+    """Raises SettingError: a buffer of whole numbers would be rounded."""
+    own = dict(module.named_buffers())
+    for tensor in spec.frozen:
+        if tensor.name in own and len(tensor.shape) > 1 and not own[tensor.name].is_floating_point():
+            raise SettingError(
+                f"model.backbone: int8 would round buffer {tensor.name} of {own[tensor.name].dtype};"
+                " leave backbone out"
+            )
 
 
 def trains_in_part(settings: ModelSection) -> bool:

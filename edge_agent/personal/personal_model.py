@@ -65,7 +65,7 @@ def personal_model(
         enrolment = read_enrolment(data)
         found = served or _of_run(store, enrolment, trusted)
         frozen = _frozen(store, enrolment)
-        read = read_bundle(_bundle(store, named, bundle)).with_backbone_of(enrolment.spec)
+        read = read_bundle(_bundle(store, named, bundle)).for_devices(enrolment.spec)
         read.check_is_of(enrolment.spec)
     except PacketError as problem:
         raise StoreError(f"{store.folder}, run {named}: {problem}") from None

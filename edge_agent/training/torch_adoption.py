@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import ModelSpec
-from fleetune.protocols.model.torch_backbone import is_statistic
+from fleetune.protocols.model.torch_backbone import is_counter, is_frozen, is_statistic
 
 
 def adopt(spec: ModelSpec, module: nn.Module, vectors: Vectors) -> dict[str, nn.Parameter]:
@@ -30,6 +30,35 @@ def adopt(spec: ModelSpec, module: nn.Module, vectors: Vectors) -> dict[str, nn.
             parameter.grad = vectors.near_gradients[0, place].view(tensor.shape)
     vectors.fetch_weights()
     return {name: one for name, one in parameters.items() if one.requires_grad}
+
+
+class FirstBuffers:
+    """The buffers that are no part of the weights: counters of norms, and what a user's module keeps itself.
+    They start anew with the weights, so that one device's training leaves nothing behind for the next.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._on_card = device.type != "cpu"
+        self._kept: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # owner, name, buffer, its first value
+        self._versions: list[int] = []
+        for name, buffer in module.named_buffers():
+            owner = module.get_submodule(name.rpartition(".")[0])
+            if is_statistic(module, name) or is_frozen(owner):
+                continue
+            first = torch.zeros_like(buffer) if is_counter(name) else buffer.detach().clone()
+            self._kept.append((owner, name.rpartition(".")[2], buffer, first))
+            self._versions.append(-1)
+
+    def restart(self) -> None:
+        """Put the first values back where they have changed. Repeated steps of a card hide such changes."""
+        for index, (owner, leaf, buffer, first) in enumerate(self._kept):
+            if getattr(owner, leaf) is not buffer:
+                owner.register_buffer(leaf, buffer)
+            writes = buffer._version  # noqa: SLF001 - torch has no other sign of them
+            if self._on_card or writes != self._versions[index]:
+                with torch.no_grad():
+                    buffer.copy_(first)
+                self._versions[index] = writes + 1
 
 
 def check_same(spec: ModelSpec, module: nn.Module) -> None:

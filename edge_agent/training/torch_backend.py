@@ -38,7 +38,7 @@ from fleetune.edge_agent.training.cards.torch_device import (
 from fleetune.edge_agent.training.cards.vectors import Vectors
 from fleetune.edge_agent.training.optimisers.optimiser import OptimiserState
 from fleetune.edge_agent.training.smaller_network import SmallerNetworks, torch_gains
-from fleetune.edge_agent.training.torch_adoption import adopt, channels_last, check_same
+from fleetune.edge_agent.training.torch_adoption import FirstBuffers, adopt, channels_last, check_same
 from fleetune.edge_agent.training.torch_loss_terms import LastLayer, loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
@@ -88,10 +88,7 @@ class TorchBackend:
         except RuntimeError as problem:  # no memory, or what the module has is not for it
             raise ModelError(f"device {device} cannot take model {spec.name}: {problem}") from problem
         self._parameters = adopt(spec, module, self._vectors)
-        # of training steps, for norms without a momentum: no part of the weights, they start anew with them
-        self._counters = [
-            buffer for name, buffer in module.named_buffers() if name.endswith("num_batches_tracked")
-        ]
+        self._first_buffers = FirstBuffers(module, device)
         self._last_layer = LastLayer(spec, module)
         self._replay: torch_replay.Replay | None = None
         self._smaller = SmallerNetworks(self, self._make_smaller)
@@ -157,8 +154,7 @@ class TorchBackend:
         if weights.shape != (self._spec.size,):
             raise ModelError(f"{weights.shape} weights for model {self._spec.name} of {self._spec.size}")
         self._vectors.load(weights)
-        for counter in self._counters:
-            counter.zero_()
+        self._first_buffers.restart()
 
     def step(
         self,

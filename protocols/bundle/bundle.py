@@ -28,6 +28,7 @@ from fleetune.protocols.bounds import MOST_CLASSES, MOST_IDS, Amount, Finite, La
 from fleetune.protocols.bundle.graph import BATCH, Graph
 from fleetune.protocols.bundle.graph_cost import GraphCost, cost_of
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, SettingError
+from fleetune.protocols.model.backbone_file import read_backbone
 from fleetune.protocols.model.input_scaling import Mean, Std, check_channels
 from fleetune.protocols.model.spec import (
     MAX_TENSORS,
@@ -114,6 +115,8 @@ class Bundle:
         flops_per_sample, activation_bytes_per_sample: see `protocols.wire.payloads.Enrolment`.
         recipe: of the first weights; None: they cannot be drawn without torch.
         weights: instead of a recipe, for a coordinator without torch; shape (spec.size,).
+        frozen: likewise the file of the model's backbone (`protocols.model.backbone_file`), as float32; only
+            in a bundle's file, because devices get the run's backbone by itself.
         ort_training: files for onnxruntime-training, by name; empty: made without it.
         task: whose loss the graphs compute; left out: that of classification, as before there were others.
     """
@@ -129,6 +132,7 @@ class Bundle:
     activation_bytes_per_sample: Amount = 0.0
     recipe: Recipe | None = None
     weights: FlatArray | None = None
+    frozen: bytes | UnsetType = UNSET
     ort_training: Annotated[dict[Label, bytes], Meta(max_length=4)] = field(default_factory=dict)
     task: TaskSection | UnsetType = UNSET
 
@@ -151,13 +155,24 @@ class Bundle:
         """Samples are token ids, whole numbers from 0 and below this; None: they are numbers."""
         return min(_rows_by_id(self.graphs[ANSWER]), default=MOST_IDS) if self.input_type == "i8" else None
 
-    def with_backbone_of(self, spec: ModelSpec) -> "Bundle":
-        """The same, of the backbone that `spec` names: it is known only when a run begins."""
+    def for_devices(self, spec: ModelSpec) -> "Bundle":
+        """The same for a run's devices: of the backbone that the run's spec names, which is known only when a
+        run begins, and without its values.
+
+        Raises:
+            PacketForeign: the run has no backbone, and this has one.
+        """
         own, named = self.spec.backbone, spec.backbone
+        if isinstance(own, Backbone) and own.tensors and not isinstance(named, Backbone):
+            raise PacketForeign(
+                f"the bundle of model {self.spec.name!r} takes {own.tensors[0].name} as a frozen tensor,"
+                " which this run does not send: an older version began it, or the bundle is of another model;"
+                " begin a new run"
+            )
         if not isinstance(own, Backbone) or not isinstance(named, Backbone):
             return self
         known = replace(own, digest=named.digest, weights=named.weights)
-        return replace(self, spec=replace(self.spec, backbone=known))
+        return replace(self, spec=replace(self.spec, backbone=known), frozen=UNSET)
 
     def check_is_of(self, spec: ModelSpec) -> None:
         """Raises PacketForeign: it is of another model."""
@@ -203,10 +218,18 @@ def read_bundle(data: bytes, spec: ModelSpec | None = None) -> Bundle:
     _check_recipe(bundle)
     for name, graph in bundle.graphs.items():
         cost_of(name, graph, PROBE).check(name, bundle.most(PROBE))
+    _check_frozen(bundle)
     weights = bundle.weights
     if weights is not None and (weights.shape != (bundle.spec.size,) or weights.dtype != np.float32):
         raise PacketCorrupt(f"bundle of model {bundle.spec.name}: its weights do not fit")
     return bundle
+
+
+def _check_frozen(bundle: Bundle) -> None:
+    if not isinstance(bundle.frozen, UnsetType):
+        if not isinstance(bundle.spec.backbone, Backbone):
+            raise PacketCorrupt(f"bundle of model {bundle.spec.name}: it has no backbone, but values of one")
+        read_backbone(bundle.frozen, bundle.spec.backbone)
 
 
 def _check_ports(bundle: Bundle) -> None:

@@ -6,7 +6,9 @@ Coordinator, exporter and torch agents make the same module of an architecture b
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -116,20 +118,33 @@ def is_statistic(module: nn.Module, buffer: str) -> bool:
     return leaf in RUNNING_STATISTICS and not is_frozen(module.get_submodule(owner))
 
 
+def is_counter(buffer: str) -> bool:
+    """Whether a buffer counts the training steps of a norm, which start anew with the weights."""
+    return buffer.rpartition(".")[2] == "num_batches_tracked"
+
+
 def is_frozen(module: nn.Module) -> bool:
     """Whether it is a norm that `freeze` has frozen."""
     return isinstance(module, _Evaluates)
 
 
-def frozen_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Frozen parameters in the module's order, then the statistics of frozen norms."""
+def frozen_tensors(module: nn.Module, buffers: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a module's backbone by name: frozen parameters in the module's order, then statistics of
+    frozen norms and these buffers.
+    """
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
             yield name, parameter
     for name, buffer in module.named_buffers(remove_duplicate=False):
         owner, _, leaf = name.rpartition(".")
-        if leaf in RUNNING_STATISTICS and is_frozen(module.get_submodule(owner)):
+        if name in buffers or (leaf in RUNNING_STATISTICS and is_frozen(module.get_submodule(owner))):
             yield name, buffer
+
+
+def frozen_values(spec: ModelSpec, module: nn.Module) -> dict[str, NDArray[np.float32]]:
+    """Copies of the tensors of a spec's backbone as float32, by name."""
+    own = dict(frozen_tensors(module, {tensor.name for tensor in spec.frozen}))
+    return {tensor.name: own[tensor.name].detach().float().numpy().copy() for tensor in spec.frozen}
 
 
 def last_layer(spec: ModelSpec, module: nn.Module) -> str:
@@ -146,12 +161,13 @@ def last_layer(spec: ModelSpec, module: nn.Module) -> str:
 
 
 def set_frozen(module: nn.Module, tensors: Tensors) -> None:
-    """Let the module's frozen tensors be these arrays, without a copy.
+    """Give the module's frozen tensors these values. Parameters share the arrays' memory; buffers are copies,
+    because a module may change its buffers in place.
 
     Raises:
         ModelError: one is missing or of another shape, or the module has no such tensor.
     """
-    own = dict(frozen_tensors(module))
+    own = dict(frozen_tensors(module, tensors.keys()))
     for name in own.keys() | tensors.keys():
         shape = tuple(own[name].shape) if name in own else None
         if name not in tensors or tensors[name].shape != shape:
@@ -159,4 +175,8 @@ def set_frozen(module: nn.Module, tensors: Tensors) -> None:
                 f"this device's model differs from the fleet's at frozen tensor {name}; install its version"
             )
     for name, tensor in own.items():
-        tensor.data = torch.from_numpy(tensors[name])
+        values = torch.from_numpy(tensors[name])
+        if isinstance(tensor, nn.Parameter):
+            tensor.data = values
+        else:
+            tensor.data = values.to(tensor.dtype, copy=True)

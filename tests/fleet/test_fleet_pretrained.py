@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tests.helpers.fleet_processes import Fleet, expected, run_toml
 from tests.helpers.nightly import sooner
 
@@ -87,3 +87,30 @@ def test_the_frozen_part_travels_once_and_both_trainers_agree_with_the_simulatio
         here = json.loads(agent_says("predict", *own, *data))
         assert app["labels"] == here["labels"]
         assert app["accuracy"] == here["accuracy"]
+
+
+def test_a_users_frozen_layer_and_random_buffer_are_the_same_on_all_devices(tmp_path):
+    toml = run_toml(
+        name="frozen",
+        method="fedavg",
+        rounds=2,
+        devices=2,
+        start_with=2,
+        model="tests.helpers.frozen_models:frozen_and_random",
+    )
+    wanted = expected(toml, tmp_path / "simulated")
+    with Fleet(tmp_path, toml) as fleet:
+        with_torch, with_onnx = fleet.shares
+        trust = ("--leave-after-run", "--trust", "tests.helpers.frozen_models")
+        fleet.start_agent(with_torch, options=trust)
+        fleet.start_agent(with_onnx, trainer="onnx", options=trust)
+        fleet.start_coordinator()
+        fleet.wait_finished()
+        found = fleet.outcome("frozen")
+    shared = [np.frombuffer(one.shared, np.float32) for one in (found, wanted)]
+    assert np.linalg.norm(shared[0] - shared[1]) <= 1e-5 * np.linalg.norm(shared[1])
+    sent = load_file(tmp_path / "runs" / "frozen" / "backbone.safetensors")
+    assert sent.keys() == {"inner.weight", "inner.bias", "projection.projection"}
+    whole = load_file(tmp_path / "runs" / "frozen" / "models" / "shared.safetensors")
+    for name, value in sent.items():
+        np.testing.assert_array_equal(whole[name], value)

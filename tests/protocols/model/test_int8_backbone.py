@@ -93,7 +93,7 @@ def test_a_file_with_int8_is_safetensors_of_a_quarter_of_the_size():
 @pytest.mark.parametrize("part", [HEAD, LORA, UPPER_LORA])
 def test_both_trainers_train_alike_on_an_int8_backbone_and_onnx_keeps_it_so(part):
     spec, frozen, _ = int8_of(part)
-    bundle = make_run_model_bundle(section(**part), Key(1)).with_backbone_of(spec)
+    bundle = make_run_model_bundle(section(**part), Key(1)).for_devices(spec)
     bundle.check_is_of(spec)
     torch_one = make_backend("torch", spec, None, 1, frozen=frozen)
     onnx_one = make_backend("onnx", spec, bundle, 1, frozen=frozen)

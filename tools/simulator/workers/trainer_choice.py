@@ -209,11 +209,11 @@ def _bundle(settings: RunSettings, enrolment: Enrolment) -> Bundle:
     try:
         if at_hand is None:
             at_hand = find_model(settings).bundle if is_at_hand(settings) else make_run_bundle(settings)
+        assert at_hand is not None, "is_at_hand says so"
+        _keep(_bundles, _of_run(settings), at_hand)
+        return at_hand.for_devices(enrolment.spec)
     except FleetuneError as problem:
         raise SettingError(f'fleet.trainer: {problem}; trainer = "torch" simulates it') from None
-    assert at_hand is not None, "is_at_hand says so"
-    _keep(_bundles, _of_run(settings), at_hand)
-    return at_hand.with_backbone_of(enrolment.spec)
 
 
 def _of_run(settings: RunSettings) -> bytes:

@@ -1,0 +1,118 @@
+"""What another seed changes in a user's model, found by building it twice.
+
+Parameters and running statistics travel anyway. Buffers that differ join the backbone. A difference that lies
+in neither, such as a plain tensor attribute or a list of random indices, cannot travel.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetune.coordinator.spec.spec_from_torch import drawn
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.architectures import names
+from fleetune.protocols.model.token_ids import blank_batch, samples_of
+from fleetune.protocols.model.torch_backbone import is_counter, is_statistic
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.user_code import running_model
+
+_TOLERANCE = 1e-3  # of the outputs; rounding makes 1e-6 of it, other random numbers 0.1 and more
+
+
+def drawn_buffers(
+    name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int, key: Key
+) -> frozenset[str]:
+    """Names of the buffers that another seed fills otherwise. Constant ones, and statistics, are not among
+    them.
+
+    Args:
+        name: of the model.
+        module: as `drawn` built it with `key`; left as it is.
+        input_shape: one sample, without the batch axis.
+        num_classes: number of logits.
+        key: of the first weights.
+
+    Raises:
+        ModelError: the model cannot be built again, or another seed changes what cannot travel.
+    """
+    if name in names():  # ours have none
+        return frozenset()
+    other = drawn(name, input_shape, num_classes, key.child("other"))
+    mine, others = (dict(one.named_buffers(remove_duplicate=False)) for one in (module, other))
+    found = set()
+    for path, buffer in mine.items():
+        if is_statistic(module, path) or is_counter(path):
+            continue
+        if path not in others or others[path].shape != buffer.shape:
+            raise ModelError(
+                f"model {name!r}: buffer {path} has another shape with another seed; give it one shape"
+            )
+        if not _same(buffer, others[path]):
+            found.add(path)
+    _check_the_rest(name, module, other, input_shape)
+    return frozenset(found)
+
+
+def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Whether both builds compute the same once they have the same parameters and buffers."""
+    try:
+        other.load_state_dict(module.state_dict())
+    except RuntimeError as problem:
+        line = " ".join(str(problem).split())
+        raise ModelError(f"model {name!r}: another seed builds another model: {line}") from None
+    buffers = dict(module.named_buffers())
+    for path, buffer in other.named_buffers():
+        buffer.data = buffers[path].detach().clone()  # also those that are not persistent
+    x = _samples(module, input_shape)
+    with running_model(name, "cannot take random samples"):
+        once, again, rebuilt = (_outputs(one, x) for one in (module, module, other))
+    if not _alike(once, again) or _alike(once, rebuilt):  # the first: it is random in itself
+        return
+    where = next(_random_attributes(module, other), "a value that is neither")
+    raise ModelError(
+        f"model {name!r}: {where} is random and is no parameter or buffer, so devices would get other values;"
+        " make it a buffer (self.register_buffer), or draw it from a fixed seed"
+    )
+
+
+def _samples(module: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    """Random ones, of token ids such that every vocabulary has them."""
+    x, samples = blank_batch(module, input_shape), samples_of(module, input_shape)
+    generator = torch.Generator().manual_seed(0)
+    if samples.vocabulary is not None or not x.is_floating_point():
+        ids = torch.randint(samples.vocabulary or 1, x.shape, generator=generator)
+        return ids if samples.ids else ids.to(x.dtype)
+    return torch.randn(x.shape, generator=generator)
+
+
+def _outputs(module: nn.Module, x: Tensor) -> Tensor:
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            outputs: Tensor = module(x)
+            return outputs
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _random_attributes(module: nn.Module, other: nn.Module) -> Iterator[str]:
+    """Plain tensor attributes that differ."""
+    others = dict(other.named_modules())
+    for path, part in module.named_modules():
+        for attribute, value in vars(part).items():
+            theirs = vars(others[path]).get(attribute) if path in others else None
+            if isinstance(value, Tensor) and isinstance(theirs, Tensor) and not _same(value, theirs):
+                yield f"tensor {f'{path}.{attribute}'.lstrip('.')}"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
