@@ -60,6 +60,7 @@ def main(
 
 @app.command()
 def serve(
+    context: typer.Context,
     run_file: RunFile,
     runs: RunsFolder = Path("runs"),
     broker: BrokerUrl = None,
@@ -81,7 +82,7 @@ def serve(
 
     Stopped at any moment, the same command goes on where it was.
     """
-    from fleetune.coordinator.broker.broker_options import broker_at, check_broker
+    from fleetune.coordinator.broker.broker_options import broker_at, check_broker, origin_of
     from fleetune.coordinator.serving.bundle_desk import left_unmade
     from fleetune.coordinator.serving.owner import SUPERVISED, take_up
     from fleetune.coordinator.serving.second_coordinator import Lookout
@@ -90,6 +91,7 @@ def serve(
     from fleetune.coordinator.trackers.known import makers_of
 
     with left_unmade(), one_line_errors("edge-coordinator"):
+        origin = origin_of(_sources(context), supervised=SUPERVISED in os.environ)
         settings = read_run(run_file, changes)
         fleet = topics.check_name(fleet or settings.run.fleet or settings.run.name, "fleet")
         folder = runs / settings.run.name
@@ -107,13 +109,19 @@ def serve(
                 take_up(folder)
             with (
                 closing(run.store),
-                broker_at(given, folder, fleet, bind=bind, port=port) as where,
+                broker_at(given, folder, fleet, bind=bind, port=port, origin=origin) as where,
                 closing(lookout),  # before its broker
             ):
                 if given is None:
                     lookout.take(partial(_lookout_transport, where, lookout))
                 with Following(makers, folder, folder.name) as following:
                     _serve(run, where, fleet, lookout, following)
+
+
+def _sources(context: typer.Context) -> dict[str, str]:
+    """Of each option of a command: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT"."""
+    found = {name: context.get_parameter_source(name) for name in context.params}
+    return {name: "DEFAULT" if source is None else source.name for name, source in found.items()}
 
 
 def _lookout_transport(broker: Any, lookout: Any, events: Any) -> Any:
@@ -189,6 +197,7 @@ def _order(run: str, service_folder: Path, **changes: bool) -> None:
 
 @app.command()
 def service(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="folder of run.toml files")],
     broker: BrokerUrl = None,
     bind: BrokerBind = "127.0.0.1",
@@ -200,11 +209,13 @@ def service(
     key: BrokerKey = None,
 ) -> None:
     """Serve all runs of FOLDER, each in a process of its own that is looked after; files may come and go."""
+    from fleetune.coordinator.broker.broker_options import origin_of
     from fleetune.coordinator.service.begin import serve_folder
 
     logging.getLogger("fleetune.coordinator.service").setLevel(logging.INFO)
     with one_line_errors("edge-coordinator"):
-        serve_folder(folder, broker=broker, bind=bind, port=port, tls={"ca": ca, "cert": cert, "key": key})
+        origin, tls = origin_of(_sources(context)), {"ca": ca, "cert": cert, "key": key}
+        serve_folder(folder, broker=broker, bind=bind, port=port, tls=tls, origin=origin)
 
 
 @app.command()
@@ -245,6 +256,7 @@ def explain(folder: RunFolder) -> None:
 def status(
     folder: RunFolder,
     follow: Annotated[bool, typer.Option(help="go on showing it until the run ends; Ctrl-C leaves")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="of a run, for scripts")] = False,
 ) -> None:
     """Show how a run stands, also while it is going on: round, who replied, who is missing and why.
 
@@ -254,6 +266,9 @@ def status(
     from fleetune.coordinator.service.service import is_service
 
     with one_line_errors("edge-coordinator"):
+        if as_json:
+            run_status.print_figures(folder)
+            return
         if is_service(folder) and not follow:
             from fleetune.coordinator.service.overview import show_overview
 

@@ -3,16 +3,51 @@
 import ipaddress
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from fleetune.coordinator.broker.credentials import credentials_of
 from fleetune.coordinator.broker.embedded_broker import Access, EmbeddedBroker
 from fleetune.coordinator.broker.invitation import Invitation
+from fleetune.coordinator.broker.restarted_broker import RestartedBroker
 from fleetune.coordinator.store.run_folder import BROKER
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.topics import COORDINATOR_USER
 from fleetune.protocols.wire.transport.mqtt import Broker, parse_broker
+
+BROKER_VARIABLE = "FLEETUNE_BROKER"
+_EMBEDDED, _TLS = ("bind", "port"), ("ca", "cert", "key")  # options of an embedded broker, and of another
+
+
+def origin_of(sources: Mapping[str, str], *, supervised: bool = False) -> str:
+    """Where the broker's url comes from, in words; "": an embedded broker is to be started.
+
+    Args:
+        sources: of each option of the command: "COMMANDLINE", "ENVIRONMENT" or "DEFAULT".
+        supervised: a service started this process, and gave it the url in its environment.
+
+    Raises:
+        SettingError: an option of the embedded broker is given beside a url, or one for TLS without a url.
+    """
+    source = sources["broker"]
+    given = [name for name in (*_EMBEDDED, *_TLS) if sources[name] == "COMMANDLINE"]
+    if source == "DEFAULT":
+        for option in (name for name in given if name in _TLS):
+            raise SettingError(
+                f"--{option} is for a broker of your own: name that with --broker, or leave it out"
+            )
+        return ""
+    for option in (name for name in given if name in _EMBEDDED):
+        if source == "COMMANDLINE":
+            raise SettingError(f"--{option} is for the embedded broker: leave out --{option} or --broker")
+        raise SettingError(
+            f"--{option} is for the embedded broker, but {BROKER_VARIABLE} in the environment names another: "
+            f"unset {BROKER_VARIABLE}, or leave out --{option}"
+        )
+    if source == "COMMANDLINE":
+        return "from --broker"
+    return "from the service" if supervised else f"from {BROKER_VARIABLE} in the environment"
 
 
 def check_broker(
@@ -34,32 +69,50 @@ def check_broker(
 
 
 @contextmanager
-def broker_at(given: Broker | None, folder: Path, fleet: str, *, bind: str, port: int) -> Iterator[Broker]:
-    """The broker to connect to; without a `given` one an embedded broker runs as long as this context.
+def broker_at(
+    given: Broker | None, folder: Path, fleet: str, *, bind: str, port: int, origin: str = ""
+) -> Iterator[Broker]:
+    """The broker to connect to; without a `given` one an embedded broker runs as long as this context. It is
+    restarted when it ends by itself.
 
     Beyond the loopback it asks for the fleet's password, which is made once.
+
+    The first line that is printed says which broker it is, and why.
+
+    Args:
+        given: see `check_broker`.
+        folder: of the run.
+        fleet: its name.
+        bind: address of an embedded broker.
+        port: of an embedded broker.
+        origin: see `origin_of`.
 
     Raises:
         TransportError: the embedded broker does not start.
     """
     if given is not None:
+        print(f"broker: {given}, {origin}", flush=True)
         Invitation(fleet, given.host, given.port, tls=given.tls, access="own").keep(folder)
         yield given
         return
-    if _is_loopback(bind):
-        with EmbeddedBroker.start(folder / BROKER, bind=bind, port=port) as embedded:
-            Invitation(fleet, embedded.host, embedded.port).keep(folder)
-            yield Broker(embedded.host, embedded.port)
-        return
-    credentials = credentials_of(fleet, folder.parent)
-    access = Access(fleet, credentials)
-    with EmbeddedBroker.start(folder / BROKER, bind=bind, port=port, access=access) as embedded:
-        invitation = Invitation(fleet, _address(bind), embedded.port, access="password")
+    credentials = None if _is_loopback(bind) else credentials_of(fleet, folder.parent)
+    access = None if credentials is None else Access(fleet, credentials)
+
+    def start(at: int) -> EmbeddedBroker:
+        return EmbeddedBroker.start(folder / BROKER, bind=bind, port=at, access=access)
+
+    with closing(RestartedBroker(start, port)) as embedded:
+        where = Broker(embedded.broker.host, embedded.broker.port)
+        which = f"embedded {embedded.broker.which} at {where.place}"
+        print(f"broker: {which}; no --broker or {BROKER_VARIABLE} is given", flush=True)
+        if credentials is None:
+            Invitation(fleet, where.host, where.port).keep(folder)
+            yield where
+            return
+        invitation = Invitation(fleet, _address(bind), where.port, access="password")
         invitation.keep(folder)
         _invite(invitation, credentials.join, folder)
-        yield Broker(
-            embedded.host, embedded.port, username=COORDINATOR_USER, password=credentials.coordinator
-        )
+        yield Broker(where.host, where.port, username=COORDINATOR_USER, password=credentials.coordinator)
 
 
 def _invite(invitation: Invitation, password: str, folder: Path) -> None:

@@ -160,6 +160,10 @@ class EmbeddedBroker:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def wait(self) -> int:
+        """Wait until it ends, and return its exit code (negative: the signal that ended it)."""
+        return self._process.wait()
+
     def close(self) -> None:
         """Stop it; harmless when it has stopped."""
         self._process.terminate()

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -16,6 +18,7 @@ from fleetune.coordinator.reports.snapshot import Snapshot
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.stored_run import stored_run
+from fleetune.coordinator.store.broker_outage import Outage, read_outage
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.release_store import read_rollout
@@ -36,6 +39,7 @@ class Status:
         records: of closed rounds, ascending.
         shot: for the screen.
         running: a coordinator is at it.
+        outage: of its broker; None: it is reached, or no coordinator is at it.
     """
 
     settings: RunSettings
@@ -43,6 +47,7 @@ class Status:
     records: list[RoundRecord]
     shot: Snapshot
     running: bool
+    outage: Outage | None = None
 
     @property
     def over(self) -> bool:
@@ -69,13 +74,60 @@ def status_of(folder: Path, now: float) -> Status:
     with stored_run(folder) as run:
         state, ledger = read_engine(run.store) or EngineState(), read_ledger(run.store)
         records, rollout = run.store.records(), read_rollout(run.store)
+        outage = read_outage(run.store) if running else None
     watch = Watch(run.settings, run.enrolment.spec.num_parameters)
     for record in records:
         watch.note(record)
     stopped = not running and state.stage != "finished"
     at = max(now, state.seen_at) if running else state.seen_at  # the time of day may have been set back
-    shot = watch.snapshot(state, ledger, at, problem=_STOPPED if stopped else None, rollout=rollout)
-    return Status(run.settings, state, records, shot, running)
+    problem = _STOPPED if stopped else None if outage is None else outage.words(now)
+    shot = watch.snapshot(state, ledger, at, problem=problem, rollout=rollout)
+    return Status(run.settings, state, records, shot, running, outage)
+
+
+class StatusFigures(Struct, frozen=True):
+    """What `status --json` prints.
+
+    Attributes:
+        run: name of the run.
+        running: whether a coordinator is at it.
+        stage: of the run: waiting, training, finished ...
+        round, rounds: the open or coming round, of how many; null: the run is open.
+        devices, devices_there: how many are known, and how many are connected and ready.
+        waits: what the open or coming round waits for; "" for nothing.
+        broker_down_since: seconds of the epoch; null: the broker is reached, or no coordinator is at the run.
+        problem: what keeps the run from going on, in one line; "" for nothing.
+    """
+
+    run: str
+    running: bool
+    stage: str
+    round: int
+    rounds: int | None
+    devices: int
+    devices_there: int
+    waits: str
+    broker_down_since: float | None
+    problem: str
+
+
+def print_figures(folder: Path) -> None:
+    """Print a run's status as one JSON object. Raises as `status_of`."""
+    status = status_of(folder, time.time())
+    shot, members = status.shot, status.state.members.values()
+    figures = StatusFigures(
+        run=shot.name,
+        running=status.running,
+        stage=shot.stage,
+        round=shot.round,
+        rounds=shot.rounds,
+        devices=len(members),
+        devices_there=sum(member.ready for member in members) if status.running else 0,
+        waits=shot.holds or status.waits,
+        broker_down_since=None if status.outage is None else status.outage.since,
+        problem=shot.problem,
+    )
+    print(msgspec.json.encode(figures).decode())
 
 
 def show_status(folder: Path, console: Console | None = None) -> None:
@@ -115,7 +167,7 @@ def _follow_plainly(folder: Path, console: Console, pause: Callable[[float], Non
             if record.number > told:  # of an open run older ones are thinned out
                 _say(console, plain_line(record, status.settings))
         told = max((record.number for record in status.records), default=told)
-        word = status.waits or status.shot.problem
+        word = status.shot.problem or status.waits
         if word != said and not status.over:
             _say(console, word)
         said = word

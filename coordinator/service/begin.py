@@ -3,16 +3,21 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from fleetune.coordinator.broker.broker_options import BROKER_VARIABLE
 from fleetune.coordinator.service.run_process import Launcher
 from fleetune.coordinator.service.service import RUNS, Service, held
 from fleetune.coordinator.service.supervisor import Supervisor
 from fleetune.protocols.wire.transport.mqtt import parse_broker
 
-BROKER_VARIABLE = "FLEETUNE_BROKER"
-
 
 def serve_folder(
-    folder: Path, *, broker: str | None, bind: str, port: int, tls: Mapping[str, str | None]
+    folder: Path,
+    *,
+    broker: str | None,
+    bind: str,
+    port: int,
+    tls: Mapping[str, str | None],
+    origin: str = "",
 ) -> None:
     """Serve all runs of a folder until this process is told to end.
 
@@ -22,6 +27,7 @@ def serve_folder(
         bind: address of these.
         port: of the first of these; 0: free ones.
         tls: `ca`, `cert` and `key` of `serve`.
+        origin: where the url comes from, see `broker_options.origin_of`.
 
     Raises:
         SettingError: there is no such folder, another service is at work in it, or the url is none.
@@ -30,12 +36,14 @@ def serve_folder(
     options: list[str] = []
     for name, file in tls.items():
         options += [] if file is None else [f"--{name}", file]
+    where = "an embedded one for each fleet"
     if broker is not None:
-        parse_broker(broker)
+        where = f"{parse_broker(broker)}, {origin}"
     with held(folder) as own:
         environment = {} if broker is None else {BROKER_VARIABLE: broker}  # in a command line it would show
         launcher = Launcher(folder / RUNS, own, bind, port, tuple(options), environment)
         service = Service(folder, Supervisor(folder / RUNS, launcher))
         service.stop_at_signals()
+        print(f"broker: {where}", flush=True)
         print(f"service of {folder}: each run's words are in {own}", flush=True)
         service.run()

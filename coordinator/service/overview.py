@@ -15,6 +15,7 @@ from fleetune.coordinator.reports.missing import waiting_for
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.stored_run import stored_run
 from fleetune.coordinator.service.service import OWN, RUNS, RunNote, notes_of
+from fleetune.coordinator.store.broker_outage import read_outage
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.orders import read_orders
@@ -71,14 +72,20 @@ def _row(folder: Path, note: RunNote, *, at_work: bool) -> tuple[str, ...]:
 def _stands(run: Path) -> tuple[str, str, str]:
     """Rounds closed, devices there, and what the open or coming round waits for."""
     with stored_run(run) as kept:
-        state, settings = read_engine(kept.store), kept.settings
+        state, settings, outage = read_engine(kept.store), kept.settings, read_outage(kept.store)
+    now = time.time()
     if state is None:
-        return "", "none yet", "waits for its first device"
+        waits = "waits for its first device" if outage is None else outage.words(now)
+        return "", "none yet", waits
     last = settings.run.last_round
     closed = f"{state.rounds_done}" + ("" if last is None else f" of {last}")
-    held = held_by(state, schedule_of(settings.schedule), max(state.seen_at, time.time() - state.ahead_s))
     there = sum(member.ready for member in state.members.values())
-    return closed, f"{there} of {len(state.members)}", waiting_for(state, settings.round, held)
+    if outage is not None:
+        waits = outage.words(now)
+    else:
+        held = held_by(state, schedule_of(settings.schedule), max(state.seen_at, now - state.ahead_s))
+        waits = waiting_for(state, settings.round, held)
+    return closed, f"{there} of {len(state.members)}", waits
 
 
 def _serves(run: Path) -> tuple[str, str]:

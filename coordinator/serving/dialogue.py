@@ -4,6 +4,7 @@ The loop around it is the server's (`coordinator.serving.server`).
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
 from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.coordinator.serving.reply_intake import take_in
+from fleetune.coordinator.store.broker_outage import Outage, write_outage
 from fleetune.coordinator.store.stored_backbone import backbone_payload
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
@@ -65,7 +67,7 @@ class Dialogue:
         timers: when each peer wants to be woken, by `timer`.
         peers: devices heard of since the start.
         burst: holds back what is said of steps that are not durable yet.
-        problem: why the broker is not reached; None: it is.
+        outage: of the broker; None: it is reached.
         finished: why the run is over; None: it is not.
     """
 
@@ -79,7 +81,7 @@ class Dialogue:
     timers: Timers
     peers: Peers = field(default_factory=Peers)
     burst: Burst = field(default_factory=Burst)
-    problem: str | None = None
+    outage: Outage | None = None
     finished: str | None = None
 
     def __post_init__(self) -> None:
@@ -97,7 +99,8 @@ class Dialogue:
 
     def moment(self) -> Moment:
         """How it is just now."""
-        return Moment(self.clock(), self.problem, self.peers.activities)
+        problem = None if self.outage is None else self.outage.words(time.time())
+        return Moment(self.clock(), problem, self.peers.activities)
 
     def wake(self, devices: Iterable[str]) -> None:
         """Their time has come: ask again for what they have not answered."""
@@ -107,6 +110,7 @@ class Dialogue:
     def resume(self) -> None:
         """Go on with the run where the last process stopped; nothing to do for a new one."""
         controller = self.run.controller
+        write_outage(self.run.store, None)  # of the last process
         self._resumed = controller.turn if self.run.resumed else None
         self.follow(controller.resume(self.clock()))
         self.finished = controller.finished  # the last process came so far, but perhaps could not say so
@@ -119,12 +123,11 @@ class Dialogue:
         try:
             match event:
                 case Connected():
-                    self.problem = None
+                    self._note_outage(None)
                     for peer in self.peers.values():
                         self._pass(peer, peer.link.reconnected(self.timer()))
                 case Disconnected(reason):
-                    self.problem = reason
-                    log.warning("not connected: %s", reason)
+                    self._note_outage(reason)
                 case Received(topic, data):
                     self._receive(topics.parse(topic), data)
                 case BundleMade():
@@ -132,6 +135,16 @@ class Dialogue:
                         self._give_bundle(self.peers[device], event)
         except PacketError as problem:
             self.refusals.note(problem)
+
+    def _note_outage(self, reason: str | None) -> None:
+        """The broker is not reached for this reason; None: it is."""
+        if reason is None and self.outage is None:
+            return
+        if reason is not None:
+            log.warning("not connected: %s", reason)
+        since = time.time() if self.outage is None else self.outage.since
+        self.outage = None if reason is None else Outage(since, reason)
+        write_outage(self.run.store, self.outage)
 
     def _receive(self, address: topics.Address, data: bytes) -> None:
         try:

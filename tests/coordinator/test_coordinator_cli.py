@@ -244,7 +244,7 @@ def test_a_port_that_is_none_is_refused(tmp_path, port):
 )
 def test_a_start_that_fails_leaves_no_run_and_takes_none_away(finished, tmp_path, options, said):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = ("--port", taken.getsockname()[1])
+        port = () if "--broker" in options else ("--port", taken.getsockname()[1])
         file = run_file_in(tmp_path)
         result = call("serve", file, "--runs", tmp_path, *port, *options)
         assert result.exit_code == 2

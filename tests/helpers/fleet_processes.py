@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 import tomllib
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import psutil
 from safetensors.numpy import load_file
 from tests.helpers.places import ROOT
+from tests.helpers.ports import free_port
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
 from fleetune.coordinator.rounds.records import RoundRecord
@@ -165,10 +167,13 @@ def wait_until(condition, what):
 
 
 class Fleet:
-    """All processes of one fleet; leaving the `with` block ends them, whatever happened."""
+    """All processes of one fleet; leaving the `with` block ends them, whatever happened.
 
-    def __init__(self, folder, toml, which="auto"):
-        self.folder, self._which = folder, which
+    `embedded`: the coordinator starts the broker, as `serve` does by default; else the test does.
+    """
+
+    def __init__(self, folder, toml, which="auto", *, embedded=False):
+        self.folder, self._which, self._embedded = folder, which, embedded
         self.run_file = folder / "run.toml"
         self.run_file.write_text(toml)
         self.settings = read_run(self.run_file)
@@ -178,12 +183,17 @@ class Fleet:
         self._children = []
 
     def __enter__(self):
+        if self._embedded:
+            self.port = free_port()
+            return self
         self.broker = EmbeddedBroker.start(self.folder / "broker", which=self._which)
+        self.port = self.broker.port
         return self
 
     def __exit__(self, kind, problem, trace):
         with ExitStack() as stack:
-            stack.callback(self.broker.kill)
+            if not self._embedded:
+                stack.callback(self.broker.kill)
             for child in self._children:
                 stack.callback(child.kill)
         if problem is not None:
@@ -200,6 +210,21 @@ class Fleet:
             self.folder / "broker", port=self.broker.port, which=self.broker.which
         )
 
+    def embedded_broker(self):
+        """The process of the coordinator's own broker; None: it does not run just now."""
+        for child in psutil.Process(self.coordinator.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if any("mosquitto" in word or "amqtt" in word for word in child.cmdline()[:4]):
+                    return child
+        return None
+
+    def kill_embedded_broker(self):
+        """Kill it, and return whether it ran."""
+        broker = self.embedded_broker()
+        if broker is not None:
+            broker.kill()
+        return broker is not None
+
     def start_coordinator(self, *options, **environment):
         command = [
             "fleetune.coordinator.cli",
@@ -208,7 +233,8 @@ class Fleet:
             "--runs",
             str(self.folder / "runs"),
         ]
-        command += ["--broker", self.address(self.broker.port), *options]
+        where = ["--port", str(self.port)] if self._embedded else ["--broker", self.address(self.port)]
+        command += [*where, *options]
         self.coordinator = self._start("coordinator", command, **environment)
         return self.coordinator
 
@@ -237,7 +263,7 @@ class Fleet:
             board,
         ]
         command += ["--trainer", trainer]
-        command += ["--broker", self.address(port or self.broker.port), "--state", str(self.folder / "state")]
+        command += ["--broker", self.address(port or self.port), "--state", str(self.folder / "state")]
         command += ["--data", data or f"npz:{self.shares[device]}", *options]
         self.agents[device] = self._start(device, command, prefix, **environment)
         return self.agents[device]
@@ -277,7 +303,7 @@ class Fleet:
         return child
 
     def _show_logs(self):
-        for log in sorted([*self.folder.glob("*.log"), *self.folder.glob("broker/*.log")]):
+        for log in sorted([*self.folder.glob("*.log"), *self.folder.glob("**/broker/*.log")]):
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-6000:]}")
 
 

@@ -1,0 +1,87 @@
+"""Restart the embedded broker of a run when it ends by itself: same port, same passwords, same rules."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from fleetune.coordinator.broker.embedded_broker import STOP_S, EmbeddedBroker
+from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.one_line import flat
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = (
+    0.5,
+    30.0,
+)  # before a restart; doubles, and each is drawn from 0.5 to 1.0 of it
+STEADY_S = 60.0  # a broker that ran for so long starts the back-off anew
+
+
+class RestartedBroker:
+    """The embedded broker of a run. A thread restarts it until `close`.
+
+    The kernel kills a broker when the thread that started it ends (see `tied_child`). The thread here lives
+    until `close`, so the brokers that it starts do too.
+
+    Args:
+        start: starts a broker on a port; 0 takes a free one.
+        port: of the first broker; those after it get the port that it got.
+
+    Attributes:
+        broker: the one that runs, or ran last.
+
+    Raises:
+        TransportError: the first broker does not start.
+    """
+
+    def __init__(self, start: Callable[[int], EmbeddedBroker], port: int) -> None:
+        self._start = start
+        self._closing = threading.Event()
+        self.broker = start(port)
+        self._thread = threading.Thread(target=self._restart_for_ever, name="broker", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the broker for good."""
+        self._closing.set()
+        self.broker.close()
+        self._thread.join(STOP_S)
+        self.broker.close()  # a restart may have been under way
+
+    def _restart_for_ever(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            began = time.monotonic()
+            code = self.broker.wait()
+            if self._closing.is_set():
+                return
+            ended = time.monotonic()
+            failures = 0 if ended - began > STEADY_S else failures
+            log.warning(
+                "the embedded broker (%s) ended: exit code %d; restarting it", self.broker.which, code
+            )
+            failures = self._restart(failures)
+            if not self._closing.is_set():
+                log.warning("the embedded broker is back after %.1f s", time.monotonic() - ended)
+
+    def _restart(self, failures: int) -> int:
+        """Try until a broker runs or `close` is called; return the number of pauses since a steady broker."""
+        said = ""
+        while not self._closing.wait(_pause_s(failures)):
+            failures += 1
+            try:
+                self.broker = self._start(self.broker.port)
+            except (FleetuneError, OSError) as problem:
+                if (words := flat(problem)) != said:
+                    log.warning("%s; trying again at least every %g s", words, LONGEST_PAUSE_S)
+                said = words
+            else:
+                break
+        return failures
+
+
+def _pause_s(failures: int) -> float:
+    longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
+    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads restarts, protects nothing
