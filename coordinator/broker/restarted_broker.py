@@ -74,9 +74,10 @@ class RestartedBroker:
             try:
                 self.broker = self._start(self.broker.port)
             except (FleetuneError, OSError) as problem:
-                if (words := flat(problem)) != said:
-                    log.warning("%s; trying again at least every %g s", words, LONGEST_PAUSE_S)
-                said = words
+                what = flat(problem)
+                if (kind := what.partition(": ")[0]) != said:  # what follows has times in it
+                    log.warning("%s; trying again at least every %g s", what, LONGEST_PAUSE_S)
+                said = kind
             else:
                 break
         return failures

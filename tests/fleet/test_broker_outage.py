@@ -35,7 +35,7 @@ def is_up(fleet):
 
 
 def kill_and_take_the_port(fleet):
-    """Kill the coordinator's broker, and listen on its port before it is back."""
+    """Kill the coordinator's broker, and take its port before it is back."""
     while True:
         fleet.kill_embedded_broker()
         with suppress(OSError):
