@@ -5,6 +5,7 @@
     ├── DataError           a data source is missing, damaged or does not fit the model
     ├── ModelError          a model cannot be built, described, or is not the fleet's model
     │   └── TrainingDiverged    local training ended in numbers that are not finite
+    ├── MethodError         a method's step failed, or returned what cannot be kept or sent
     ├── StoreError          state on disk is missing, damaged, or the disk is full
     │   └── StoreVersion        state on disk is from another version of the program; nothing is wrong with it
     ├── AgentClosed         an Agent of yours was asked for something after it was closed
@@ -46,6 +47,10 @@ class ModelError(FleetuneError):
 
 class TrainingDiverged(ModelError):  # noqa: N818 - it reports what the model did
     """Local training ended in numbers that are not finite; nothing was changed."""
+
+
+class MethodError(FleetuneError):
+    """A method's step failed, or returned what cannot be kept or sent; the line names the step."""
 
 
 class StoreError(FleetuneError):

@@ -1,7 +1,7 @@
 """A round's updates made one state, and what it comes to when they do not make one."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,13 @@ from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.rollback import Verdict
 from fleetune.coordinator.run.partial_updates import Normalising
 from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, sizes_of, telling
-from fleetune.protocols.errors import PacketNotFinite
+from fleetune.protocols.errors import MethodError, PacketNotFinite
+from fleetune.protocols.skeletons import steps
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.skeletons.staleness import staleness_factor
 from fleetune.protocols.wire.payloads import Reply
+
+USUAL_STRAIN = 100.0  # the default of `round.max_strain`: float32 overflows at a strain of 1e38
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class Aggregating:
     planned: Any
     normalising: Normalising | None = None
     merged: Any = field(default=None, init=False)
+    _not_finite: str | None = field(default=None, init=False)  # where the latest state was not
 
     def updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
         """Of these devices, for round `number`; stale ones discounted, those of less local training moved
@@ -57,12 +61,23 @@ class Aggregating:
             yield device, update
 
     def judge(self, turn: Turn, devices: tuple[DeviceId, ...]) -> Verdict:
-        """Whether the round comes to finite numbers; then it is in `merged`."""
+        """Whether the round comes to finite numbers; then it is in `merged`.
+
+        Raises:
+            MethodError: `aggregate` failed; or it gives numbers that are not finite even from each update
+                alone, and all of these are of a usual size, so that the method is the reason.
+        """
         sizes: dict[DeviceId, Sizes] = {}
         self.merged = self._aggregated(turn.number, devices, sizes)
         if self.merged is not None:
             return Verdict(True, telling(self.scrutiny.strains(sizes)))
+        place = self._not_finite
         alone = tuple(one for one in devices if self._aggregated(turn.number, (one,), {}) is None)
+        if alone == devices and place and self._are_usual(sizes, devices):
+            raise MethodError(
+                f"{steps.title(self.method, 'aggregate')} returns NaN or infinite numbers in {place}, though "
+                f"all {len(devices)} updates are finite and of the model's size"
+            )
         if not 0 < len(alone) < len(devices):  # then the largest is thought to be the reason
             alone = telling(self.scrutiny.strains(sizes), least=0.0)
         log.warning(
@@ -82,9 +97,16 @@ class Aggregating:
                 sizes[device] = sizes_of(update)
                 yield device, update
 
+        self._not_finite = None
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found below
-                merged = self.method.aggregate(self.planned, noted())
+                merged = steps.aggregate(self.method, self.planned, noted())
         except (np.linalg.LinAlgError, PacketNotFinite):
             return None
-        return None if not_finite(merged, "state", self.planned) else merged
+        self._not_finite = not_finite(merged, "state", self.planned)
+        return None if self._not_finite else merged
+
+    def _are_usual(self, sizes: Mapping[DeviceId, Sizes], devices: Sequence[DeviceId]) -> bool:
+        """Whether all updates were looked at, and no sum of them can overflow."""
+        strains = self.scrutiny.strains(sizes)
+        return len(strains) == len(devices) and max(strains.values()) <= USUAL_STRAIN

@@ -54,6 +54,7 @@ from fleetune.coordinator.tasks.downlink import Delivered, Downlink, add_unsent
 from fleetune.coordinator.tasks.held_models import HeldModels
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.skeletons import steps
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.encodings import RAW, in_words
@@ -98,7 +99,7 @@ class RoundExecution:
         self._store = store
         self.accounts = Accounts(Ledger.of_new_run())
         self.opened_at = 0.0
-        self.method_state: Any = method.init_coordinator(enrolment.weights)
+        self.method_state: Any = steps.init_coordinator(method, enrolment.weights)
         self._state = EngineState()
         self.tasks = Tasks(store, method.spec, method.task_type, settings.round.mode != "synchronous")
         self.tasks.proposed = lambda device: self._state.members[device].dealt
@@ -147,7 +148,7 @@ class RoundExecution:
         self.accounts = Accounts(read_ledger(self._store))
         if state is None:
             return
-        self.method_state = read_state(self._store, self._method.state_type, self._method.spec)
+        self.method_state = self._read_state()
         self._aggregating.planned = self._written = self.method_state
         if self._releases is not None:
             self._releases.recall()
@@ -225,7 +226,7 @@ class RoundExecution:
         """
         match action:
             case Admit(report):
-                self.method_state = self._method.admit(self.method_state, report)
+                self.method_state = steps.admit(self._method, self.method_state, report)
             case StartRound():
                 self.start(action, now)
             case SendTask():
@@ -256,7 +257,7 @@ class RoundExecution:
         number = action.round.number
         key = run_key(self._settings.run.seed).child("plan", number, action.attempt)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found before it is sent
-            planned = self._method.plan(self.method_state, action.round, key)
+            planned = steps.plan(self._method, self.method_state, action.round, key)
         self._aggregating.planned, self.tasks.planned = planned
         self._scrutiny.open()
         if not action.resumed:
@@ -376,15 +377,17 @@ class RoundExecution:
     def _take_back(self, closed: Turn) -> None:
         """The last closed round never was: its tasks may be answered again under later attempts."""
         log.warning("round %d is taken back: the training of all devices diverged after it", closed.number)
-        before = self._before or read_state(
-            self._store, self._method.state_type, self._method.spec, before_last=True
-        )
-        self.method_state, self._before = before, None
+        self.method_state, self._before = self._before or self._read_state(before_last=True), None
         self.accounts.take_back(closed)
         if self._releases is not None:
             self._releases.take_back(closed.number)
         self._store.drop_tasks()
         self._store.drop_record(closed.number)
+
+    def _read_state(self, *, before_last: bool = False) -> Any:
+        """See `read_state`."""
+        kind, spec = self._method.state_type, self._method.spec
+        return steps.frozen(read_state(self._store, kind, spec, before_last=before_last))
 
     def _forget_replies(self) -> None:
         self._arrived = {}

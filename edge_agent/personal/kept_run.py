@@ -11,6 +11,7 @@ from fleetune.edge_agent.personal.releases import Releases
 from fleetune.edge_agent.personal.served_model import Memory, Standing
 from fleetune.edge_agent.training.optimisers.kept_states import States
 from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.skeletons import steps
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
@@ -58,7 +59,7 @@ def recall(
         kept: Kept[Any] = codec.decode(data, kind, method.spec, finite=False)
         if kept.run == enrolment.run:
             return kept
-    state, personal = method.init_device(enrolment.weights), own()
+    state, personal = steps.init_device(method, enrolment.weights), own()
     began = state if personal is None else method.start_from(state, personal)
     alone = first_alone(enrolment, personal)
     return Kept(enrolment.run, began, alone=UNSET if alone is None else alone)

@@ -24,6 +24,7 @@ from fleetune.protocols.errors import BaseUnknown, PacketForeign, TrainingDiverg
 from fleetune.protocols.finite import not_finite
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons import steps
 from fleetune.protocols.skeletons.choice import Budget
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
@@ -125,6 +126,7 @@ class Session:
             BaseUnknown: it is a difference to what this device does not hold; nothing was changed.
             TrainingStopped: the agent stops; nothing was changed.
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
+            MethodError: the method's `work` failed, or returned what cannot be kept; nothing was changed.
             StoreError: the new state could not be written; nothing was changed.
         """
         self.local_work = self.left_out = self.sent = None
@@ -245,7 +247,7 @@ class Session:
         observed = ObservedTrainer(trainer, self._offer_start(assignment))
         key = work_key(self._enrolment.seed, assignment.round, assignment.attempt, self._device)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found and named below
-            state, update = self._method.work(self._kept.state, assignment.task, observed, budget, key)
+            state, update = steps.work(self._method, self._kept.state, assignment.task, observed, budget, key)
         self._check_finite(state, update)
         local_work = budget.local_work if observed.local_work is None else observed.local_work
         loss = observed.train_loss

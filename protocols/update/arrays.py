@@ -36,6 +36,11 @@ WireArray = tuple[
 ]
 
 
+def can_travel(array: Array) -> bool:
+    """Whether an array's elements are of a type that is kept and sent."""
+    return array.dtype in _NAMES
+
+
 def dtype_name(array: Array) -> str:
     """Of an array that may travel. Raises TypeError: of another type of element."""
     if array.dtype not in _NAMES:

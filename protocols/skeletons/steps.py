@@ -1,0 +1,240 @@
+"""Calls of a method's steps, with checks: a mistake in a user's method is one line that names the step.
+
+Coordinator, agent and simulator call `init_coordinator`, `admit`, `plan`, `aggregate`, `init_device` and
+`work` through here. A state's arrays are read-only, so that NumPy stops a step that writes into it: another
+device, or the next attempt, may begin with the same arrays.
+"""
+
+import dataclasses
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+import numpy as np
+
+from fleetune.protocols.errors import FleetuneError, MethodError
+from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.method import DeviceId, Method, Round
+from fleetune.protocols.skeletons.trainer import Trainer
+from fleetune.protocols.update.arrays import can_travel
+from fleetune.protocols.user_code import as_line
+
+_LIBRARIES = (
+    "<frozen",
+    str(Path(__file__).parents[2]),  # this package
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
+_PLAIN = (bool, int, float, str, bytes, bytearray, Enum, set, frozenset, type(None), msgspec.UnsetType)
+_READ_ONLY = "a state's arrays are read-only: make new ones and return them in a new state"
+
+T = TypeVar("T")
+AnyMethod = Method[Any, Any, Any, Any]
+
+
+def init_coordinator(method: AnyMethod, weights: FlatArray) -> Any:
+    """The coordinator's state before round 1. Raises MethodError."""
+    weights.flags.writeable = False
+    state = _called(method, "init_coordinator", lambda: method.init_coordinator(weights))
+    return _checked(method, "init_coordinator", state, method.state_type, "state")
+
+
+def admit(method: AnyMethod, state: Any, report: DeviceReport) -> Any:
+    """The coordinator's state that knows of a device. Raises MethodError."""
+    admitted = _called(method, "admit", lambda: method.admit(state, report))
+    if admitted is state:
+        return state
+    _check_type(method, "admit", admitted, method.state_type, "state")  # the arrays: `plan` and `aggregate`
+    return admitted
+
+
+def plan(method: AnyMethod, state: Any, round_: Round, key: Key) -> tuple[Any, Mapping[DeviceId, Any]]:
+    """The coordinator's next state and the tasks. Raises MethodError."""
+    given = _called(method, "plan", lambda: method.plan(state, round_, key))
+    planned, tasks = _pair(method, "plan", given, "the next state and the tasks by device")
+    if not isinstance(tasks, Mapping):
+        raise MethodError(f"{title(method, 'plan')} gives {_kind(tasks)} where tasks by device are due")
+    if planned is not state:
+        _checked(method, "plan", planned, method.state_type, "state")
+    return planned, _Tasks(method, tasks)
+
+
+def aggregate(method: AnyMethod, state: Any, updates: Iterable[tuple[DeviceId, Any]]) -> Any:
+    """The coordinator's state after a round. Raises MethodError, and what `updates` raises."""
+    merged = _called(method, "aggregate", lambda: method.aggregate(state, updates))
+    return _checked(method, "aggregate", merged, method.state_type, "state")
+
+
+def init_device(method: AnyMethod, weights: FlatArray) -> Any:
+    """A device's state before its first task. Raises MethodError."""
+    weights.flags.writeable = False
+    state = _called(method, "init_device", lambda: method.init_device(weights))
+    return _checked(method, "init_device", state, method.device_state_type, "state")
+
+
+def work(
+    method: AnyMethod, state: Any, task: Any, trainer: Trainer, budget: Budget, key: Key
+) -> tuple[Any, Any]:
+    """A device's next state and its update. Raises MethodError, and what the trainer raises on purpose."""
+    frozen(state), frozen(task)
+    given = _called(method, "work", lambda: method.work(state, task, trainer, budget, key))
+    after, update = _pair(method, "work", given, "the device's next state and its update")
+    _checked(method, "work", after, method.device_state_type, "state")
+    return after, _checked(method, "work", update, method.update_type, "update")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tasks(Mapping[DeviceId, Any]):
+    """The tasks of a round. One is checked when it is asked for, since it may only be made then."""
+
+    method: AnyMethod
+    tasks: Mapping[DeviceId, Any]
+
+    def __getitem__(self, device: DeviceId) -> Any:
+        if device not in self.tasks:
+            raise KeyError(device)
+        task = _called(self.method, "plan", lambda: self.tasks[device])
+        return _checked(self.method, "plan", task, self.method.task_type, "task")
+
+    def __iter__(self) -> Iterator[DeviceId]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+def title(method: AnyMethod, step: str) -> str:
+    """A method and its step, in front of what is wrong with it."""
+    kind = type(method)
+    return f"method {kind.__module__}:{kind.__qualname__}: `{step}`"
+
+
+def frozen(value: T) -> T:
+    """`value`, its arrays read-only, however deep they lie in it."""
+    for _, leaf, _ in _leaves(value, ""):
+        if isinstance(leaf, np.ndarray):
+            leaf.flags.writeable = False
+    return value
+
+
+def _called(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
+    """What a step gives. What a user's step raises becomes a MethodError that names the user's line."""
+    if type(method).__module__.startswith("fleetune."):
+        return call()
+    try:
+        return call()
+    except (FleetuneError, np.linalg.LinAlgError):
+        raise
+    except Exception as problem:  # a user's method may raise anything
+        hint = f"; {_READ_ONLY}" if "read-only" in str(problem) else ""
+        line = f"{title(method, step)} failed{_place(method, problem)}: {as_line(problem)}{hint}"
+        raise MethodError(line) from problem
+
+
+def _place(method: AnyMethod, problem: Exception) -> str:
+    """File and line of the user's code that ran last when `problem` arose."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    home = getattr(sys.modules.get(type(method).__module__), "__file__", None)
+    own = [one for one in frames if one.filename == home or not one.filename.startswith(_LIBRARIES)]
+    return "".join(f" at {one.filename}:{one.lineno}" for one in own[-1:])
+
+
+def _pair(method: AnyMethod, step: str, given: Any, due: str) -> tuple[Any, Any]:
+    if isinstance(given, tuple) and len(given) == 2:
+        return given
+    raise MethodError(f"{title(method, step)} returns {_kind(given)}; it must return two things: {due}")
+
+
+def _checked(method: AnyMethod, step: str, value: T, kind: type, what: str) -> T:
+    """`value`, its arrays read-only, once all in it is of a type that can be kept and sent.
+
+    Raises:
+        MethodError: it is of another type, or something in it cannot be kept.
+    """
+    _check_type(method, step, value, kind, what)
+    for place, leaf, dtypes in _leaves(value, what):
+        if isinstance(leaf, np.ndarray):
+            if dtypes and leaf.dtype.type not in dtypes:
+                due = " or ".join(sorted(one.__name__ for one in dtypes))
+                raise MethodError(
+                    f"{title(method, step)} returns {place} of {leaf.dtype}; {due} is due: "
+                    f".astype(np.{due.split()[0]})"
+                )
+            if not can_travel(leaf):
+                raise MethodError(
+                    f"{title(method, step)} returns {place} of {leaf.dtype}; "
+                    "an array that is kept or sent is of float32, float64, int64 or bool"
+                )
+            leaf.flags.writeable = False
+        elif not isinstance(leaf, _PLAIN):
+            raise MethodError(
+                f"{title(method, step)} returns {place}, which is {_kind(leaf)}; "
+                "NumPy arrays, numbers, text, and dicts or tuples of these are due"
+            )
+    return value
+
+
+def _check_type(method: AnyMethod, step: str, value: Any, kind: type, what: str) -> None:
+    """Raises MethodError: `value` is not of `kind`, and has not the fields that it is written with either."""
+    if isinstance(value, kind):
+        return
+    if not (_has_fields(value) and _has_fields(kind) and _fields_of(value) <= _fields_of(kind)):
+        raise MethodError(f"{title(method, step)} returns {_kind(value)}; {what} is due as {kind.__name__}")
+
+
+def _has_fields(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) or hasattr(value, "__struct_fields__")
+
+
+Leaf = tuple[str, Any, frozenset[type]]
+
+
+def _leaves(value: Any, place: str, dtypes: frozenset[type] = frozenset()) -> Iterator[Leaf]:
+    """What is no container, with its place and the types of elements that its field's hint names."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(one, f"{place}[{key}]", dtypes)
+    elif isinstance(value, tuple | list):
+        for number, one in enumerate(value):
+            yield from _leaves(one, f"{place}[{number}]", dtypes)
+    elif _has_fields(value):
+        kind: Any = type(value)
+        for name, due in _fields(kind).items():
+            yield from _leaves(getattr(value, name), f"{place}.{name}", due)
+    else:
+        yield place, value, dtypes
+
+
+def _fields_of(value: Any) -> AbstractSet[str]:
+    kind: Any = value if isinstance(value, type) else type(value)
+    return _fields(kind).keys()
+
+
+@cache
+def _fields(kind: Any) -> Mapping[str, frozenset[type]]:
+    """The fields of a dataclass or struct, and the NumPy types of elements that their hints name."""
+    is_struct = issubclass(kind, msgspec.Struct)
+    names = kind.__struct_fields__ if is_struct else [part.name for part in dataclasses.fields(kind)]
+    try:
+        hints = get_type_hints(kind)
+    except (NameError, AttributeError, TypeError):  # a hint that cannot be resolved says nothing of arrays
+        hints = {}
+    return {name: _dtypes(hints.get(name)) for name in names}
+
+
+def _dtypes(hint: Any) -> frozenset[type]:
+    if isinstance(hint, type) and issubclass(hint, np.generic):
+        return frozenset((hint,))
+    return frozenset(one for inner in get_args(hint) for one in _dtypes(inner))
+
+
+def _kind(value: Any) -> str:
+    return "nothing (None)" if value is None else f"a {type(value).__name__}"
