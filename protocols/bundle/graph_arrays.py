@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from fleetune.protocols.bounds import MAX_NUMBER
 from fleetune.protocols.bundle.graph import Node, Type
 from fleetune.protocols.errors import PacketCorrupt
+from fleetune.protocols.model.spec import MAX_AXES
 
 Shape = tuple[int, ...]
 
+MOST_SIZES = 2 * MAX_AXES  # that one input may hold: padding has two an axis
 KNOWN_ENTRIES = 64  # of arrays whose content is followed: sizes and bounds
 _ITEM_BYTES: dict[Type, int] = {"f4": 4, "i8": 8, "?": 1}
 _DTYPES: dict[Type, type[Any]] = {"f4": np.float32, "i8": np.int64, "?": np.bool_}
@@ -86,6 +88,7 @@ class Given:
             f"has a size that depends on data (input {index})",
         )
         assert array.content is not None
+        need(array.content.size <= MOST_SIZES, f"has {array.content.size} sizes (input {index})")
         return [int(one) for one in array.content.ravel()]
 
     def number(self, name: str, default: int) -> int:

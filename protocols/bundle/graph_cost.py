@@ -7,6 +7,7 @@ from fleetune.protocols.bundle.graph import Constant, Graph, Node, Port, Type
 from fleetune.protocols.bundle.graph_arrays import KNOWN_ENTRIES, Array, Given, Result, Unfit, need
 from fleetune.protocols.bundle.graph_rules import RULES
 from fleetune.protocols.errors import PacketCorrupt, PacketTooLarge
+from fleetune.protocols.model.spec import MAX_AXES
 
 MOST_AT_ONCE = 2 * 10**11  # operations of a node, which cannot be ended in its middle: minutes at 1 GFLOPS
 _TYPES: Mapping[str, Type] = {"f": "f4", "i": "i8", "b": "?"}
@@ -86,6 +87,7 @@ def _made(name: str, node: Node, arrays: Mapping[str, Array | None]) -> Result:
         raise PacketCorrupt(f"graph {name}: {node.op} has {len(node.outputs)} results")
     try:
         made = RULES[node.op](Given(node, [arrays[one] for one in node.inputs]))
+        need(len(made.array.shape) <= MAX_AXES, f"makes an array of {len(made.array.shape)} axes")
         need(made.array.size or made.array.type == "i8", "makes an empty array")  # runtimes divide by sizes
     except Unfit as problem:
         raise PacketCorrupt(f"graph {name}: {node.op} {problem}") from None
@@ -107,7 +109,7 @@ def _given(port: Port, num_samples: int) -> Array:
 def _constant(constant: Constant) -> Array:
     value = constant.value
     kind = _TYPES[value.dtype.kind]
-    return Array(kind, value.shape, value if value.size <= KNOWN_ENTRIES or kind == "i8" else None)
+    return Array(kind, value.shape, value if value.size <= KNOWN_ENTRIES else None)
 
 
 def _bytes(array: Array | None) -> int:

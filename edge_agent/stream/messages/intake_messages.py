@@ -27,7 +27,10 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.one_line import flat
 
 MAX_MESSAGE_BYTES = 2**22
+MAX_LISTS = 2**17  # in JSON: a list takes up to 80 bytes of memory for two of the message
+MAX_LISTED_BYTES = 2**19  # of MessagePack that is not `x` as bytes: there a list may be one byte
 _MOST_AXES = 8
+_BYTES = {b"\xc4", b"\xc5", b"\xc6"}  # first byte of MessagePack's bytes
 _KINDS: dict[str, np.dtype[Any]] = {"u1": np.dtype(np.uint8), "f4": np.dtype("<f4")}
 
 
@@ -98,6 +101,7 @@ def read_message(content: bytes, *, as_json: bool) -> Received:
     decode = msgspec.json.decode if as_json else msgspec.msgpack.decode
     name: str | int | None = None
     try:
+        _check_lists(content, as_json=as_json)
         message = decode(content, type=Message)
         name = message.id if len(str(message.id)) <= MAX_NAME else None
         if message.x is not None:
@@ -111,6 +115,26 @@ def read_message(content: bytes, *, as_json: bool) -> Received:
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
         words = f"no message ({flat(problem)[:100]})"
         return Received(as_json, name, problem=BadSample("message", words))
+
+
+class _Parts(msgspec.Struct):
+    """What may be long in a message, unread."""
+
+    x: msgspec.Raw = msgspec.Raw()
+
+
+def _check_lists(content: bytes, *, as_json: bool) -> None:
+    """Raise BadSample where the lists of a message would take far more memory than its bytes."""
+    if as_json:
+        num_lists = content.count(b"[") + content.count(b"{")
+        if num_lists > MAX_LISTS:
+            raise BadSample("message", f"a message of {num_lists} lists; at most {MAX_LISTS}")
+        return
+    x = bytes(msgspec.msgpack.decode(content, type=_Parts).x)
+    listed = len(content) - (len(x) if x[:1] in _BYTES else 0)
+    if listed > MAX_LISTED_BYTES:
+        words = f"{listed} bytes of lists; at most {MAX_LISTED_BYTES}: send x as bytes, with dtype and shape"
+        raise BadSample("message", words)
 
 
 def _array(message: Message) -> Any:

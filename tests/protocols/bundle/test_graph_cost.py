@@ -178,6 +178,9 @@ HOSTILE = {
     "an axis that is not there": graph_of(
         Node("Softmax", ("x",), ("z",), {}), Node("Concat", ("z",), ("y",), {"axis": 9})
     ),
+    "many axes to sum over": graph_of(Node("ReduceSum", ("x", "a"), ("z",), {}), constants={"a": [0] * 999}),
+    "more sizes than axes": graph_of(Node("ReduceSum", ("x", "a"), ("z",), {}), constants={"a": [0] * 17}),
+    "many axes": graph_of(Node("Reshape", ("one", "s"), ("z",), {}), constants={"s": [1] * 9, "one": [7]}),
     "another result": graph_of(Node("Relu", ("x",), ("z",), {}), shape=("n", 5)),
 }  # fmt: skip
 
@@ -201,6 +204,9 @@ REASONS = {
     "no groups": "is of",
     "a kernel larger than its image": "has a kernel larger than",
     "an axis that is not there": "has axis 9 of 2",
+    "many axes to sum over": "a size that depends on data",
+    "more sizes than axes": "has 17 sizes",
+    "many axes": "makes an array of 9 axes",
     "another result": "z is not what it is said to be",
 }
 
