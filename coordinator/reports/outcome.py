@@ -29,6 +29,7 @@ _REFUSED = {
     "declined": "round that a device declined",
     "refused": "device that would not join the run",
     "gone": "time a device went away",
+    "share-cut": "update that counted as fewer samples than it claimed (round.max_share)",
 }
 
 

@@ -25,6 +25,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
         internals: what the method tells of its update.
         local_work: the share of the local training that it did.
         encoding: that its update was asked for by, where the coordinator proposes encodings.
+        counted_samples: that its update counted as, where `round.max_share` cut them; None: all.
     """
 
     ratio: float
@@ -37,6 +38,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     internals: Internals = field(default_factory=dict)
     local_work: float = 1.0
     encoding: str = ""
+    counted_samples: int | None = None
 
     def told_late(self, told: RoundCost) -> Self:
         """With what the device could tell only when its reply had arrived."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fleetune.coordinator.run.partial_updates import Normalising
 from fleetune.coordinator.run.reply_checks import Scrutiny, Sizes, not_finite, sizes_of, telling
 from fleetune.protocols.errors import MethodError, PacketNotFinite
 from fleetune.protocols.skeletons import steps
+from fleetune.protocols.skeletons.max_share import MAX_SHARE, samples_cut
 from fleetune.protocols.skeletons.method import DeviceId, Method
 from fleetune.protocols.skeletons.staleness import staleness_factor
 from fleetune.protocols.wire.payloads import Reply
@@ -33,7 +34,10 @@ class Aggregating:
         reply_of: a device's reply in the open round, to be changed.
         planned: the method's state after the plan of the open round.
         normalising: of updates, where devices may do a share of the local training; None: all do all of it.
+        max_share: see [round].
+        samples: behind each reply in the open round, by device, as far as they were noted.
         merged: the state after the round that was judged last; None: it did not come to finite numbers.
+        cut: the updates in `merged` that count as fewer samples than they claim, with these samples.
     """
 
     method: Method[Any, Any, Any, Any]
@@ -42,8 +46,17 @@ class Aggregating:
     reply_of: Callable[[DeviceId], Reply[Any]]
     planned: Any
     normalising: Normalising | None = None
+    max_share: float = MAX_SHARE
+    samples: dict[DeviceId, int] = field(default_factory=dict)
     merged: Any = field(default=None, init=False)
+    cut: dict[DeviceId, int] = field(default_factory=dict, init=False)
     _not_finite: str | None = field(default=None, init=False)  # where the latest state was not
+
+    def note(self, reply: Reply[Any]) -> None:
+        """Note the samples behind a reply, so that it need not be read for them."""
+        update: Any = reply.update
+        has_samples = any(one.name == "num_samples" for one in fields(update))
+        self.samples[reply.device] = update.num_samples if has_samples else 0
 
     def updates(self, number: int, devices: tuple[DeviceId, ...]) -> Iterator[tuple[DeviceId, Any]]:
         """Of these devices, for round `number`; stale ones discounted, those of less local training moved
@@ -87,15 +100,25 @@ class Aggregating:
         )
         return Verdict(False, alone)
 
+    def _cut(self, devices: tuple[DeviceId, ...]) -> dict[DeviceId, int]:
+        """The samples that updates count as, of those whose share in the mean is cut."""
+        if self.max_share == 1 or not self.method.weighs_by_samples:
+            return {}
+        for device in devices:
+            if device not in self.samples:  # noted by a process that is gone
+                self.note(self.reply_of(device))
+        return samples_cut({device: self.samples[device] for device in devices}, self.max_share)
+
     def _aggregated(
         self, number: int, devices: tuple[DeviceId, ...], sizes: dict[DeviceId, Sizes]
     ) -> Any | None:
         """The state after the round, None if a number in it is not finite; the updates' `sizes` are noted."""
+        cut = self.cut = self._cut(devices)
 
         def noted() -> Iterator[tuple[DeviceId, Any]]:
             for device, update in self.updates(number, devices):
                 sizes[device] = sizes_of(update)
-                yield device, update
+                yield device, replace(update, num_samples=cut[device]) if device in cut else update
 
         self._not_finite = None
         try:

@@ -41,6 +41,7 @@ CHANGEABLE = (
     "round.min_battery",
     "round.deadline",
     "round.deadline_slack",
+    "round.max_share",
     "objective.at_most",
     *(f"objective.within.{key}" for key in WithinSection.__struct_fields__),
     *(f"schedule.{key}" for key in ScheduleSection.__struct_fields__),
@@ -54,8 +55,11 @@ def stored_settings(data: bytes, folder: Path) -> RunSettings:
     Raises:
         StoreVersion: a key of theirs is unknown here, or its value is none any more.
     """
+    kept = msgspec.json.decode(data)
+    if isinstance(kept, dict):
+        kept.setdefault("round", {}).setdefault("max_share", 1)  # as the release did that began the run
     try:
-        return convert(msgspec.json.decode(data), RunSettings)
+        return convert(kept, RunSettings)
     except SettingError as problem:
         raise StoreVersion(
             f"{folder} was begun by another version ({problem}): go on with the release that began it"
@@ -72,6 +76,8 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
     for key in ("brief", "quick_masks"):
         if getattr(encoding, key) is None:
             encoding = replace(encoding, **{key: getattr(before.encoding, key)})
+    if now.round.max_share is None:
+        now = replace(now, round=replace(now.round, max_share=before.round.max_share))
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
     if before.method["name"] != now.method["name"]:
         return now

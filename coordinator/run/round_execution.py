@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from fleetune.coordinator.rounds.actions import (
     AbandonRound,
@@ -130,6 +131,9 @@ class RoundExecution:
         self.replies = replies = OpenReplies(store, method)
         power = settings.round.staleness_power
         self._aggregating = Aggregating(method, self._scrutiny, power, replies.read, self.method_state)
+        if settings.round.max_share is not None:
+            self._aggregating.max_share = settings.round.max_share
+        self._seen_cut: set[DeviceId] = set()  # devices whose cut weight the log has named
         if settings.objective.normalise and method.starts_from_task:
             self._aggregating.normalising = Normalising(lambda: self._state, self.tasks, method.spec)
 
@@ -200,6 +204,7 @@ class RoundExecution:
         reply, delivered, spec = arriving.reply, arriving.delivered, self._method.spec
         if reply.update is None:
             return
+        self._aggregating.note(reply)
         if delivered is None:
             self.replies.add(reply, arriving.data)
             return
@@ -335,6 +340,7 @@ class RoundExecution:
             self._note_unanswered(Turn(action.number, action.attempt))
             self._before, self._closes = self.method_state, True
             self.method_state = self._aggregating.merged
+            self._count_cuts(action.number)
         began = self.accounts.ledger.began_at or 0.0
         record = RoundRecord(
             number=action.number,
@@ -355,6 +361,21 @@ class RoundExecution:
             self._thinning.closed(record, self.accounts.ledger)
         self._forget_replies()
         return RoundClosed(record)
+
+    def _count_cuts(self, number: int) -> None:
+        """Count updates of round `number` that `round.max_share` cut, and log each device's first."""
+        samples = self._aggregating.samples
+        for device, counted in self._aggregating.cut.items():
+            self._arrived[device] = structs.replace(self._arrived[device], counted_samples=counted)
+            self._told.add(device)
+            self.accounts.ledger.refuse("share-cut", device=device)
+            if device not in self._seen_cut:
+                self._seen_cut.add(device)
+                log.warning(
+                    "round %d: %s claims %d samples, which is more than round.max_share allows;"
+                    " its update counts as %d",
+                    *(number, device, samples[device], counted),
+                )
 
     def _release_after(self, record: RoundRecord, now: float) -> list[Notice]:
         """What became of the roll-out, for people."""
@@ -393,6 +414,7 @@ class RoundExecution:
         self._arrived = {}
         self._told = set()
         self.accounts.sent_bytes.clear()
+        self._aggregating.samples.clear()
         self.replies.drop()
 
     def _write_told(self, number: int, attempt: int) -> None:

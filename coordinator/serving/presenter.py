@@ -176,5 +176,8 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
 
 
 def list_devices(run: Run) -> None:
-    """Show the devices that the run knows."""
+    """Show the devices that the run knows, and those whose updates were cut."""
     Console().print(fleet_table(run.controller.engine_state))
+    for device, kinds in sorted(run.controller.ledger.refusals_by_device.items()):
+        if times := kinds.get("share-cut"):
+            print(f"{device}: {times} updates counted as fewer samples than claimed (round.max_share)")

@@ -16,6 +16,8 @@ from fleetune.protocols.update.patch import NOTHING
 class LocalOnly(ModelAveraging):
     """Rounds only pace the training; empty patches go both ways."""
 
+    by_samples = False
+
     def plan(
         self, state: SharedModel, round_: Round, key: Key
     ) -> tuple[SharedModel, Mapping[DeviceId, Task]]:

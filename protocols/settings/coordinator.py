@@ -75,6 +75,9 @@ class RoundSection(Settings, frozen=True):
         max_staleness: with a greater s it is refused.
         max_strain: an update whose largest or RMS value is more than this many times that of the shared model
             and of the other updates is refused, as if its device had declined; 0: none is.
+        max_share: the largest share of one update in a round's mean of n updates, but never less than 2/n;
+            the rest is spread over the others in proportion to their samples. 1: no limit. None: 0.3, or 1 in
+            a run that a release without this key began (docs/security.md).
         max_samples: a device that says it holds more training samples may not take part: they are its weight.
     """
 
@@ -95,6 +98,7 @@ class RoundSection(Settings, frozen=True):
     max_staleness: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 20
     max_strain: NonNegative = 100.0
     max_samples: Count = 10_000_000
+    max_share: Annotated[float, Meta(gt=0, le=1)] | None = None
 
     @property
     def by_worth(self) -> bool:

@@ -143,6 +143,10 @@ class AveragedModel(Method[SharedModel, D, Task, Update]):
         """What this method trains and evaluates beside the run's own epochs, see `Cost.extra_epochs`."""
         return 0.0
 
+    @property
+    def weighs_by_samples(self) -> bool:
+        return self.by_samples
+
     def init_coordinator(self, weights: FlatArray) -> SharedModel:
         return SharedModel(weights)
 

@@ -98,6 +98,13 @@ class Method(Protocol[S, D, T, U]):
         """
         return {}
 
+    @property
+    def weighs_by_samples(self) -> bool:
+        """Whether `aggregate` weighs an update by its field `num_samples`, where it has one: then
+        `round.max_share` limits that.
+        """
+        return True
+
     def init_coordinator(self, weights: FlatArray) -> S:
         """The state before round 1, from the initial weights."""
         ...

@@ -121,6 +121,10 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         """Half of its rounds, and what runs of earlier releases do otherwise."""
         return {"beta": beta_of_run(rounds), "downlink": "share"}
 
+    @property
+    def weighs_by_samples(self) -> bool:
+        return self.weighted
+
     def init_coordinator(self, weights: FlatArray) -> ServerState:
         return ServerState(weights)
 
