@@ -158,6 +158,8 @@ class Agent:
                 case Disconnected(reason):
                     log.warning("not connected: %s", reason)
                     self._noted.note(connection=f"not connected: {reason}")
+                case Received(_, b""):
+                    pass  # a message that the broker kept for us was removed
                 case Received(topic, data):
                     self._hear(topics.parse(topic).channel, data, now)
                 case Progress(fraction):

@@ -26,7 +26,7 @@ def held_by(state: EngineState, schedule: Schedule, now: float, *, countdown: bo
     if state.paused:
         return PAUSED
     telling = len(state.groups.telling)
-    look = schedule.look(state.plan, now, state.ahead_s, telling)
+    look = schedule.look(state.plan, now, state.ahead_s, telling, state.rounds_done)
     if look.plan.due:
         return ""
     left = None if look.again_at is None else max(0.0, look.again_at - now)

@@ -6,6 +6,7 @@ from textwrap import shorten
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.rounds.actions import Miss
+from fleetune.coordinator.rounds.engine import START_S
 from fleetune.coordinator.rounds.engine_state import EngineState, Member
 from fleetune.coordinator.rounds.participants import eligible, needed, target
 from fleetune.coordinator.rounds.records import RoundRecord
@@ -72,6 +73,8 @@ def _needs(state: EngineState, settings: RoundSection) -> str:
     members = sorted(state.members.items())
     absent = _listed((name, _why(one, number)) for name, one in members if not (one.ready and one.stays))
     words = f"round {number} waits for devices: {there} there, needs {wanted}"
+    if state.start_by is not None and not state.start_is_overdue:
+        words += f", or opens with fewer {START_S:g} s after the first came"
     if state.gather_until is not None:
         words = f"round {number} gives devices time to come back after the restart: {there} there"
     return f"{words}; {absent}" if absent else words

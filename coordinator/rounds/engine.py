@@ -77,6 +77,7 @@ from fleetune.protocols.skeletons.method import DeviceId, Round
 
 ALL_DONE = "all rounds are done"
 GATHER_S = 60.0  # an agent whose broker was away tries again after 40 s at the latest
+START_S = 60.0  # after the first device came: round 1 opens with the devices that are there
 
 
 class RoundEngine:
@@ -157,7 +158,9 @@ class RoundEngine:
     def wake_at(self) -> float | None:
         """When `handle(Tick(), now)` is due at the latest; None: not before another event."""
         waiting = self.state.stage == "waiting"
-        times = (self.state.until, *((self.state.gather_until, self._look_at) if waiting else ()))
+        first = self.state.turn == (1, 1) and not self.state.start_is_overdue
+        start_by = self.state.start_by if first else None
+        times = (self.state.until, *((self.state.gather_until, self._look_at, start_by) if waiting else ()))
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -185,6 +188,8 @@ class RoundEngine:
         self.state.change(until=until, seen_at=now)
         if self.state.gather_until is not None and back_s > 0:
             self.state.change(gather_until=self.state.gather_until - back_s)
+        if self.state.start_by is not None and back_s > 0:
+            self.state.change(start_by=self.state.start_by - back_s)
         if self.state.plan.since is not None and back_s > 0:
             self.state.change(plan=replace(self.state.plan, since=self.state.plan.since - back_s))
 
@@ -311,7 +316,17 @@ class RoundEngine:
         self._look_at = None if look.plan.due else look.again_at
         return not look.plan.due
 
+    def _note_first_device(self, now: float) -> None:
+        """Note until when round 1 waits for more devices, where `start_with` is not set."""
+        if self._round.start_with is not None or self.state.turn != (1, 1):
+            return
+        if not self.state.groups.eligible:
+            self.state.change(start_by=None)
+        elif self.state.start_by is None:
+            self.state.change(start_by=now + START_S)
+
     def _start_if_possible(self, now: float) -> list[Action]:
+        self._note_first_device(now)
         if self._gathers(now) or self.state.paused:
             return []
         if (reason := self._over) is not None:

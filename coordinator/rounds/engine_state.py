@@ -142,6 +142,8 @@ class EngineState:
         next_attempt: of the round after the one that runs: one that was asked before is not asked again.
         spoilt: the round that was last spoilt or taken back, and how often.
         gather_until: until then no round starts, so that those who were there before a restart can come back.
+        start_by: where `round.start_with` is not set: when round 1 opens with the devices that are there,
+            however few; None: no device is there yet.
         plan: what is remembered of the run's schedule.
         ahead_s: by how much the time of day is ahead of `now`.
         paused: no round opens.
@@ -167,6 +169,7 @@ class EngineState:
     next_attempt: int = 1
     spoilt: tuple[int, int] = (0, 0)
     gather_until: float | None = None
+    start_by: float | None = None
     plan: Plan = Plan()  # noqa: RUF009 - frozen
     ahead_s: float = 0.0
     paused: bool = False
@@ -191,6 +194,11 @@ class EngineState:
     def turn(self) -> Turn:
         """The asking that runs or comes next."""
         return Turn(self.rounds_done + 1, self.attempt)
+
+    @property
+    def start_is_overdue(self) -> bool:
+        """Whether round 1 waits for no further device any more, see `start_by`."""
+        return self.start_by is not None and self.seen_at >= self.start_by
 
     @property
     def running(self) -> bool:

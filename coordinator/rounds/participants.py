@@ -11,6 +11,8 @@ from fleetune.protocols.settings.coordinator import RoundSection
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId
 
+USUAL_START = 2  # one device alone learns nothing from others
+
 
 def eligible(state: EngineState) -> tuple[DeviceId, ...]:
     """Devices that could train now: there, not left, not refusing; ascending."""
@@ -26,14 +28,22 @@ def final_evaluators(state: EngineState) -> tuple[DeviceId, ...]:
 def needed(state: EngineState, settings: RoundSection) -> int:
     """How many devices must be there for a round to start.
 
-    The quorum, and `start_with` before the first round: who refused the run, or left, has answered and is
-    not waited for. Devices that left for good lower the quorum to those that remain, else the last few could
-    never train to their end; who refused may come back and does not lower it.
+    The quorum, and before the first round `start_with`: devices that refused the run, or left, have answered
+    and are not waited for. Without `start_with` see `usual_start`. Devices that left for good lower the
+    quorum to those that remain, else the last few could never train to their end; devices that refused may
+    come back and do not lower it.
     """
-    if state.turn == (1, 1):
-        answered = len(state.members) - len(state.groups.staying)
-        return max(settings.start_with - answered, settings.quorum)
-    return _quorum(state, settings)
+    if state.turn != (1, 1):
+        return _quorum(state, settings)
+    if settings.start_with is None:
+        return settings.quorum if state.start_is_overdue else usual_start(settings)
+    answered = len(state.members) - len(state.groups.staying)
+    return max(settings.start_with - answered, settings.quorum)
+
+
+def usual_start(settings: RoundSection) -> int:
+    """How many devices open round 1 at once where `start_with` is not set."""
+    return max(settings.participants or USUAL_START, settings.quorum)
 
 
 def pool(state: EngineState, settings: RoundSection) -> tuple[DeviceId, ...]:

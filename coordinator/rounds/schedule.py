@@ -67,7 +67,7 @@ class Schedule:
         enough = wanted is not None and isinstance(new, int) and new >= wanted
         return enough or (self.settings.drift and isinstance(drift, float) and drift >= TOLD)
 
-    def look(self, plan: Plan, now: float, ahead_s: float, telling: int, rounds_done: int = 0) -> Look:
+    def look(self, plan: Plan, now: float, ahead_s: float, telling: int, rounds_done: int) -> Look:
         """Between two rounds, or before an attempt at one: may it open?
 
         Args:

@@ -78,6 +78,8 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
             encoding = replace(encoding, **{key: getattr(before.encoding, key)})
     if now.round.max_share is None:
         now = replace(now, round=replace(now.round, max_share=before.round.max_share))
+    if now.round.start_with is None and before.round.start_with == 1:  # the default of older versions
+        now = replace(now, round=replace(now.round, start_with=1))
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
     if before.method["name"] != now.method["name"]:
         return now

@@ -26,8 +26,9 @@ from fleetune.coordinator.rounds.actions import (
     StartRound,
     TakeBack,
 )
-from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine import START_S, RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
+from fleetune.coordinator.rounds.participants import usual_start
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.aggregation import Aggregating
@@ -234,6 +235,7 @@ class RoundExecution:
                 self.method_state = steps.admit(self._method, self.method_state, report)
             case StartRound():
                 self.start(action, now)
+                yield from self._opens_short(action)
             case SendTask():
                 yield from self._send(action)
             case KeepReply(device):
@@ -269,6 +271,16 @@ class RoundExecution:
             self.opened_at = now
         if action.round.final_evaluation:
             self._store.drop_tasks()
+
+    def _opens_short(self, action: StartRound) -> Iterator[Notice]:
+        """A line when round 1 opens with fewer devices than it waited for."""
+        there, round_ = len(action.round.participants), self._settings.round
+        first = (action.round.number, action.attempt) == (1, 1) and not action.resumed
+        if first and self._state.start_is_overdue and there < usual_start(round_):
+            yield Notice(
+                f"round 1 opens with {there} of {usual_start(round_)} devices: {START_S:g} s have passed"
+                " since the first one came; round.start_with in run.toml says how many to wait for"
+            )
 
     def note_delivered(self, device: DeviceId, transfer_key: TransferKey, num_bytes: int) -> None:
         """Count a payload that reached its device."""

@@ -59,7 +59,7 @@ class Dialogue:
     Attributes:
         run: the run.
         fleet: its devices listen there.
-        publish: takes a topic and what to say there.
+        publish: takes a topic, what to say there, and whether the broker keeps it for later subscribers.
         put: takes events from other threads, to be handled here.
         observers: told of what happens, once it is durable.
         clock: of the run.
@@ -73,7 +73,7 @@ class Dialogue:
 
     run: Run
     fleet: str
-    publish: Callable[[str, bytes], None]
+    publish: Callable[[str, bytes, bool], None]
     put: Callable[[Any], None]
     observers: Observers
     clock: Callable[[], float]
@@ -93,9 +93,14 @@ class Dialogue:
 
     @property
     def present(self) -> set[str]:
-        """Members of the run that are there, as far as anybody knows."""
-        known = self.run.controller.members
-        return {device for device in known if device not in self.peers or self.peers[device].online}
+        """Devices that may be connected: members of the run, and others that have come just now."""
+        unheard = {device for device in self.run.controller.members if device not in self.peers}
+        return unheard | {device for device, peer in self.peers.items() if peer.online}
+
+    @property
+    def absent(self) -> set[str]:
+        """Members of the run that are not connected."""
+        return set(self.run.controller.members) - self.present
 
     def moment(self) -> Moment:
         """How it is just now."""
@@ -189,8 +194,8 @@ class Dialogue:
                 self._give_backbone(peer)
             case wire.Ready():
                 self._take_ready(peer, message)
-            case wire.Left(run) if run == self.run_id:
-                self._ask_back(peer)
+            case wire.Left(run):
+                self._note_left(peer, run)
             case wire.Working() | wire.Measured() if message.run == self.run_id:
                 self._hear_of_work(peer, message)
             case wire.Decline(run, number, attempt, reason, diverged) if run == self.run_id:
@@ -237,8 +242,13 @@ class Dialogue:
         key, ratio = TransferKey("enrolment", self.run_id), self.run.settings.fleet.dealt(peer.device)
         self._pass(peer, peer.link.post(key, self.run.payload, self.timer(), ratio=ratio))
 
-    def _ask_back(self, peer: Peer) -> None:
-        """It knows the run as over, which somebody else must have told it."""
+    def _note_left(self, peer: Peer, run: str) -> None:
+        """It was told that a run is over, by a coordinator before this one or by a stranger: remove a message
+        that the broker still keeps for it (`RunEnd`), and ask it back if the run goes on.
+        """
+        self.publish(topics.topic(self.fleet, peer.device, "down"), b"", True)
+        if run != self.run_id:
+            return
         self.refusals.say(logging.WARNING, peer.device, f"{peer.device} has left a run that goes on")
         self._lose(peer)
         self._enrol(peer)
@@ -378,4 +388,5 @@ class Dialogue:
         topic = topics.topic(self.fleet, peer.device, packet.channel)
         if packet.is_chunk:
             self.gate.grant(peer.device)  # it acknowledges each
-        self.burst.say(lambda: self.publish(topic, packet.data))  # chunks too: some go behind their offer
+        # Chunks too: some go behind their offer.
+        self.burst.say(lambda: self.publish(topic, packet.data, False))

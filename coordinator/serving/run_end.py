@@ -1,47 +1,63 @@
 """Telling the devices that a run is over."""
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from fleetune.protocols.errors import PacketError
 from fleetune.protocols.wire import messages, topics
 from fleetune.protocols.wire.messages import Finish, Left, Presence
-from fleetune.protocols.wire.transport import Received, Transport
+from fleetune.protocols.wire.transport import Connected, Received, Transport
 
 
 @dataclass
 class RunEnd:
-    """The last word to every device of a run.
+    """The last message to every device of a run.
 
     Attributes:
         transport: connected, or trying.
         fleet: its devices listen there.
         finish: what they are told.
-        waiting: devices that have not said that they know.
+        waiting: devices that may be connected, and have not answered that they know.
+        absent: devices of the run that are not connected.
     """
 
     transport: Transport
     fleet: str
     finish: Finish
     waiting: set[str]
+    absent: Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        self._uncertain = {*self.waiting, *self.absent}  # have not answered, connected or not
 
     def say(self, events: "queue.SimpleQueue[Any]", until: float, timer: Callable[[], float]) -> None:
-        """Tell all who wait, and those that come now; return when all know, at the latest at `until`."""
-        for device in self.waiting:
-            self._tell(device)
+        """Tell connected devices, and those that connect meanwhile; return when all have answered, at the
+        latest at `until`.
+
+        The others find the message when they come back, if the broker stays.
+        """
+        self._tell_all()
         while self.waiting and timer() < until:
             try:
                 event = events.get(timeout=max(0.0, until - timer()))
             except queue.Empty:
-                return
-            if isinstance(event, Received):
+                break
+            if isinstance(event, Connected):
+                self._tell_all()  # the broker was away
+            elif isinstance(event, Received):
                 self._hear(event)
+        for device in self._uncertain:
+            self._tell(device, retain=True)
 
-    def _tell(self, device: str) -> None:
+    def _tell_all(self) -> None:
+        for device in self.waiting:
+            self._tell(device)
+
+    def _tell(self, device: str, *, retain: bool = False) -> None:
         topic = topics.topic(self.fleet, device, "down")
-        self.transport.publish(topic, messages.encode(self.finish))
+        self.transport.publish(topic, messages.encode(self.finish), retain=retain)
 
     def _hear(self, event: Received) -> None:
         try:
@@ -52,10 +68,12 @@ class RunEnd:
         match message:
             case Left(run) if run == self.finish.run:
                 self.waiting.discard(device)
-            case Presence(online):
-                if online:
-                    self._tell(device)
-                else:
-                    self.waiting.discard(device)
+                self._uncertain.discard(device)
+            case Presence(True):
+                self.waiting.add(device)
+                self._uncertain.add(device)
+                self._tell(device)
+            case Presence(False):
+                self.waiting.discard(device)
             case _:
                 return

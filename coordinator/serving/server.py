@@ -28,7 +28,7 @@ from fleetune.protocols.wire.transport import EventSink, Transport
 from fleetune.protocols.wire.transport.backlog import Backlog
 
 LOOK_EVERY_S = 0.5
-RUN_END_S = 3.0
+RUN_END_S = 10.0
 MAX_WAITING_BYTES = 256 * 2**20
 
 
@@ -102,7 +102,8 @@ class Server:
 
     def _announce_end(self, reason: str) -> None:
         finish = wire.Finish(self.run.enrolment.run, reason)
-        run_end = RunEnd(self._transport, self.fleet, finish, self.dialogue.present)
+        dialogue = self.dialogue
+        run_end = RunEnd(self._transport, self.fleet, finish, dialogue.present, dialogue.absent)
         run_end.say(self.events, until=self.timer() + RUN_END_S, timer=self.timer)
 
     def _serve_until_over(self) -> None:
@@ -143,5 +144,5 @@ class Server:
         else:
             self.dialogue.handle(event)
 
-    def _publish(self, topic: str, data: bytes) -> None:
-        self._transport.publish(topic, data)
+    def _publish(self, topic: str, data: bytes, retain: bool = False) -> None:
+        self._transport.publish(topic, data, retain=retain)

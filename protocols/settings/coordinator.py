@@ -64,8 +64,9 @@ class RoundSection(Settings, frozen=True):
             for its turn at most; None: three times as many as it takes to ask everybody once.
         min_battery: charge, 0..1, see `prefer`.
         quorum: fewer updates at the deadline: the round is tried again, nothing is aggregated.
-        start_with: devices to wait for before round 1; a simulation whose devices are always there waits for
-            all that take part.
+        start_with: devices that must be there before round 1 opens; None: `participants` devices (2 where
+            that is not set), or those that are there 60 s after the first one came. A simulation whose
+            devices are always there waits for all that take part.
         mode: `synchronous`; or semi-asynchronous, where an aggregation counts as a round and `participants`
             is how many devices work at a time: `window` aggregates what arrived every `window_s`, `buffer`
             as soon as `buffer` updates are in.
@@ -90,7 +91,7 @@ class RoundSection(Settings, frozen=True):
     max_wait: Count | None = None
     min_battery: Annotated[float, Meta(ge=0, le=1)] = 0.2
     quorum: Count = 1
-    start_with: Count = 1
+    start_with: Count | None = None
     mode: Literal["synchronous", "window", "buffer"] = "synchronous"
     window_s: Positive | None = None
     buffer: Count | None = None

@@ -56,7 +56,7 @@ class Forger:
         self._transport.connect()
 
     def put(self, event):
-        if not isinstance(event, Received):
+        if not isinstance(event, Received) or not event.data:
             return
         read = wire.read_from_device if event.topic == on("up") else wire.read_to_device
         message = read(event.data)

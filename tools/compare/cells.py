@@ -32,6 +32,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.power.energy import idle_watts
+from fleetune.tools.simulator.simulated_fleet import with_start
 from fleetune.tools.simulator.stopping.snapshot import STOPPED
 from fleetune.tools.simulator.stopping.standing import standing
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, tell
@@ -80,7 +81,7 @@ def finished(cell: Cell) -> Played | None:
     """The run as it was kept; None if it was not finished, or was played with other settings."""
     try:
         kept = msgspec.json.decode((cell.folder / SETTINGS).read_bytes(), type=RunSettings)
-        if kept != cell.settings:
+        if with_start(kept) != with_start(cell.settings):  # older versions wrote the default out
             return None
         summary = read_summary(cell.folder)
         lines = (cell.folder / ROUNDS).read_bytes().splitlines()

@@ -351,7 +351,7 @@ def _start_with(settings: RunSettings, players: list[Player]) -> int:
     refusals = [player.refusal for player in players]
     if None not in refusals:
         raise SettingError(f"no device can take part: {refusals[0]}")
-    return settings.round.start_with if settings.fleet.availability < 1 else len(players)
+    return (settings.round.start_with or 1) if settings.fleet.availability < 1 else len(players)
 
 
 @contextmanager

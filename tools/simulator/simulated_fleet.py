@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
+from msgspec.structs import replace
 
 from fleetune import firmware_profiles
 from fleetune.edge_agent.probes.board_profile import board_named
@@ -86,8 +87,13 @@ def check_counts(settings: RunSettings) -> None:
     """Raises SettingError: a simulated round waits for more devices than there are."""
     for key in ("start_with", "quorum"):
         wanted, there = getattr(settings.round, key), settings.fleet.devices
-        if wanted > there:
+        if wanted is not None and wanted > there:
             raise SettingError(f"round.{key} = {wanted} is more than fleet.devices = {there}")
+
+
+def with_start(settings: RunSettings) -> RunSettings:
+    """The settings with the simulator's default of `round.start_with`: round 1 waits for one device."""
+    return replace(settings, round=replace(settings.round, start_with=settings.round.start_with or 1))
 
 
 def check_ends(settings: RunSettings) -> None:

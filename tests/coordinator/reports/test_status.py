@@ -135,6 +135,11 @@ def test_who_waits_for_whom_is_named_with_the_reason():
     wanted = "round 1 waits for devices: 1 there, needs 2; b (away)"
     assert waiting_for(waiting, RoundSection(start_with=2)) == wanted
     assert waiting_for(EngineState(stage="finished"), round_) == ""
+    usual = "round 1 waits for devices: 1 there, needs 2, or opens with fewer 60 s after the first came"
+    assert waiting_for(EngineState(members=members, start_by=60.0), RoundSection()) == f"{usual}; b (away)"
+    overdue = "round 1 waits for devices: 1 there, needs 3; b (away)"
+    late = EngineState(members=members, start_by=60.0, seen_at=61.0)
+    assert waiting_for(late, RoundSection(quorum=3)) == overdue
 
 
 def test_a_closed_round_names_who_is_missing_and_why_unless_it_has_all_it_wanted():

@@ -15,7 +15,7 @@ from fleetune.coordinator.rounds.actions import (
     SendTask,
     StartRound,
 )
-from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine import START_S, RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, ReplyArrived, Tick
 from fleetune.coordinator.rounds.reply_objections import objection_to
@@ -40,7 +40,7 @@ class Script:
 
     def __init__(self, *, rounds=3, final_evaluation=False, seed=0, objective=NONE, **round_settings):
         self.run = RunSection(name="test", seed=seed, rounds=rounds, final_evaluation=final_evaluation)
-        self.round = RoundSection(**{"deadline_s": DEADLINE_S, **round_settings})
+        self.round = RoundSection(**{"deadline_s": DEADLINE_S, "start_with": 1, **round_settings})
         self.objective = objective
         self.engine = RoundEngine(self.run, self.round, objective=objective)
         self.now = 0.0
@@ -150,6 +150,57 @@ def test_start_with_counts_those_who_are_there_now_and_only_before_round_one():
     script.gone("c")
     script.update("a")
     assert asked(script.tick(DEADLINE_S)) == ("a",)
+
+
+@pytest.mark.parametrize(("settings", "wanted"), [({}, 2), ({"participants": 3}, 3), ({"quorum": 4}, 4)])
+def test_round_one_opens_with_the_usual_number_of_devices(settings, wanted):
+    script, names = Script(start_with=None, **settings), "abcd"[:wanted]
+    assert script.ready(*names[:-1]) == []
+    assert script.state.start_by == START_S
+    assert asked(script.ready(names[-1])) == tuple(names)
+
+
+def test_round_one_opens_with_those_there_when_others_do_not_come():
+    script = Script(start_with=None, participants=3)
+    script.now = 5.0
+    assert script.ready("a") == []
+    assert script.engine.wake_at == 5.0 + START_S
+    script.now = 6.0
+    script.gone("a")
+    assert script.engine.wake_at is None
+    script.now = 30.0
+    assert script.ready("b") == []
+    assert script.tick(29.0 + START_S) == []
+    assert asked(script.tick(30.0 + START_S)) == ("b",)
+    assert script.engine.wake_at == script.state.until
+
+
+def test_round_one_still_waits_for_its_quorum_after_that_and_does_not_wake_for_nothing():
+    script = Script(start_with=None, participants=4, quorum=2)
+    script.ready("a")
+    assert script.tick(START_S) == []
+    assert script.engine.wake_at is None
+    assert asked(script.ready("b")) == ("a", "b")
+
+
+def test_a_clock_that_is_set_back_takes_that_time_with_it():
+    script = Script(start_with=None)
+    script.now = 100.0
+    script.ready("a")
+    assert script.tick(10.0) == []
+    assert script.engine.wake_at == 10.0 + START_S
+
+
+def test_a_restart_before_round_one_gives_devices_time_again():
+    script = Script(start_with=None)
+    script.ready("a")
+    script.restart(50.0)
+    assert script.ready("a") == []
+    assert asked(script.tick(50.0 + START_S)) == ("a",)
+
+
+def test_start_with_one_in_the_settings_does_not_wait():
+    assert asked(Script(start_with=1).ready("a")) == ("a",)
 
 
 def test_a_round_waits_for_its_quorum_without_asking_to_be_woken():

@@ -20,7 +20,7 @@ from fleetune.coordinator.rounds.actions import (
     SendTask,
     StartRound,
 )
-from fleetune.coordinator.rounds.engine import RoundEngine
+from fleetune.coordinator.rounds.engine import START_S, RoundEngine
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, Tick
 from fleetune.protocols.conditions import UNKNOWN, Conditions
@@ -50,7 +50,7 @@ round_settings = st.builds(
     over_selection=st.sampled_from([1.0, 1.3, 2.0]),
     deadline_s=st.sampled_from([0.5, 10.0]),
     quorum=st.integers(1, 3),
-    start_with=st.integers(1, 4),
+    start_with=st.none() | st.integers(1, 4),
     deadline=st.sampled_from(["fixed", "predicted"]),
     prefer=st.sampled_from(["any", "able", "oort", "pyramid", "tiers"]),
 )
@@ -155,7 +155,7 @@ class Ledger:
 
 
 def _pending(state):
-    return state.turn, state.stage, state.until, state.gather_until
+    return state.turn, state.stage, state.until, state.gather_until, state.start_is_overdue
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -234,7 +234,9 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def a_wake_up_is_ahead_and_within_one_deadline(self):
         if self.engine.wake_at is not None:
-            assert 0 < self.engine.wake_at - self.now <= self.round_.deadline_s + 1e-6
+            starts = self.engine.wake_at == self.engine.state.start_by
+            longest_s = START_S if starts else self.round_.deadline_s
+            assert 0 < self.engine.wake_at - self.now <= longest_s + 1e-6
 
     @invariant()
     def an_open_round_has_a_deadline(self):

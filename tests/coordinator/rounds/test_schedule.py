@@ -46,7 +46,8 @@ class Nights:
     def __init__(self, start, *, rounds="open", replies=True, **schedule):
         zone = schedule.setdefault("zone", "UTC")
         self.schedule = Schedule(ScheduleSection(**schedule), zone_of(zone))
-        self.run, self.round = RunSection("test", rounds=rounds, final_evaluation=False), RoundSection()
+        self.run = RunSection("test", rounds=rounds, final_evaluation=False)
+        self.round = RoundSection(start_with=1)
         self.engine = RoundEngine(self.run, self.round, schedule=self.schedule)
         self.zone, self.replies = ZoneInfo(zone), replies
         self.now, self.opened, self.actions = start, [], []
@@ -430,3 +431,9 @@ def test_a_mistake_in_a_schedule_is_one_line(keys, said):
         ScheduleSection(**keys)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_first_rounds_that_are_done_do_not_hide_when_the_next_one_is_due():
+    nights = Nights(0.0, every="14s", first_rounds=2)
+    assert nights.state.rounds_done == 2
+    assert held_by(nights.state, nights.schedule, nights.now).endswith("in 14 s")

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from tests.fleet.test_semi_asynchronous import Desk
 from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
-from fleetune.coordinator.rounds.events import DeviceReady
+from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.run.changed_settings import CHANGEABLE, going_on
 from fleetune.coordinator.run.enrolment import prepare
 from fleetune.coordinator.run.open_or_resume import open_run
-from fleetune.coordinator.run.run_events import ReplyDropped
+from fleetune.coordinator.run.run_events import Notice, ReplyDropped
 from fleetune.coordinator.run.stored_run import look_at, mark_finished
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.encoding import PLAIN, EncodingSection
@@ -26,6 +26,10 @@ ROUND = {"start_with": 4, "deadline_s": 1000.0}
 
 def with_rounds(settings, rounds):
     return replace(settings, run=replace(settings.run, rounds=rounds))
+
+
+def with_start(settings, number):
+    return replace(settings, round=replace(settings.round, start_with=number))
 
 
 def played(folder, *, rounds=4, restart=False, **round_):
@@ -321,3 +325,26 @@ def test_a_run_that_took_all_it_may_goes_on_when_it_may_take_more(tmp_path):
         open_run(tight, desk.folder, durable=False)
     looser = replace(settings, objective=ObjectiveSection(within=WithinSection(megabytes=2 * taken)))
     assert go_on(desk, looser).run.controller.engine_state.rounds_done == 4
+
+
+def test_a_run_begun_with_the_older_default_of_start_with_resumes_as_it_was(tmp_path, caplog):
+    older, now = with_start(desk_settings(), 1), with_start(desk_settings(), None)
+    open_run(older, tmp_path / "run", durable=False).store.close()
+    run = open_run(now, tmp_path / "run", durable=False)
+    with closing(run.store):
+        assert run.resumed
+        assert run.settings.round.start_with == 1
+        assert not caplog.records
+    waiting = replace(older, round=replace(older.round, start_with=4))
+    assert going_on(waiting, now).round.start_with is None, "a line that was removed is gone"
+
+
+def test_round_one_that_opens_with_few_devices_says_so_in_one_line(tmp_path):
+    run = open_run(with_start(desk_settings(), None), tmp_path / "run", durable=False)
+    with closing(run.store):
+        report = DeviceReport("a", num_samples=10)
+        assert run.controller.handle(DeviceReady(report), 0.0) == []
+        said = [one for one in run.controller.handle(Tick(), 60.0) if isinstance(one, Notice)]
+        assert [one.line.partition(";")[0] for one in said] == [
+            "round 1 opens with 1 of 2 devices: 60 s have passed since the first one came"
+        ]

@@ -16,6 +16,7 @@ from fleetune.protocols.errors import SettingError, StoreError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.schedule import UTC
 from fleetune.protocols.wire.payloads import Enrolment
+from fleetune.tools.simulator.simulated_fleet import with_start
 from fleetune.tools.simulator.stopping.snapshot import STOPPED, read_snapshot
 
 
@@ -79,7 +80,7 @@ def _has_begun(folder: Path) -> bool:
 
 def _as_begun(asked: RunSettings, before: RunSettings) -> RunSettings:
     """With what a simulation fills in when it begins, as it was filled in there."""
-    model, round_ = asked.model, asked.round
+    model, round_ = asked.model, with_start(asked).round
     model = replace(
         model,
         input_shape=model.input_shape or before.model.input_shape,
