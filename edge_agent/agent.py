@@ -235,6 +235,8 @@ class Agent:
         key = offer.transfer_key
         if key.kind == "enrolment":
             self._enrolling.note_dealt(key.run, offer.ratio)
+        if key.kind in ("bundle", "backbone"):
+            self._enrolling.note_arrived(key)
         if key.kind in ("enrolment", "bundle", "backbone"):
             self._join(key.run)
         elif self._is_in(key.run):
@@ -332,9 +334,13 @@ class Agent:
             return
         problem = event.reply.exception()
         if isinstance(problem, BaseUnknown):
-            log.info("round %d: %s; asking for all of it", key.round, problem)
-            self._say_ready()
-            return
+            assert self._joined is not None
+            why_declined = self._joined.membership.why_unread(key)
+            if why_declined is None:
+                log.info("round %d: %s; asking for all of it", key.round, problem)
+                self._say_ready()
+                return
+            problem = BaseUnknown(why_declined)
         if problem is not None:
             self._decline(key, f"round {key.round}", problem)
             self._look_at = now if self._guard.is_on else self._look_at

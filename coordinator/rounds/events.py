@@ -18,11 +18,13 @@ class DeviceReady:
 
     `base`: digest of what it holds of the model, where tasks are differences to that; None: it reads none.
     `agent`: program and version of its agent; "": not reported, or simulated.
+    `whole`: it could not read its task: the next one is written over the run's first weights.
     """
 
     report: DeviceReport
     base: str | None = None
     agent: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class ReplyArrived:
 class Declined:
     """A device will not do this round; round 0: it will not join the run.
 
-    `diverged`: its training ended in numbers that are not finite, or its task held such.
+    `diverged`: its training ended in numbers that are not finite, or its task held such. `replied`: the
+    coordinator says it, because it refused the device's reply: the device has done its task.
     """
 
     device: DeviceId
@@ -69,6 +72,7 @@ class Declined:
     attempt: int
     reason: str
     diverged: bool = False
+    replied: bool = False
 
 
 @dataclass(frozen=True)

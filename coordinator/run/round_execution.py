@@ -179,8 +179,11 @@ class RoundExecution:
         if counts and reply.update is not None:
             self._scrutiny.check(reply.update, lambda: self._others(reply.device))
 
-    def note_held(self, device: DeviceId, digest: str | None) -> None:
-        """What a device says that it holds; None: it reads no differences. Inside `store.step()`."""
+    def note_held(self, device: DeviceId, digest: str | None, *, whole: bool) -> None:
+        """What a device says that it holds, see `DeviceReady`. Inside `store.step()`."""
+        if whole and digest is not None:
+            self.tasks.send_whole(device)
+            return
         self.tasks.note_held(device, digest, self._state.awaited_turn(device), self._state.turn)
 
     def delivered(self, device: DeviceId, turn: Turn) -> Delivered | None:
@@ -216,11 +219,18 @@ class RoundExecution:
         self.tasks.taken(reply.device, delivered)
 
     def _note_unanswered(self, turn: Turn) -> None:
-        """Who had its task in this turn, and has not said what became of it."""
+        """Note devices that had their task of this turn and gave no answer; buffered, it may still come."""
+        if self.tasks.outlive:
+            return
         for device in self.accounts.sent_bytes.keys() & self.tasks.planned.keys():
             member = self._state.members[device]
             if member.answer != "declined" or member.declined_round != turn.number:
-                self.tasks.perhaps_taken(device, turn)
+                self.tasks.perhaps_taken(device, turn, turn)
+
+    def note_refused(self, device: DeviceId, turn: Turn) -> None:
+        """A reply that was awaited is refused: its device has done the task. Inside `store.step()`."""
+        if self._state.awaited_turn(device) == turn:
+            self.tasks.perhaps_taken(device, turn, self._state.turn)
 
     def do(self, action: Action, now: float, arriving: ArrivingReply | None) -> Iterator[Outcome]:
         """Do one action at `now`; what is left to do outside, and what became of it.

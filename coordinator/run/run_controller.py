@@ -229,7 +229,7 @@ class RunController:
         """It is as if its device had declined; counted by kind and device."""
         kind = type(problem).__name__
         self.count_refused(kind, device=device)
-        declined = Declined(device, *turn, readable(f"{kind}: {problem}"))
+        declined = Declined(device, *turn, readable(f"{kind}: {problem}"), replied=True)
         return [ReplyRefused(device, *turn, problem), *self.handle(declined, now)]
 
     def count_refused(self, kind: str, times: int = 1, *, device: DeviceId | None = None) -> None:
@@ -339,7 +339,9 @@ class RunController:
 
         def decide() -> list[Action]:
             if isinstance(event, DeviceReady):
-                self._execution.note_held(event.report.device, event.base)
+                self._execution.note_held(event.report.device, event.base, whole=event.whole)
+            elif isinstance(event, Declined) and event.replied:
+                self._execution.note_refused(event.device, Turn(event.round, event.attempt))
             return self._engine.handle(event, now)
 
         return self._carry_out(decide, now, arriving)

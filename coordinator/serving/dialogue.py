@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import UNSET
 
 import fleetune.protocols.wire.messages as wire
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import NEVER, Turn
 from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
@@ -49,6 +49,8 @@ from fleetune.protocols.wire.transport import Connected, Disconnected, Received
 
 log = logging.getLogger(__name__)
 
+MOST_ASKED = 5  # times that one thing is answered until its device comes again
+WHOLE_WHEN_ASKED = 3  # times for a task that is there: older agents do not say that they cannot read it
 _EXPECTED = {"late", "stale", "duplicate"}  # objections to what an honest device may offer
 
 
@@ -188,10 +190,8 @@ class Dialogue:
                 self._note_presence(peer, online, instance)
             case Offer() | Resume() | Ack() | Refuse():
                 self._pass(peer, peer.link.handle(message, self.timer()))
-            case wire.Fetch(run, "bundle") if run == self.run_id:
-                self._give_bundle(peer, self._bundles.ask(peer.device))
-            case wire.Fetch(run, "backbone") if run == self.run_id:
-                self._give_backbone(peer)
+            case wire.Fetch(run, what) if run == self.run_id:
+                self._take_fetch(peer, what)
             case wire.Ready():
                 self._take_ready(peer, message)
             case wire.Left(run):
@@ -219,6 +219,7 @@ class Dialogue:
         if lost:
             self._lose(peer)
         if online:
+            peer.asked.clear()
             self._pass(peer, peer.link.reconnected(self.timer()))
             self._enrol(peer)
 
@@ -247,11 +248,32 @@ class Dialogue:
         that the broker still keeps for it (`RunEnd`), and ask it back if the run goes on.
         """
         self.publish(topics.topic(self.fleet, peer.device, "down"), b"", True)
-        if run != self.run_id:
+        if run != self.run_id or self._asks_too_often(peer, "to be told that the run goes on"):
             return
         self.refusals.say(logging.WARNING, peer.device, f"{peer.device} has left a run that goes on")
         self._lose(peer)
         self._enrol(peer)
+
+    def _asks_too_often(self, peer: Peer, what: str, turn: Turn = NEVER) -> bool:
+        """Whether a device asked for the same more than `MOST_ASKED` times; it is answered again when it has
+        come again, or in another turn.
+        """
+        times = peer.note_asked(what, turn)
+        if times <= MOST_ASKED:
+            return False
+        self.run.controller.count_refused("asked-too-often", device=peer.device)
+        if times == MOST_ASKED + 1:
+            line = f"{peer.device} asked {MOST_ASKED} times {what}: it is not answered until it comes again"
+            self.refusals.say(logging.WARNING, peer.device, line)
+        return True
+
+    def _take_fetch(self, peer: Peer, what: str) -> None:
+        if self._asks_too_often(peer, f"for the {what}"):
+            return
+        if what == "bundle":
+            self._give_bundle(peer, self._bundles.ask(peer.device))
+        else:
+            self._give_backbone(peer)
 
     def _give_bundle(self, peer: Peer, made: BundleMade | None) -> None:
         if made is None:
@@ -274,7 +296,22 @@ class Dialogue:
         if ready.run != self.run_id:
             return  # of an earlier run; our own enrolment is on its way
         check_ready(ready, peer, self.run)
-        self.tell(DeviceReady(ready.report, None if ready.base is UNSET else ready.base, peer.agent))
+        whole = self._asks_for_task(peer)
+        base = None if ready.base is UNSET else ready.base
+        self.tell(DeviceReady(ready.report, base, peer.agent, whole))
+
+    def _asks_for_task(self, peer: Peer) -> bool:
+        """Whether a device that is ready is to be sent the whole task.
+
+        One that has its task may be ready again before its reply: with news, or because it cannot read the
+        task. If it goes on asking, it takes no part in the turn.
+        """
+        turn = self.run.controller.awaited_turn(peer.device)
+        if turn is None or turn != peer.tasked or peer.download_s is None:
+            return False
+        if self._asks_too_often(peer, "for its task", turn):
+            self.tell(Declined(peer.device, *turn, f"it asked for its task {MOST_ASKED} times"))
+        return peer.asked["for its task"] == (turn, WHOLE_WHEN_ASKED)
 
     def _note_declined(self, peer: Peer, turn: Turn, reason: str, *, diverged: bool = False) -> None:
         reason, what = wire.readable(reason), f"round {turn.number}" if turn.number else "the run"

@@ -1,13 +1,13 @@
 """One device as the coordinator's loop knows it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
 from msgspec.structs import replace
 
-from fleetune.coordinator.rounds.engine_state import Turn
+from fleetune.coordinator.rounds.engine_state import NEVER, Turn
 from fleetune.coordinator.run.run_events import Activity
 from fleetune.coordinator.serving.small_parts import Room, small_parts
 from fleetune.protocols.round_cost import RoundCost
@@ -33,6 +33,7 @@ class Peer:
         offered_at: when it offered the update that is arriving.
         download_s: how long its task took to arrive.
         tasked: the turn of the latest task that this process sent it.
+        asked: how often it asked for each thing since it came, by name and turn (see `note_asked`).
     """
 
     device: str
@@ -47,6 +48,7 @@ class Peer:
     offered_at: float | None = None
     download_s: float | None = None
     tasked: Turn | None = None
+    asked: dict[str, tuple[Turn, int]] = field(default_factory=dict)
 
     @classmethod
     def met(
@@ -87,6 +89,13 @@ class Peer:
         if self.link.inbox.progress is not None:
             return Activity("sending", self.link.inbox.progress)
         return Activity(self.stage, self.progress) if self.stage else None
+
+    def note_asked(self, what: str, turn: Turn = NEVER) -> int:
+        """How often the device has asked for this in this turn, since it came."""
+        before, times = self.asked.get(what, (turn, 0))
+        times = times + 1 if before == turn else 1
+        self.asked[what] = turn, times
+        return times
 
     def forget_times(self) -> None:
         """A new task is on its way: what was measured belongs to the one before."""

@@ -49,7 +49,7 @@ def take_in(
         raise
     except Exception as fault:  # noqa: BLE001 - whatever it is, one device must not stop the others
         reason = refusals.blame(peer.device, fault)  # nothing was kept
-        outcomes = controller.handle(Declined(peer.device, *turn, reason), clock())
+        outcomes = controller.handle(Declined(peer.device, *turn, reason, replied=True), clock())
         return reason, outcomes
     for outcome in outcomes:
         if isinstance(outcome, ReplyRefused):

@@ -139,18 +139,24 @@ class Tasks:
             elif held.of(device) is None:  # forgotten here; it has done its task, and its reply is on the way
                 held.advance(device, delivered.base)
 
+    def send_whole(self, device: DeviceId) -> None:
+        """Its next task is written over the run's first weights. Inside `store.step()`."""
+        if self.downlink is not None:
+            self.downlink.held.begin_anew(device)
+
     def taken(self, device: DeviceId, delivered: Delivered) -> None:
         """It has answered: it holds what its task brought. Inside `store.step()`."""
         if self.downlink is not None and delivered.advances:
             self.downlink.held.advance(device, delivered.base)
 
-    def perhaps_taken(self, device: DeviceId, turn: Turn) -> None:
-        """It had its task in this turn, and nobody waits for its answer any more: as far as anybody knows it
-        goes on with the work, and holds then what its task brought. Inside `store.step()`.
+    def perhaps_taken(self, device: DeviceId, turn: Turn, open_turn: Turn) -> None:
+        """Note that no answer of a device to its task of this turn counts any more. Inside `store.step()`.
+
+        It holds what the task brought if it did the work, else what it held before: both are remembered.
         """
-        if self.downlink is None or self.outlive:
+        if self.downlink is None:
             return
-        delivered = self.delivered(device, turn, turn)
+        delivered = self.delivered(device, turn, open_turn)
         if delivered is not None and delivered.advances:
             self.downlink.held.advance(device, delivered.base, unsure=True)
 

@@ -4,7 +4,9 @@ What there is to say to the coordinator is returned.
 """
 
 import logging
+from collections import Counter
 from functools import partial
+from typing import Literal
 
 import fleetune.protocols.wire.messages as wire
 from fleetune.edge_agent.run.declining import declined
@@ -15,12 +17,13 @@ from fleetune.edge_agent.run.joining import join
 from fleetune.edge_agent.state.frozen_tensors import BackboneLacking
 from fleetune.edge_agent.stream.sample_stream import TooFewSamples
 from fleetune.edge_agent.training.trainers import Trainers, needs_bundle
-from fleetune.protocols.errors import ModelError, TrainingStopped
+from fleetune.protocols.errors import ModelError, StoreError, TrainingStopped
 from fleetune.protocols.wire.messages import TransferKey
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0
+MOST_ARRIVALS = 3  # of a run's bundle or backbone that is not here afterwards
 SAMPLES_AGAIN_S = 2.0  # looking whether there are samples by now costs little
 
 
@@ -44,6 +47,7 @@ class Enrolling:
         self._device, self._jobs = device, jobs
         self._trainers = Trainers(device.settings.trainer, train_on=device.settings.train_on)
         self._dealt: dict[str, float | None] = {}
+        self._arrivals = Counter[tuple[str, str]]()  # by run and kind
         self._joining: str | None = None
         self._postponed: tuple[str, str] | None = None  # a run to join later, and why not now
         self._said: tuple[str, str] | None = None  # likewise, as the coordinator knows it
@@ -60,6 +64,10 @@ class Enrolling:
     def note_dealt(self, run: str, ratio: float | None) -> None:
         """The run deals this device no larger ratio; None: it leaves the choice to the device."""
         self._dealt[run] = ratio
+
+    def note_arrived(self, key: TransferKey) -> None:
+        """A run's bundle or backbone was stored."""
+        self._arrivals[key.run, key.kind] += 1
 
     def do_without_bundle(self, run: str, reason: str, now: float) -> wire.Message | None:
         """The coordinator has no bundle of this run."""
@@ -90,7 +98,7 @@ class Enrolling:
             return self._postpone(event.run, str(problem), now, SAMPLES_AGAIN_S)
         if isinstance(problem, BackboneLacking):
             log.info("%s", problem)
-            return wire.Fetch(event.run, "backbone")
+            return self._fetch(event.run, "backbone")
         return _declined(event.run, f"cannot join run {event.run}", problem)
 
     def finish(self, run: str) -> None:
@@ -115,7 +123,7 @@ class Enrolling:
         except ModelError as problem:
             return _declined(run, f"cannot join run {run}", problem)
         if needs_bundle(kind) and store.bundle(run) is None:
-            return wire.Fetch(run)
+            return self._fetch(run, "bundle")
         self._joining, self._postponed = run, None
         joining = partial(
             join,
@@ -128,6 +136,14 @@ class Enrolling:
         )
         self._jobs.join(run, joining)
         return None
+
+    def _fetch(self, run: str, what: Literal["bundle", "backbone"]) -> wire.Message:
+        """Ask for it, unless it came several times and is not here: then this disk does not keep it."""
+        if self._arrivals[run, what] < MOST_ARRIVALS:
+            return wire.Fetch(run, what)
+        self._arrivals.pop((run, what))
+        problem = StoreError(f"the {what} came {MOST_ARRIVALS} times and cannot be read back: check the disk")
+        return _declined(run, f"cannot join run {run}", problem)
 
     def _why_stop(self, run: str) -> str | None:
         """Asked by local training before every batch, in the jobs' thread."""

@@ -162,19 +162,24 @@ class JoinedRun:
 
     def _reply(self, payload: bytes, work: RoundWork, enough: Callable[[], bool]) -> tuple[bytes, Session]:
         """And the session that made it."""
-        mask_time = self.enrolment.mask_time(self.membership.report, "up")
         if self._growing is None or self._of_round is None:
             assert self.session is not None
             session = self.session
-            reply = session.reply(payload, work.budget, enough, mask_time)
-            self.base = session.base
-            return reply, session
+            return self._replied(session, payload, work, enough), session
         session = self._of_round(work.key)
-        reply = session.reply(payload, work.budget, enough, mask_time)
-        self.base = session.base
+        reply = self._replied(session, payload, work, enough)
         self._held = session.num_samples
         self._growing.trained(work.key)
         return reply, session
+
+    def _replied(
+        self, session: Session, payload: bytes, work: RoundWork, enough: Callable[[], bool]
+    ) -> bytes:
+        mask_time = self.enrolment.mask_time(self.membership.report, "up")
+        try:
+            return session.reply(payload, work.budget, enough, mask_time)
+        finally:
+            self.base = session.base  # also where the task could not be read: `ready` then asks for all of it
 
     def is_at(self, update: TransferKey) -> bool:
         """Whether this is the reply to the task that was begun last."""

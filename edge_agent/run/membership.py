@@ -15,6 +15,7 @@ from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.wire.messages import TransferKey
 
 BRIEFLY_MOVED = 0.5  # a forecast that moved so much is told, where each message counts
+UNREAD = "it asked for the whole task, and was sent a difference to a model that it does not hold again"
 TELL_SAMPLES_S = 600.0  # a change that is no news is told after a while
 
 
@@ -78,6 +79,7 @@ class Membership:
         brief: the run wants little said: a forecast is news only where it is quite another.
         newest: the task that was begun last.
         underway: its round, as long as it is neither done, nor declined, nor interrupted.
+        unread: the latest task that was a difference to a model that the device does not hold.
     """
 
     ratio_controller: RatioController
@@ -86,6 +88,7 @@ class Membership:
     brief: bool = False
     newest: TransferKey | None = None
     underway: RoundWork | None = None
+    unread: TransferKey | None = None
 
     @property
     def report(self) -> DeviceReport:
@@ -180,6 +183,11 @@ class Membership:
         self.underway, elapsed_s = None, now_s - over.began_s
         after = controller.given_up(over.budget, over.taken, elapsed_s)
         self.ratio_controller = after.chosen(self.report.conditions)
+
+    def why_unread(self, key: TransferKey) -> str | None:
+        """Why the device declines a task that it cannot read; None: it asks for all of it, once per task."""
+        again, self.unread = self.unread == key, key
+        return UNREAD if again else None
 
     def learn(self, work: RoundWork, conditions: Conditions) -> None:
         """From a round done to its end: choose the ratio of the next. A final evaluation sends no model back

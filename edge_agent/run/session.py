@@ -78,6 +78,7 @@ class Session:
         self.left_out: float | None = None
         self.sent: Told | None = None
         self._kept = recall(enrolment, method, memory, own)
+        self._asks_whole = False
         self._adoption = adoption
         if adoption is not None:
             adoption.resume(self._kept.best)
@@ -123,7 +124,8 @@ class Session:
 
         Raises:
             PacketError: the assignment is damaged, or not for this device.
-            BaseUnknown: it is a difference to what this device does not hold; nothing was changed.
+            BaseUnknown: it is a difference to what this device does not hold; nothing was changed. Until the
+                next task is done, `base` is that of the first weights: what comes then can be read.
             TrainingStopped: the agent stops; nothing was changed.
             TrainingDiverged: training diverged, or the method's numbers are not finite; nothing was changed.
             MethodError: the method's `work` failed, or returned what cannot be kept; nothing was changed.
@@ -135,6 +137,7 @@ class Session:
         except BaseUnknown:
             if self._is_done(data):
                 return self._kept.reply
+            self._asks_whole = True
             raise
         asked = proposed_budget(assignment.ratio, assignment.local_work, assignment.uplink)
         if asked is not None:
@@ -367,9 +370,13 @@ class Session:
 
     @property
     def base(self) -> str | None:
-        """The digest of what it holds of the model; None: the run's tasks are no differences to it."""
-        raw = self._enrolment.downlink.name == RAW
-        return None if raw else self._known(Base.whole(self._held)).digest
+        """The digest of the model that the next task may be a difference to; None: the run sends none.
+
+        It is what the device holds, or the run's first weights after a task that it could not read.
+        """
+        if self._enrolment.downlink.name == RAW:
+            return None
+        return self._known(Base.whole(self._enrolment.weights if self._asks_whole else self._held)).digest
 
     def _known(self, base: Base) -> Base:
         return base if self._beside is None else self._beside.bases.known(base)
@@ -382,7 +389,7 @@ class Session:
 
     def _keep(self, kept: Kept[Any]) -> None:
         self._memory.write(codec.encode(kept, self.spec, own=True, plain=self._memory.plain))
-        self._kept = kept
+        self._kept, self._asks_whole = kept, False
 
 
 def _turn(assignment: Assignment[Any]) -> Turn:

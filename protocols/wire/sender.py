@@ -8,6 +8,9 @@ from fleetune.protocols.wire.transfer import Chunk, Outgoing, Payload, Receipt, 
 
 FIRST_WAIT_S = 2.0
 LONGEST_WAIT_S = 30.0
+MOST_REWINDS = (
+    5  # times that a receiver may go back to what it had asked for before, unless it was offered again
+)
 WITH_OFFER = {"task", "update"}  # kinds that are hardly ever refused
 
 
@@ -51,6 +54,7 @@ class Sender:
         self._rtt_s = 0.0
         self._next = 0  # offset of the next chunk
         self._resumed: int | None = None  # offset of the last Resume
+        self._furthest, self._rewinds = -1, 0  # of Resumes that answer no offer
         self._may_go_along = key.kind in WITH_OFFER and not perhaps_there
         self._went_along = False  # with the offer went the first window, and its Resume is still to come
         self._first_sent = 0  # below this a chunk may have been sent twice
@@ -123,6 +127,10 @@ class Sender:
         if not 0 <= offset < self.offer.num_bytes or (not asked and offset == self._resumed):
             return []  # nonsense, or a late copy of the Resume we follow already
         if self._offered_at is None:
+            if self._rewinds_too_often(offset):
+                self.refused = f"it went back {MOST_REWINDS} times to bytes that it had asked for before"
+                self._end(now)
+                return []
             self._window.lost()
         elif self._offers == 1:
             self._window.observe(now - self._offered_at)
@@ -139,6 +147,12 @@ class Sender:
         self._busy_since = now
         self._heard(now)
         return self._fill(now)
+
+    def _rewinds_too_often(self, offset: int) -> bool:
+        """A receiver asks once for each gap, ever further, and from 0 when the digest differs."""
+        self._rewinds += int(offset <= self._furthest)
+        self._furthest = max(self._furthest, offset)
+        return self._rewinds > MOST_REWINDS
 
     def _handle_ack(self, offset: int, now: float) -> list[Outgoing]:
         if offset == self.offer.num_bytes:

@@ -28,6 +28,7 @@ from fleetune.tools.simulator.intake import Intake
 from fleetune.tools.simulator.job import Job, Worked
 from fleetune.tools.simulator.presence import Presence
 from fleetune.tools.simulator.simulated_device import Answered, MadeReply, Player
+from fleetune.tools.simulator.standstill import Standstill
 from fleetune.tools.simulator.stopping.rounds_kept import RoundsKept
 from fleetune.tools.simulator.stopping.snapshot import LAYOUT, STOPPED, Snapshot
 from fleetune.tools.simulator.transfers import downloaded, uploaded
@@ -82,6 +83,7 @@ class Simulation:
         self._answered = Answered(self._fleet)
         self._happened: list[Happening] = []  # and is not written down
         self._attempts = Attempts()
+        self._standstill = Standstill(len(players))
         self._closed = False  # a round has, and is not written down
         self._next_tick: float | None = None
         self._finished, self.now = False, 0.0
@@ -92,6 +94,7 @@ class Simulation:
         Raises:
             SettingError: it cannot be, because devices that are needed decline or stay away, or a round
                 never has enough updates: a virtual clock would go on for ever.
+            FleetuneError: it makes no progress (see `Standstill`).
         """
         if not self._went_on():
             self._begin()
@@ -115,6 +118,7 @@ class Simulation:
         """Until it has ended, and how the world stands then is written."""
         while self._goes_on and not self._can_be_gone_on_with:
             self.now, number, happening = self._agenda.pop()
+            self._standstill.note(self.now, self._controller.turn, happening)
             self._happen(happening, number)
         if self._closed:
             changed = [self._fleet[name] for name in sorted(self._changed)]
@@ -267,6 +271,7 @@ class Simulation:
         player.there = there
         player.membership.interrupt()
         if there:
+            self._standstill.note_back(player.name)
             self._report(player)
         else:
             self._tell(DeviceGone(player.name))
@@ -324,6 +329,7 @@ class Simulation:
 
     def _send(self, task: OutgoingTask) -> None:
         player, key, turn = self._player(task.device), task.transfer_key, task.transfer_key.turn
+        self._standstill.note_sent(player.name, turn)
         payload, told = task.make(), self._controller.told
         num_bytes = len(payload)  # not the payload itself: a thousand of these may be on the agenda
         transfer = downloaded(player.device.link, self.now, num_bytes)
@@ -354,8 +360,8 @@ class Simulation:
         if reply is None:
             player.working = None
             player.membership.interrupt()
-            unready = Declined(player.name, *work.key.turn, worked.declined)
-            self._tell(unready if worked.declined else player.ready())  # it holds another model than thought
+            why = worked.declined or player.membership.why_unread(work.key)
+            self._tell(player.ready() if why is None else Declined(player.name, *work.key.turn, why))
             return
         if player.there and player.note_samples(self.now, claimed=worked.held):
             self._tell(player.ready())  # before the reply, which claims them

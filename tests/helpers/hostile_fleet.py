@@ -1,0 +1,97 @@
+"""Hostile devices in a simulated fleet: the worker's replies of some devices are forged on their way out.
+
+A forger takes the `Reply` that its device made, and the method; it returns a `Reply`, or bytes.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from fleetune.protocols.update import codec
+from fleetune.protocols.update.patch import patches_in
+from fleetune.protocols.wire.payloads import Reply
+from fleetune.tools.simulator.workers import worker
+
+LOST = "lost"  # kinds that concern what a device holds, not what it says
+OLDER = "older"
+SILENT_S = 1e7  # a silent device works for so long
+
+
+def _with_values(reply, change):
+    for patch in patches_in(reply.update):
+        object.__setattr__(patch, "values", change(patch.values).astype(np.float32))
+    return reply
+
+
+def _random(reply):
+    noise = np.random.default_rng(reply.round)
+    return _with_values(reply, lambda values: noise.normal(size=values.shape))
+
+
+def _overclaimed(reply):
+    return replace(reply, measures=replace(reply.measures, num_samples=10**6))
+
+
+FORGERS = {
+    "random": _random,
+    "too large": lambda reply: _with_values(reply, lambda values: np.full_like(values, 1e9)),
+    "not finite": lambda reply: _with_values(reply, lambda values: values * np.nan),
+    "stale base": lambda reply: replace(reply, base="0" * 32),
+    "wrong round": lambda reply: replace(reply, round=reply.round + 1),
+    "wrong device": lambda reply: replace(reply, device="somebody"),
+    "without update": lambda reply: replace(reply, update=None),
+    "overclaimed": _overclaimed,
+    "damaged": lambda reply: reply,
+}
+
+
+class HostileFleet:
+    """Forges what `kind_of(job)` says; counts how often each device was given each task.
+
+    Runs use `[encoding] up = "raw"`, so that a reply can be read and written anew without its base.
+    """
+
+    def __init__(self, monkeypatch, kind_of):
+        self.tasks = Counter()
+        self.forged = Counter()
+        self._kind_of, self._reply, self._states = kind_of, worker.reply, {}
+        monkeypatch.setattr(worker, "reply", self.reply)
+
+    @property
+    def most_of_a_task(self):
+        """How often one device was given one task at most."""
+        return max(self.tasks.values())
+
+    def reply(self, job):
+        self.tasks[job.name, *job.key.turn] += 1
+        kind = self._kind_of(job)
+        if kind in (LOST, OLDER):
+            self._change_state(job, kind)
+        self._remember_state(job)
+        worked = self._reply(job)
+        if kind not in FORGERS or worked.reply is None:
+            return worked
+        self.forged[kind] += 1
+        stage = worker._here()
+        kind_of_reply = Reply[stage.method.update_type]
+        reply = codec.decode(worked.reply, kind_of_reply, stage.enrolment.spec)
+        data = codec.encode(FORGERS[kind](reply), stage.enrolment.spec)
+        return replace(worked, reply=data[:-9] if kind == "damaged" else data, sent=None)
+
+    def _state_file(self, job):
+        [path] = worker._here().folder.glob(f"{job.name}.state")
+        return path
+
+    def _remember_state(self, job):
+        if job.key.turn == (2, 1):
+            self._states[job.name] = self._state_file(job).read_bytes()
+
+    def _change_state(self, job, kind):
+        first = self.tasks[job.name, *job.key.turn] == 1
+        if first:
+            self.forged[kind] += 1
+        if first and kind == LOST:
+            self._state_file(job).unlink()
+        elif first:
+            self._state_file(job).write_bytes(self._states[job.name])

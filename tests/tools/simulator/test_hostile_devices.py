@@ -1,0 +1,146 @@
+"""Whatever a device says or loses, each exchange of a simulation has an end, and the simulation too."""
+
+import re
+
+import numpy as np
+import pytest
+from tests.helpers.hostile_fleet import FORGERS, LOST, OLDER, SILENT_S, HostileFleet
+from tests.helpers.nightly import sooner
+from tests.tools.simulator.test_simulate import play
+
+from fleetune.coordinator.tasks.assignment import Tasks
+from fleetune.edge_agent.run.membership import Membership
+from fleetune.edge_agent.run.session import Session
+from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.methods import REGISTRY as METHODS
+from fleetune.protocols.wire.messages import TransferKey
+from fleetune.tools.simulator import standstill
+from fleetune.tools.simulator.agenda import Wakes
+from fleetune.tools.simulator.simulated_device import Player
+from fleetune.tools.simulator.standstill import Standstill
+
+KINDS = (*FORGERS, LOST, OLDER)
+SMALL = {"fleet": {"devices": 3, "boards": {}}, "round": {"quorum": 3}, "encoding": {"up": "raw"}}
+FEW = 2  # times that a device is sent one task: as a difference, and all of it
+HOSTILE = tuple(f"device-{number:02}" for number in range(4))
+
+
+def every_kind(job):
+    """From round 3 on, device 1 does something else in each round, at the first attempt."""
+    place = job.key.round - 3
+    if job.name != "device-1" or job.key.attempt != 1 or job.key.final_evaluation:
+        return None
+    return KINDS[place] if 0 <= place < len(KINDS) else None
+
+
+def every_reason(tmp_path, monkeypatch, method):
+    fleet = HostileFleet(monkeypatch, every_kind)
+    rounds = len(KINDS) + 3
+    _, summary, weights = play(
+        tmp_path, run={"name": "sim", "rounds": rounds}, method={"name": method}, **SMALL
+    )
+    assert summary.rounds == rounds
+    assert np.isfinite(weights).all()
+    assert set(fleet.forged) == set(KINDS)
+    return fleet, summary
+
+
+@pytest.mark.parametrize("method", sooner(sorted(METHODS), kept=("fedavg", "fedspu", "fedpurin")))
+def test_after_any_reason_to_refuse_a_reply_the_next_task_can_be_read(tmp_path, monkeypatch, method):
+    fleet, summary = every_reason(tmp_path, monkeypatch, method)
+    assert fleet.most_of_a_task <= FEW
+    again = {task for task, times in fleet.tasks.items() if times > 1}
+    assert again <= {("device-1", KINDS.index(kind) + 3, 1) for kind in (LOST, OLDER)}, "nothing else is lost"
+    assert summary.refused.get("abandoned-too-few", 0) <= len(FORGERS)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedspu"])
+def test_a_coordinator_that_is_wrong_about_a_device_sends_it_the_whole_task_once(
+    tmp_path, monkeypatch, method
+):
+    monkeypatch.setattr(Tasks, "perhaps_taken", lambda *_: None)
+    fleet, summary = every_reason(tmp_path, monkeypatch, method)
+    assert fleet.most_of_a_task == FEW
+    assert sum(times > 1 for times in fleet.tasks.values()) > 2
+    assert summary.refused["abandoned-too-few"] > 0
+
+
+def test_a_storm_of_tasks_ends_the_simulation_with_its_last_events(tmp_path, monkeypatch):
+    """The coordinator is wrong about its devices, and they do not say that they cannot read their tasks."""
+    monkeypatch.setattr(Tasks, "perhaps_taken", lambda *_: None)
+    monkeypatch.setattr(Session, "_asks_whole", property(lambda _: False, lambda *_: None), raising=False)
+    monkeypatch.setattr(Membership, "why_unread", lambda *_: None)
+    fleet = HostileFleet(monkeypatch, every_kind)
+    with pytest.raises(FleetuneError) as caught:
+        play(tmp_path, run={"name": "sim", "rounds": 8}, method={"name": "fedavg"}, **SMALL)
+    first, *events = str(caught.value).splitlines()
+    assert "makes no progress: device-1 was sent its task 22 times in round 4, attempt 2" in first
+    assert len(events) == 10
+    assert all(re.fullmatch(r"  \d+\.\d{6} s \w+ device-\d", event) for event in events)
+    assert fleet.most_of_a_task == standstill.MOST_BOUNCES + 1
+
+
+def test_time_that_stands_still_ends_a_simulation_and_a_large_fleet_does_not():
+    healthy = Standstill(100_000)
+    for turn in ((1, 1), (1, 2), (2, 1)):
+        for _ in range(6 * 100_000):  # all that may happen at one moment in one attempt
+            healthy.note(0.0, turn, Wakes(0.0))
+    watch = Standstill(3)
+    for _ in range(1060):
+        watch.note(5.0, (7, 1), Wakes(5.0))
+    with pytest.raises(FleetuneError, match="1061 events happened and virtual time stands still in round 7"):
+        watch.note(5.0, (7, 1), Wakes(5.0))
+
+
+def test_a_device_that_was_away_may_be_sent_its_task_again():
+    watch = Standstill(1)
+    for _ in range(10 * standstill.MOST_BOUNCES):
+        watch.note_sent("a", (1, 1))
+        watch.note_back("a")
+
+
+def hostile_run(tmp_path, monkeypatch, kind, quorum, **sections):
+    """20 devices, 4 of them hostile from round 3 on: the run's summary, or the line that ended it."""
+    fleet = HostileFleet(monkeypatch, lambda job: kind if _is_hostile(job.name, job.key) else None)
+    if kind == "silent":
+        honest = Player.train_s
+        key = TransferKey("task", "sim")
+        monkeypatch.setattr(
+            Player,
+            "train_s",
+            lambda self, budget, turn: (
+                SILENT_S if _is_hostile(self.name, key, turn[0]) else honest(self, budget, turn)
+            ),
+        )
+    chosen = {
+        "run": {"name": "sim", "rounds": 5},
+        "method": {"name": "fedavg"},
+        "fleet": {"devices": 20, "boards": {}},
+        "encoding": {"up": "raw"},
+        **sections,
+        "round": {"quorum": quorum},
+    }
+    try:
+        return fleet, play(tmp_path, **chosen)[1]
+    except SettingError as problem:
+        return fleet, str(problem)
+
+
+def _is_hostile(name, key, number=None):
+    return name in HOSTILE and (number or key.round) >= 3 and not key.final_evaluation
+
+
+@pytest.mark.parametrize("kind", ["random", "too large", "not finite", "stale base", "wrong round", "silent"])
+def test_a_fleet_with_four_hostile_devices_of_twenty_ends_by_itself(tmp_path, monkeypatch, kind):
+    fleet, summary = hostile_run(tmp_path, monkeypatch, kind, quorum=16)
+    assert summary.rounds == 5
+    assert fleet.most_of_a_task == 1
+    refused = {} if kind in ("random", "silent") else {"engine-declined": 4 * 3}
+    assert {name: summary.refused.get(name) for name in refused} == refused
+
+
+@pytest.mark.parametrize("kind", ["too large", "stale base"])
+def test_a_round_that_needs_a_hostile_device_is_given_up_in_one_line(tmp_path, monkeypatch, kind):
+    fleet, line = hostile_run(tmp_path, monkeypatch, kind, quorum=17)
+    assert re.fullmatch(r"round 3 was tried 5 times, and updates are refused \(device-0\d: .*", line)
+    assert fleet.most_of_a_task == 1
