@@ -247,13 +247,14 @@ class Fleet:
         options=("--leave-after-run",),
         prefix=(),
         trainer="torch",
+        program="fleetune.edge_agent.cli",
         **environment,
     ):
         """Torch is what a simulation trains with, to the last bit; `environment` may name a `python`."""
         place = list(self.shares).index(device) if device in self.shares else None
         board = "generic" if place is None else BOARDS[place]
         command = [
-            "fleetune.edge_agent.cli",
+            program,
             "run",
             "--fleet",
             self.name,

@@ -46,6 +46,13 @@ FORGERS = {
 }
 
 
+def forged(reply, kind, method, spec):
+    """An encoded reply, as a device of this kind sends it."""
+    honest = codec.decode(reply, Reply[method.update_type], spec)
+    data = codec.encode(FORGERS[kind](honest), spec)
+    return data[:-9] if kind == "damaged" else data
+
+
 class HostileFleet:
     """Forges what `kind_of(job)` says; counts how often each device was given each task.
 
@@ -74,10 +81,9 @@ class HostileFleet:
             return worked
         self.forged[kind] += 1
         stage = worker._here()
-        kind_of_reply = Reply[stage.method.update_type]
-        reply = codec.decode(worked.reply, kind_of_reply, stage.enrolment.spec)
-        data = codec.encode(FORGERS[kind](reply), stage.enrolment.spec)
-        return replace(worked, reply=data[:-9] if kind == "damaged" else data, sent=None)
+        return replace(
+            worked, reply=forged(worked.reply, kind, stage.method, stage.enrolment.spec), sent=None
+        )
 
     def _state_file(self, job):
         [path] = worker._here().folder.glob(f"{job.name}.state")

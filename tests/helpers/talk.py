@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from tests.conftest import PullToTarget, tiny_spec
 
 from fleetune.coordinator.run.open_or_resume import open_run
@@ -116,13 +117,14 @@ class Coordinating:
         data = message if isinstance(message, bytes) else wire.encode(message)
         self.server._handle(Received(topics.topic(FLEET, device, channel), data))
 
-    def greet(self, device, **report):
-        """A device comes, and is ready."""
+    def greet(self, device, base=UNSET, **report):
+        """A device comes, and is ready; `base`: digest of what it holds, UNSET: it reads no differences."""
         self.hear(device, wire.Presence(True, "x"), "state")
         for topic, data in self.take(device):
             if topic.endswith("/down") and isinstance(offer := wire.read_to_device(data), Offer):
                 self.hear(device, Ack(offer.transfer, offer.num_bytes))
-        self.hear(device, wire.Ready(self.id, self.run.enrolment.spec.hash, DeviceReport(device, **report)))
+        report = DeviceReport(device, **report)
+        self.hear(device, wire.Ready(self.id, self.run.enrolment.spec.hash, report, base))
 
     def take(self, device):
         """What was said to a device since the last time."""

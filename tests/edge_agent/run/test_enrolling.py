@@ -13,7 +13,7 @@ from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.run import enrolling
 from fleetune.edge_agent.run.device import Device, DeviceSettings
-from fleetune.edge_agent.run.enrolling import AGAIN_S, Enrolling
+from fleetune.edge_agent.run.enrolling import AGAIN_S, MOST_ARRIVALS, Enrolling
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Joined
 from fleetune.edge_agent.state.agent_store import AgentStore
@@ -135,6 +135,18 @@ def test_the_bundle_is_asked_for_and_then_the_run_is_joined(device):
     assert [run for run, _ in device.jobs] == [RUN]
     assert device.enrolling.enrol(RUN, 2.0) is None
     assert len(device.jobs) == 1
+
+
+def test_a_bundle_that_comes_and_is_never_here_is_not_asked_for_for_ever(device):
+    key, answers = TransferKey("bundle", RUN), []
+    for _ in range(MOST_ARRIVALS + 1):
+        answers.append(device.enrolling.enrol(RUN, 0.0))
+        device.enrolling.note_arrived(key)  # the disk says that it is stored, and has nothing
+    *asked, given_up = answers
+    assert asked == [Fetch(RUN)] * MOST_ARRIVALS
+    assert isinstance(given_up, Decline)
+    assert given_up.reason == "the bundle came 3 times and cannot be read back: check the disk"
+    assert device.enrolling.enrol(RUN, 1.0) == Fetch(RUN), "when it is enrolled again it tries anew"
 
 
 def test_the_same_bundle_serves_the_next_run_without_travelling(device):

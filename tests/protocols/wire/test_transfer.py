@@ -17,7 +17,7 @@ from fleetune.protocols.wire.incoming_parts import PartFile, PartMemory, part_fo
 from fleetune.protocols.wire.messages import Ack, Offer, Refuse, Resume, TransferKey
 from fleetune.protocols.wire.outbox import Outbox, Sent
 from fleetune.protocols.wire.pacing import TARGET_QUEUE_S, Window
-from fleetune.protocols.wire.sender import Sender
+from fleetune.protocols.wire.sender import MOST_REWINDS, Sender
 from fleetune.protocols.wire.transfer import Chunk, Receiver, digest_of, objection, transfer_id
 
 TRANSFER_KEY = TransferKey("update", "run", 3)
@@ -338,6 +338,25 @@ def test_a_late_copy_of_resume_sends_nothing_twice():
     sender, chunks = streaming_sender(payload_of(50_000))
     assert len(chunks) == 2
     assert sender.handle(Resume(sender.offer.transfer, 0), 0.2) == []
+
+
+def test_a_receiver_that_goes_back_again_and_again_is_given_up():
+    sender, _ = streaming_sender(payload_of(50_000))
+    for offset in (100, 200, 300):  # gaps, ever further
+        assert sender.handle(Resume(sender.offer.transfer, offset), 0.2)
+    for times in range(MOST_REWINDS):
+        assert sender.handle(Resume(sender.offer.transfer, 100 + times % 2), 0.3)
+    assert sender.handle(Resume(sender.offer.transfer, 102), 0.4) == []
+    assert sender.refused == "it went back 5 times to bytes that it had asked for before"
+    assert sender.wake_at is None
+
+
+def test_a_receiver_may_start_over_after_each_offer():
+    sender, _ = streaming_sender(payload_of(50_000))
+    for times in range(10 * MOST_REWINDS):
+        sender.reconnected(float(times))
+        assert sender.handle(Resume(sender.offer.transfer, 0), times + 0.5)
+    assert not sender.ended
 
 
 def test_nonsense_from_the_receiver_is_ignored():

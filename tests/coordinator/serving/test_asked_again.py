@@ -1,0 +1,115 @@
+"""What a device asks for again and again is answered a few times, and then no more: one line says so."""
+
+import logging
+from contextlib import closing
+
+import pytest
+from tests.helpers.talk import Coordinating, answered, run_settings
+
+from fleetune.coordinator.run.stored_run import BUNDLE
+from fleetune.coordinator.serving.dialogue import MOST_ASKED, WHOLE_WHEN_ASKED
+from fleetune.protocols.settings.encoding import ValueEncodings
+from fleetune.protocols.skeletons.choice import DeviceReport
+from fleetune.protocols.update.base import Base
+from fleetune.protocols.wire import messages as wire
+from fleetune.protocols.wire.messages import Ack, Offer, TransferKey
+
+TOO_OFTEN = "asked-too-often"
+
+
+@pytest.fixture
+def talk(tmp_path):
+    """A run of two devices in round 3, whose tasks are differences to models that only they hold."""
+    settings = run_settings(start_with=2, rounds=9)
+    with closing(Coordinating.of(tmp_path, settings, encoding=ValueEncodings())) as talk:
+        talk.sessions = {device: talk.session(device) for device in "ab"}
+        for device in talk.sessions:
+            talk.greet(device, first_weights(talk), num_samples=10)
+        for number in (1, 2):
+            for device, session in talk.sessions.items():
+                reply = answered(session, talk.task(device))
+                assert talk.send(device, TransferKey("update", talk.id, number, 1), reply).refused is None
+        assert talk.run.controller.turn == (3, 1)
+        yield talk
+
+
+def offers(talk, device):
+    """What the device is offered; it takes all of it."""
+    found = [wire.read_to_device(data) for topic, data in talk.take(device) if topic.endswith("/down")]
+    found = [one for one in found if isinstance(one, Offer)]
+    for offer in found:
+        talk.hear(device, Ack(offer.transfer, offer.num_bytes))
+    return found
+
+
+def ready(talk, base, device="a"):
+    report = DeviceReport(device, num_samples=10)
+    talk.hear(device, wire.Ready(talk.id, talk.run.enrolment.spec.hash, report, base))
+    return offers(talk, device)
+
+
+def refused(talk):
+    return talk.run.controller.ledger.refusals.get(TOO_OFTEN, 0)
+
+
+def test_a_device_of_an_older_release_that_cannot_read_its_task_gets_all_of_it(talk):
+    """It says what it holds, which is what the coordinator thinks that it will hold after this task."""
+    task = talk.task("a")
+    session = talk.sessions["a"]
+    after = session._read(task)
+    holds = session._base_of(after).after(after.task, session.spec).digest
+    asked = [ready(talk, holds) for _ in range(WHOLE_WHEN_ASKED)]
+    [[first], [same], [whole]] = asked
+    assert first.transfer == same.transfer != whole.transfer
+    assert talk.run.controller._execution.tasks.downlink.held.of("a").digest == first_weights(talk)
+    assert talk.run.controller.awaited_turn("a") == (3, 1)
+
+
+def first_weights(talk):
+    return Base.whole(talk.run.enrolment.weights).digest
+
+
+def test_a_device_that_asks_for_its_task_for_ever_takes_no_part_in_the_round(talk, caplog):
+    talk.task("a")
+    with caplog.at_level(logging.WARNING):
+        sent = [len(ready(talk, first_weights(talk))) for _ in range(50)]
+    assert sent == [1] * MOST_ASKED + [0] * (50 - MOST_ASKED)
+    assert talk.run.controller.engine_state.members["a"].answer == "declined"
+    assert [record.getMessage() for record in caplog.records] == [
+        "a asked 5 times for its task: it is not answered until it comes again"
+    ]
+    reply = answered(talk.sessions["b"], talk.task("b"))
+    assert talk.send("b", TransferKey("update", talk.id, 3, 1), reply).refused is None
+    assert talk.run.controller.turn == (4, 1)
+    assert len(offers(talk, "a")) == 1, "the next round asks it again"
+
+
+def test_a_device_that_comes_again_may_ask_again(talk):
+    talk.task("a")
+    for _ in range(3 * MOST_ASKED):
+        talk.greet("a", talk.sessions["a"].base, num_samples=10)
+        talk.task("a")
+    assert refused(talk) == 0
+    assert talk.run.controller.awaited_turn("a") == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (wire.Left, "a asked 5 times to be told that the run goes on"),
+        (wire.Fetch, "a asked 5 times for the bundle"),
+    ],
+)
+def test_what_is_asked_for_without_end_is_not_answered_without_end(talk, caplog, message, line):
+    with talk.run.store.step():
+        talk.run.store.put(BUNDLE, b"a bundle")
+    talk.task("a")
+    with caplog.at_level(logging.WARNING):
+        answers = []
+        for _ in range(40):
+            talk.hear("a", message(talk.id))
+            answers += offers(talk, "a")
+    assert len(answers) == MOST_ASKED
+    assert refused(talk) == 40 - MOST_ASKED
+    lines = [record.getMessage() for record in caplog.records if "asked" in record.getMessage()]
+    assert lines == [f"{line}: it is not answered until it comes again"]

@@ -1,0 +1,37 @@
+"""`edge-agent` whose replies are forged at the first attempt of some rounds.
+
+FORGED in the environment names the kinds, for round 3 and those after it, see `hostile_fleet.FORGERS`.
+"""
+
+import os
+from dataclasses import replace
+
+from msgspec import UNSET
+from tests.helpers.hostile_fleet import LOST, forged
+
+from fleetune.edge_agent.cli import app
+from fleetune.edge_agent.run.asked import read_turn
+from fleetune.edge_agent.run.session import Session
+
+KINDS = os.environ["FORGED"].split(",")
+FIRST_ROUND = 3
+
+_reply = Session.reply
+_lost = set()
+
+
+def reply(self, data, *arguments, **named):
+    turn = read_turn(data, self.spec)
+    place = turn.round - FIRST_ROUND
+    kind = KINDS[place] if turn.attempt == 1 and 0 <= place < len(KINDS) else None
+    if kind == LOST and turn.round not in _lost:
+        _lost.add(turn.round)
+        self._kept = replace(self._kept, held=UNSET)
+    made = _reply(self, data, *arguments, **named)
+    return made if kind in (None, LOST) else forged(made, kind, self._method, self.spec)
+
+
+Session.reply = reply
+
+if __name__ == "__main__":
+    app()
