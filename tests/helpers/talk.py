@@ -121,7 +121,7 @@ class Coordinating:
         """A device comes, and is ready; `base`: digest of what it holds, UNSET: it reads no differences."""
         self.hear(device, wire.Presence(True, "x"), "state")
         for topic, data in self.take(device):
-            if topic.endswith("/down") and isinstance(offer := wire.read_to_device(data), Offer):
+            if data and topic.endswith("/down") and isinstance(offer := wire.read_to_device(data), Offer):
                 self.hear(device, Ack(offer.transfer, offer.num_bytes))
         report = DeviceReport(device, **report)
         self.hear(device, wire.Ready(self.id, self.run.enrolment.spec.hash, report, base))
@@ -147,7 +147,11 @@ class Coordinating:
             self.hear(device, packet.data, packet.channel)
 
         def take():
-            return [wire.read_to_device(data) for topic, data in self.take(device) if topic.endswith("/down")]
+            return [
+                wire.read_to_device(data)
+                for topic, data in self.take(device)
+                if data and topic.endswith("/down")
+            ]
 
         return _transfer(sending_link(device, "device"), transfer_key, payload, hear, take)
 

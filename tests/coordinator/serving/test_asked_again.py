@@ -35,7 +35,9 @@ def talk(tmp_path):
 
 def offers(talk, device):
     """What the device is offered; it takes all of it."""
-    found = [wire.read_to_device(data) for topic, data in talk.take(device) if topic.endswith("/down")]
+    found = [
+        wire.read_to_device(data) for topic, data in talk.take(device) if data and topic.endswith("/down")
+    ]
     found = [one for one in found if isinstance(one, Offer)]
     for offer in found:
         talk.hear(device, Ack(offer.transfer, offer.num_bytes))
