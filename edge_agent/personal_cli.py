@@ -89,8 +89,7 @@ def predict(
 
 def _samples(source: str) -> tuple[Any, Any]:
     """Inputs, and labels where there are any."""
-    import numpy as np
-
+    from fleetune.edge_agent.datasets.npy_arrays import read_npy
     from fleetune.edge_agent.training.device_data import load
     from fleetune.protocols.errors import DataError
 
@@ -98,9 +97,9 @@ def _samples(source: str) -> tuple[Any, Any]:
         dataset = load(source, None)
         return dataset.x, dataset.y
     try:
-        x = np.load(source, allow_pickle=False)
-    except (OSError, ValueError) as problem:
-        raise DataError(f"cannot read {source}: {problem}") from None
+        x = read_npy(Path(source))
+    except DataError as problem:
+        raise DataError(f"cannot read {problem}") from None
     if x.ndim < 2 or not len(x):
         raise DataError(f"{source}: shape {x.shape}; it must be (samples, ...) and not empty")
     return x, None

@@ -227,8 +227,9 @@ class _Bounded(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        with self._named():
-            self._at = self._source.seek(offset, whence)
+        self._at = self._source.seek(
+            offset, whence
+        )  # zipfile expects an OSError where there is no such place
         return self._at
 
     def readinto(self, buffer: Any) -> int:

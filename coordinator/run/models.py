@@ -18,6 +18,7 @@ from fleetune.protocols.bundle.first_weights import (
 )
 from fleetune.protocols.bundle.shipped import shipped_bundle
 from fleetune.protocols.errors import ModelError, PacketError, SettingError
+from fleetune.protocols.input_files import read_input
 from fleetune.protocols.model.backbone_file import Tensors, read_backbone
 from fleetune.protocols.model.input_scaling import check_channels
 from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
@@ -152,9 +153,7 @@ def _bundle_at_hand(settings: RunSettings) -> Bundle | None:
 def read_bundle_file(path: Path) -> Bundle:
     """Raises ModelError: the file is missing or damaged, or holds no bundle."""
     try:
-        return read_bundle(path.read_bytes())
-    except OSError as problem:
-        raise ModelError(f"cannot read bundle {path}: {problem.strerror}") from None
+        return read_bundle(read_input(path, error=lambda line: ModelError(f"cannot read bundle {line}")))
     except PacketError as problem:
         raise ModelError(
             f"{path} is no bundle, or damaged ({problem}); edge-coordinator export makes one"

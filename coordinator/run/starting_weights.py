@@ -19,6 +19,7 @@ from fleetune.coordinator.run.models import Model
 from fleetune.coordinator.run.stored_run import Run, look_at
 from fleetune.coordinator.store.stored_backbone import stored_backbone
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError
+from fleetune.protocols.input_files import open_input
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import Backbone, FlatArray, FrozenTensor, ModelSpec, TensorSpec
@@ -118,6 +119,7 @@ def _read_file(path: Path) -> Mapping[str, NDArray[Any]]:
     """The float tensors in a safetensors file, by name."""
     from safetensors import SafetensorError, safe_open
 
+    open_input(path, error=lambda line: ModelError(f"model.weights: cannot read {line}")).close()
     try:
         with safe_open(path, framework="numpy") as file:
             names = [name for name in file.keys() if not name.endswith(_COUNTER)]  # noqa: SIM118 - no mapping

@@ -4,8 +4,8 @@ WAV files of whole numbers are read by Python itself; all others (FLAC, OGG, MP3
 which is imported where such a file is read, and nowhere else.
 """
 
+import os
 import wave
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,14 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.datasets.dataset import Dataset, dataset
 from fleetune.edge_agent.datasets.log_mel import LogMel, Sound, log_mel, log_mel_options
-from fleetune.protocols.errors import DataError
+from fleetune.protocols.errors import DataError, FleetuneError
+from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_input, read_text_input
 from fleetune.protocols.one_line import flat
 
 SOUNDS = frozenset({".wav", ".flac", ".ogg", ".mp3"})
+CLASSES = "classes.txt"
+MAX_SOUND_FILE_BYTES = 2**32  # of the file; what is read of it ends with the seconds that count
+_BLOCK_BYTES = 2**20
 _PARTS = ("label", "group")
 
 
@@ -48,7 +52,7 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
     if not paths:
         raise DataError(f"{source}: no sounds in {folder}; expected {', '.join(sorted(SOUNDS))}")
     parts = [_parts(source, folder, path, names) for path in paths]
-    classes = _classes(folder)
+    classes = {name: number for number, name in enumerate(class_names(folder))}
     x = np.empty((len(paths), *settings.shape), np.float32)
     for place, path in enumerate(paths):
         x[place] = sound_features(path, settings)
@@ -59,39 +63,59 @@ def load_audio(source: str, folder: Path, options: str) -> Dataset:
 
 def sound_features(path: Path, settings: LogMel) -> NDArray[np.float32]:
     """A file's features. Raises as `read_sound`."""
-    return log_mel(read_sound(path, settings.rate), settings)
+    return log_mel(read_sound(path, settings.rate, settings.length), settings)
 
 
-def read_sound(path: Path, rate: int) -> Sound:
+def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
     """A file's amplitudes in [-1, 1], shape (n,): the mean of its channels.
 
     Args:
         path: of the file.
         rate: that it must have, Hz.
+        length: amplitudes that are read at most; None: all.
 
     Raises:
         DataError: it is damaged, holds nothing, or has another rate; NeedsSoundfile.
     """
-    found = _wave(path) if path.suffix.lower() == ".wav" else None
-    channels, found_rate = _with_soundfile(path) if found is None else found
-    if found_rate != rate:
-        raise DataError(f"{path}: {found_rate} Hz, not {rate}; convert it, or say ?rate={found_rate}")
-    if not channels.size:
+    most = memory_limit_bytes() // 4 if length is None else length
+    found = _wave(path, rate, most) if path.suffix.lower() == ".wav" else None
+    sound = _with_soundfile(path, rate, most) if found is None else found
+    if not sound.size:
         raise DataError(f"{path}: there is no sound in it")
-    mean: Sound = channels.mean(1, dtype=np.float32)
-    return mean
+    return sound
 
 
-def _wave(path: Path) -> tuple[NDArray[np.float32], int] | None:
-    """Amplitudes, shape (n, channels), and their rate; None: another kind of WAV file."""
-    try:
-        with wave.open(str(path)) as file:
-            width, channels = file.getsampwidth(), file.getnchannels()
-            data, rate = file.readframes(file.getnframes()), file.getframerate()
-    except (wave.Error, EOFError):
-        return None
-    whole = np.frombuffer(data, np.uint8)[: len(data) // (width * channels) * width * channels]
-    return _amplitudes(whole.reshape(-1, width)).reshape(-1, channels), rate
+def _check_rate(path: Path, found: int, rate: int) -> None:
+    if found != rate:
+        raise DataError(f"{path}: {found} Hz, not {rate}; convert it, or say ?rate={found}")
+
+
+def _wave(path: Path, rate: int, length: int) -> Sound | None:
+    """The mean of the channels; None: another kind of WAV file."""
+    with open_input(path, MAX_SOUND_FILE_BYTES) as content:
+        try:
+            file = wave.open(content)  # noqa: SIM115 - it only reads `content`, which is closed
+            width, channels, found = file.getsampwidth(), file.getnchannels(), file.getframerate()
+        except (wave.Error, EOFError):
+            return None
+        if not 1 <= width <= 4:
+            return None
+        _check_rate(path, found, rate)
+        at_once = max(1, _BLOCK_BYTES // (width * channels))
+        blocks, left = list[Sound](), min(length, file.getnframes())
+        while left > 0:
+            data = np.frombuffer(file.readframes(min(left, at_once)), np.uint8)
+            whole = data[: data.size // (width * channels) * width * channels]
+            if not whole.size:
+                break
+            amplitudes = _amplitudes(whole.reshape(-1, width)).reshape(-1, channels)
+            blocks.append(amplitudes.mean(1, dtype=np.float32))
+            left -= len(amplitudes)
+    return _joined(blocks)
+
+
+def _joined(blocks: list[Sound]) -> Sound:
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
 def _amplitudes(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -104,17 +128,25 @@ def _amplitudes(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     return (wide.view("<i4")[:, 0] / 2.0**31).astype(np.float32)
 
 
-def _with_soundfile(path: Path) -> tuple[NDArray[np.float32], int]:
+def _with_soundfile(path: Path, rate: int, length: int) -> Sound:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: its library is not there
         words = f"{path}: only WAV files of whole numbers are read without soundfile: pip install soundfile"
         raise NeedsSoundfile(words) from None
     try:
-        data, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with open_input(path, MAX_SOUND_FILE_BYTES) as content, soundfile.SoundFile(content) as file:
+            _check_rate(path, int(file.samplerate), rate)
+            at_once = max(1, _BLOCK_BYTES // (4 * max(1, file.channels)))
+            blocks, frames = list[Sound](), min(length, file.frames)
+            for block in file.blocks(at_once, frames=frames, always_2d=True, dtype="float32"):
+                check_stop()
+                blocks.append(block.mean(1, dtype=np.float32))
+            return _joined(blocks)
+    except FleetuneError:
+        raise
     except Exception as problem:  # noqa: BLE001 - damaged files raise nearly anything
         raise DataError(f"{path}: no readable sound ({flat(problem)[:200]})") from None
-    return data, int(rate)
 
 
 def _parts(source: str, folder: Path, path: Path, names: list[str]) -> dict[str, str]:
@@ -130,13 +162,16 @@ def _parts(source: str, folder: Path, path: Path, names: list[str]) -> dict[str,
     return {name: part for name, part in zip(names, found, strict=True) if name in _PARTS}
 
 
-def _classes(folder: Path) -> dict[str, int]:
-    return {name: number for number, name in enumerate(_lines(folder / "classes.txt"))}
+def class_names(folder: Path) -> list[str]:
+    """Names of the classes 0, 1, ... as classes.txt in a folder lists them; empty: there is no such file.
 
-
-def _lines(path: Path) -> Iterator[str]:
-    if path.exists():
-        yield from (line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    Raises:
+        DataError: it cannot be read, see `read_text_input`.
+    """
+    path = folder / CLASSES
+    if not os.path.lexists(path):
+        return []
+    return [line.strip() for line in read_text_input(path).splitlines() if line.strip()]
 
 
 def _number(source: str, path: Path, label: str, classes: dict[str, int]) -> int:

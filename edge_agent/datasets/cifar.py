@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.edge_agent.datasets.dataset import Dataset, dataset
-from fleetune.protocols.errors import DataError
+from fleetune.protocols.errors import DataError, FleetuneError
+from fleetune.protocols.input_files import read_input
 
 _IMAGE_BYTES = 3 * 32 * 32
+MAX_FILE_BYTES = 2**28  # the largest of the original files has 156 MB
 _TEN = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
 _HUNDRED = (["train"], ["test"])
 
@@ -45,16 +47,9 @@ def load_cifar(source: str, folder: Path) -> Dataset:
     )
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise DataError(f"{path}: cannot be read ({problem.strerror})") from None
-
-
 def _read_bin(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Read rows of label and image; CIFAR-100 has a coarse label before the fine one."""
-    data = np.frombuffer(_read(path), np.uint8)
+    data = np.frombuffer(read_input(path, MAX_FILE_BYTES), np.uint8)
     num_labels = 2 if path.stem in ("train", "test") else 1
     if not data.size or data.size % (num_labels + _IMAGE_BYTES):
         raise DataError(f"{path}: {data.size} bytes are no whole number of images; copy it again")
@@ -75,7 +70,9 @@ def _read_pickle(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def _unpickle(path: Path) -> Any:
     try:
-        return _ArrayUnpickler(io.BytesIO(_read(path)), encoding="bytes").load()
+        return _ArrayUnpickler(io.BytesIO(read_input(path, MAX_FILE_BYTES)), encoding="bytes").load()
+    except FleetuneError:
+        raise
     except Exception as problem:  # noqa: BLE001 - damaged pickles raise nearly anything
         reason = " ".join(str(problem).split())
         raise DataError(f"{path}: not a pickle of a CIFAR batch ({reason}); get the original again") from None

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.datasets.dataset import Dataset, dataset
 from fleetune.protocols.errors import DataError
+from fleetune.protocols.input_files import open_text_input
 
 CHANNELS = tuple(f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 _PARTS = ("train", "test")
@@ -47,6 +48,7 @@ def _part(
 def _table(path: Path) -> NDArray[np.float32]:
     """Read a text file with rows of numbers."""
     try:
-        return np.loadtxt(path, dtype=np.float32, ndmin=2)
-    except (OSError, ValueError) as problem:
+        with open_text_input(path) as file:
+            return np.loadtxt(file, dtype=np.float32, ndmin=2)
+    except ValueError as problem:
         raise DataError(f"{path}: cannot be read ({' '.join(str(problem).split())})") from None

@@ -1,8 +1,6 @@
 """The original files of MNIST, Fashion-MNIST and EMNIST (IDX, plain or .gz)."""
 
-import gzip
 import math
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ from numpy.typing import NDArray
 
 from fleetune.edge_agent.datasets.dataset import Dataset, dataset
 from fleetune.protocols.errors import DataError
+from fleetune.protocols.input_files import read_input
 
 _DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_AXES = 4
@@ -64,7 +63,7 @@ def read_idx(path: Path) -> NDArray[np.generic]:
     Raises:
         DataError: it cannot be read, is no IDX file, or is shorter or longer than its header says.
     """
-    data = _bytes(path)
+    data = read_input(path, unpack=True)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _DTYPES or not 1 <= data[3] <= _MAX_AXES:
         raise DataError(f"{path}: this is not an IDX file")
     dtype, start = np.dtype(_DTYPES[data[2]]), 4 + 4 * data[3]
@@ -74,11 +73,3 @@ def read_idx(path: Path) -> NDArray[np.generic]:
             f"{path}: its header says {shape}, but it holds {len(data) - start} bytes; copy it again"
         )
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"{path}: cannot be read ({problem}); copy it again") from None

@@ -1,8 +1,6 @@
 """Arrays by name, from a .npz file or a user's function."""
 
 import io
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fleetune.edge_agent.datasets.dataset import Dataset, as_array, dataset
+from fleetune.edge_agent.datasets.npy_arrays import open_npz
 from fleetune.protocols.errors import DataError
 from fleetune.protocols.files import write_atomically
 
@@ -26,27 +25,11 @@ def load_npz(source: str, path: Path) -> Dataset:
         DataError: the file is missing, damaged, or without these arrays.
     """
     try:
-        with path.open("rb") as stream:
-            arrays = _read(np.load(stream, allow_pickle=False))
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        MemoryError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as problem:
-        reason = " ".join(str(problem).split())
-        raise DataError(f"{source}: {path} is no readable .npz file of plain arrays ({reason})") from None
+        with open_npz(path, _WHOLE | _SPLIT) as file:
+            arrays = {name: file.read(name) for name in file.headers}
+    except DataError as problem:
+        raise DataError(f"{source}: {problem}") from None
     return from_arrays(source, arrays)
-
-
-def _read(file: Any) -> dict[str, NDArray[Any]]:
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError("it is a single array; write numpy.savez(path, x=..., y=...)")  # noqa: TRY004
-    with file:
-        return {name: file[name] for name in file.files if name in _WHOLE | _SPLIT}
 
 
 def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:

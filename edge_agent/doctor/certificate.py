@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleetune.protocols.errors import TransportError
+from fleetune.protocols.input_files import MAX_SETTINGS_BYTES, read_input
 
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 _END = "-----END CERTIFICATE-----"
@@ -36,10 +37,8 @@ def validity_of_file(path: Path) -> tuple[datetime, datetime]:
     Raises:
         TransportError: it cannot be read, or holds none.
     """
-    try:
-        text = path.read_text(encoding="ascii", errors="replace")
-    except OSError as problem:
-        raise TransportError(f"{path}: {problem.strerror}") from None
+    data = read_input(path, MAX_SETTINGS_BYTES, error=TransportError)
+    text = data.decode("ascii", errors="replace")
     start = text.find("-----BEGIN CERTIFICATE-----")
     end = text.find(_END, start)
     if start < 0 or end < 0:

@@ -18,6 +18,7 @@ from fleetune.edge_agent.training.onnx_sessions import runtime
 from fleetune.protocols.bundle.bundle import ANSWER, Bundle
 from fleetune.protocols.bundle.graph import Constant, Graph, Node
 from fleetune.protocols.errors import DataError, ModelError
+from fleetune.protocols.input_files import read_input
 from fleetune.protocols.model.backbone_file import Tensors
 from fleetune.protocols.model.input_scaling import as_floats, over_channels
 from fleetune.protocols.model.spec import FlatArray
@@ -88,6 +89,10 @@ def write_inference(
     return write_onnx(graph, weights=kept, about=said)
 
 
+def _read(path: Path) -> bytes:
+    return read_input(path, error=lambda line: ModelError(f"cannot read {line}"))
+
+
 @dataclass(frozen=True)
 class Predictor:
     """Runs an ONNX file that `write_inference` made.
@@ -117,15 +122,15 @@ class Predictor:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         try:
-            data = model if isinstance(model, bytes) else model.read_bytes()
+            data = model if isinstance(model, bytes) else _read(model)
             session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
             about = session.get_modelmeta().custom_metadata_map
             (given,) = session.get_inputs()
             names = tuple(json.loads(about["class_names"]))
             task = task_of(msgspec.json.decode(about.get("task", "{}"), type=TaskSection))
             threshold = json.loads(about.get("threshold", "null"))
-        except OSError as problem:
-            raise ModelError(f"cannot read {model!s}: {problem.strerror}") from None
+        except ModelError:
+            raise
         except Exception as problem:  # each of the runtime's errors is a type of its own
             raise ModelError(f"this is no model that edge-agent export wrote: {problem!s:.200}") from problem
         return cls(session, names, tuple(given.shape[1:]), task, threshold)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.input_files import open_text_input
 from fleetune.tools.links.link import Trace
 
 COLUMNS = ["time_s", "uplink_bps", "downlink_bps"]
@@ -48,7 +49,7 @@ def read_trace(path: Path, *, delay_s: float = 0.0, loss: float = 0.0) -> Trace:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with open_text_input(path, MAX_BYTES, error=SettingError) as file:
         lines = csv.reader(file)
         cells = ((lines.line_num, row) for row in lines if row and not row[0].lstrip().startswith("#"))
         number, header = next(cells, (1, []))

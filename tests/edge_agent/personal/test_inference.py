@@ -71,7 +71,7 @@ def test_samples_of_another_shape_and_other_files_are_one_line(tmp_path):
     predictor = Predictor.of(write_inference(bundle(), WEIGHTS, {}))
     with pytest.raises(DataError, match=r"samples have shape \(3,\); the model takes \(2,\)"):
         predictor.probabilities(np.zeros((4, 3)))
-    with pytest.raises(ModelError, match=r"cannot read .*missing\.onnx: No such file"):
+    with pytest.raises(ModelError, match=r"cannot read .*missing\.onnx: no such file"):
         Predictor.of(tmp_path / "missing.onnx")
     (tmp_path / "other.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match="no model that edge-agent export wrote") as caught:

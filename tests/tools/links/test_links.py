@@ -196,7 +196,7 @@ def test_a_wrong_trace_file_gets_one_line_that_names_it(tmp_path, content, messa
 def test_a_trace_file_that_is_none(tmp_path):
     with pytest.raises(SettingError, match="no such file"):
         read_trace(tmp_path / "nowhere.csv")
-    with pytest.raises(SettingError, match="not a readable CSV file"):
+    with pytest.raises(SettingError, match="is a folder; expected a regular file"):
         read_trace(tmp_path)
     huge = written(tmp_path, "")
     os.truncate(huge, MAX_BYTES + 1)

@@ -1,0 +1,215 @@
+"""Arrays in .npy and .npz files, whose sizes are known before anything of them is read.
+
+NumPy believes what a file announces: an archive of 1 MB may take 1 GB. Here a file is refused when its arrays
+would take more than a limit, and arrays can be read a few rows at a time.
+"""
+
+import ast
+import math
+import zipfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.protocols.errors import DataError, FleetuneError
+from fleetune.protocols.input_files import check_stop, memory_limit_bytes, open_input, too_large
+from fleetune.protocols.one_line import flat
+
+MAX_HEADER_BYTES = 10_000  # as NumPy has it
+MAX_AXES = 32
+_MAX_BYTES = 2**62
+_MAGIC = b"\x93NUMPY"
+_PIECE_BYTES = 2**20
+_PLAIN = "biufcSUMm"  # kinds of dtypes: numbers, texts, times
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy.savez writes
+
+
+class _NoNpyError(ValueError):
+    """It is no .npy or .npz file of plain arrays: `str()` says why."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a .npy file announces.
+
+    Attributes:
+        dtype: of its array.
+        shape: likewise.
+        by_columns: the values stand in Fortran's order.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    by_columns: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole array."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of what one index of the first axis selects."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+
+def read_npy(path: Path) -> NDArray[Any]:
+    """The array in a .npy file, which may take `memory_limit_bytes()`.
+
+    Raises:
+        DataError: see `open_input`; or it is no such file, is damaged, or announces more.
+    """
+    limit = memory_limit_bytes()
+    with open_input(path) as file, _damaged(path, "npy"):
+        header = read_header(file)
+        if header.num_bytes > limit:
+            raise DataError(too_large(path, header.num_bytes, limit))
+        return _read_array(file, header)
+
+
+class NpzFile:
+    """An open .npz file.
+
+    Attributes:
+        headers: of the arrays that were asked for and are there, by name.
+        names: of all arrays that are there.
+    """
+
+    def __init__(
+        self, path: Path, archive: zipfile.ZipFile, headers: dict[str, Header], names: Sequence[str]
+    ) -> None:
+        self._path, self._archive, self.headers, self.names = path, archive, headers, names
+
+    def read(self, name: str) -> NDArray[Any]:
+        """An array. Raises DataError: it is damaged."""
+        with _damaged(self._path), self._archive.open(f"{name}.npy") as file:
+            found = _read_array(file, read_header(file))
+            _check_end(file)
+            return found
+
+    def rows(self, name: str, count: int) -> Iterator[NDArray[Any]]:
+        """An array, `count` rows at a time; in Fortran's order it is read in whole. Raises as `read`."""
+        header = self.headers[name]
+        if header.by_columns and len(header.shape) > 1:
+            whole = self.read(name)
+            yield from (whole[start : start + count] for start in range(0, len(whole), count))
+            return
+        with self._archive.open(f"{name}.npy") as file:
+            with _damaged(self._path):
+                read_header(file)
+            for start in range(0, header.shape[0], count):
+                shape = (min(count, header.shape[0] - start), *header.shape[1:])
+                with _damaged(self._path):
+                    piece = _read_array(file, Header(header.dtype, shape, by_columns=False))
+                yield piece
+            with _damaged(self._path):
+                _check_end(file)
+
+
+@contextmanager
+def open_npz(path: Path, wanted: Collection[str], max_bytes: int | None = None) -> Iterator[NpzFile]:
+    """Open an .npz file, as numpy.savez and savez_compressed write them.
+
+    Args:
+        path: of the file.
+        wanted: names of arrays; others are left alone.
+        max_bytes: that those arrays may take; None: `memory_limit_bytes()`.
+
+    Raises:
+        DataError: see `open_input`; or it is no such file, is damaged, or announces more than `max_bytes`.
+    """
+    limit = memory_limit_bytes() if max_bytes is None else max_bytes
+    with ExitStack() as opened:
+        file = opened.enter_context(open_input(path, limit))
+        with _damaged(path):
+            if file.read(6) == _MAGIC:
+                raise _NoNpyError("it is a single array; write numpy.savez(path, x=..., y=...)")
+            archive = opened.enter_context(zipfile.ZipFile(file))
+            entries = _entries(archive)
+            headers = {name: _header(archive, entries[name]) for name in entries if name in wanted}
+        announced = sum(header.num_bytes for header in headers.values())
+        if announced > limit:
+            raise DataError(too_large(path, announced, limit, "unpacked"))
+        yield NpzFile(path, archive, headers, tuple(entries))
+
+
+def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """By the names of their arrays."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for entry in archive.infolist():
+        name = entry.filename.removesuffix(".npy")
+        if name in found:
+            raise _NoNpyError(f"two arrays are called {name[:100]!r}")
+        if name != entry.filename:
+            found[name] = entry
+    return found
+
+
+def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
+    check_stop()
+    if entry.compress_type not in _METHODS or entry.flag_bits & 1:
+        raise _NoNpyError(f"{entry.filename} is packed in another way than numpy.savez does")
+    with archive.open(entry) as file:
+        return read_header(file)
+
+
+def read_header(file: IO[bytes]) -> Header:
+    """The header of a .npy file, from its first byte on. Raises ValueError: it is none of plain values."""
+    start = file.read(8)
+    if start[:6] != _MAGIC or len(start) < 8 or start[6] not in (1, 2, 3):
+        raise _NoNpyError("no .npy array")
+    num_bytes = int.from_bytes(file.read(2 if start[6] == 1 else 4), "little")
+    text = file.read(min(num_bytes, MAX_HEADER_BYTES))
+    if len(text) < num_bytes:
+        raise _NoNpyError("its header is cut off, or too long")
+    try:
+        said = ast.literal_eval(text.decode("utf-8" if start[6] == 3 else "latin-1").strip())
+        descr, by_columns, shape = said["descr"], said["fortran_order"], said["shape"]
+        dtype = np.dtype(descr) if isinstance(descr, str) else None
+    except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, MemoryError):
+        raise _NoNpyError("its header is damaged") from None
+    if dtype is None or dtype.kind not in _PLAIN or not 0 < dtype.itemsize < 2**31:
+        raise _NoNpyError("an array holds other things than numbers or texts")
+    if not isinstance(shape, tuple) or type(by_columns) is not bool or len(shape) > MAX_AXES:
+        raise _NoNpyError("its header is damaged")
+    if not all(type(one) is int and 0 <= one < _MAX_BYTES for one in shape):
+        raise _NoNpyError("its header is damaged")
+    if dtype.itemsize * math.prod(max(one, 1) for one in shape) > _MAX_BYTES:
+        raise _NoNpyError("its header is damaged")
+    return Header(dtype, shape, by_columns)
+
+
+def _read_array(file: IO[bytes], header: Header) -> NDArray[Any]:
+    """The array behind a header."""
+    data, at = bytearray(header.num_bytes), 0
+    while at < len(data):
+        check_stop()
+        part = file.read(min(_PIECE_BYTES, len(data) - at))
+        if not part:
+            raise _NoNpyError("an array is cut off")
+        data[at : at + len(part)] = part
+        at += len(part)
+    return np.ndarray(header.shape, header.dtype, data, order="F" if header.by_columns else "C")
+
+
+def _check_end(file: IO[bytes]) -> None:
+    """The checksum of an archive's entry is looked at when its end is read."""
+    if file.read(1):
+        raise _NoNpyError("there is more than the array")
+
+
+@contextmanager
+def _damaged(path: Path, kind: str = "npz") -> Iterator[None]:
+    """Damaged archives raise nearly anything."""
+    try:
+        yield
+    except FleetuneError:
+        raise
+    except Exception as problem:  # noqa: BLE001 - see above
+        words = flat(problem)[:200] or type(problem).__name__
+        raise DataError(f"{path} is no readable .{kind} file of plain arrays ({words})") from None
