@@ -14,6 +14,7 @@ from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
 from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.probes.link_speed import measure_link
+from fleetune.edge_agent.probes.memory import attainable_bytes
 from fleetune.edge_agent.run.activity import Activity
 from fleetune.edge_agent.run.device import DeviceSettings
 from fleetune.edge_agent.run.freed_memory import give_back
@@ -29,6 +30,7 @@ from fleetune.edge_agent.stream.sample_stream import (
 )
 from fleetune.edge_agent.training.device_data import check_source
 from fleetune.protocols.errors import SettingError
+from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.settings.run_toml import convert
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import EventSink, Will
@@ -51,9 +53,11 @@ def ready_agent(
     fleet, device = topics.check_name(options.fleet, "fleet"), topics.check_name(options.device, "device")
     where = parse_broker(options.broker, options.ca, options.cert, options.key)
     settings = _settings(options)
-    make_stream = _make_stream(options, settings.state)
+    memory_bytes = most_memory_bytes(settings.policy, options.root)
+    make_stream = _make_stream(options, settings.state, memory_bytes)
     if make_stream is None:
-        check_source(options.data, options.test_fraction)
+        with input_limits(memory_bytes=memory_bytes):
+            check_source(options.data, options.test_fraction)
     give_back()
     if settings.policy.nice and hasattr(os, "nice"):
         os.nice(settings.policy.nice)
@@ -79,7 +83,15 @@ def ready_agent(
     )
 
 
-def _make_stream(options: RunOptions, state: Path) -> Callable[[], SampleStream] | None:
+def most_memory_bytes(policy: Policy, root: Path) -> int | None:
+    """What this process may take altogether: by the board, and by its owner; None: not known."""
+    owned = None if policy.max_memory_mb is None else int(policy.max_memory_mb * 1e6)
+    return min((one for one in (attainable_bytes(root), owned) if one is not None), default=None)
+
+
+def _make_stream(
+    options: RunOptions, state: Path, memory_bytes: int | None
+) -> Callable[[], SampleStream] | None:
     """Opens the device's samples, where its data grow; None: they do not.
 
     Raises:
@@ -97,7 +109,7 @@ def _make_stream(options: RunOptions, state: Path) -> Callable[[], SampleStream]
         return None
     check_stream(options.data)
     labels = tuple(one.strip() for one in options.label_column.split(",") if one.strip())
-    settings = StreamSettings(convert(asked, Bounds), labels, options.intake)
+    settings = StreamSettings(convert(asked, Bounds), labels, options.intake, memory_bytes)
     return partial(open_stream, AgentStore(state).samples, options.data, settings)
 
 

@@ -226,10 +226,8 @@ class _Bounded(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = self._source.seek(
-            offset, whence
-        )  # zipfile expects an OSError where there is no such place
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # zipfile tries places that are none
+        self._at = self._source.seek(offset, whence)
         return self._at
 
     def readinto(self, buffer: Any) -> int:

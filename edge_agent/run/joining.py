@@ -51,6 +51,7 @@ from fleetune.protocols.errors import (
     StoreError,
     StoreVersion,
 )
+from fleetune.protocols.input_files import input_limits
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.model.carried_layers import carry_over
@@ -101,7 +102,8 @@ def join(
     enrolment = _read(data, run, conditions)
     check_trust(enrolment, settings.trusted, builds_model=not needs_bundle(kind))
     growing = _growing(device, enrolment)
-    own = _own_data(settings, enrolment) if growing is None else growing.newest()
+    with input_limits(memory_bytes=conditions.memory_bytes, is_stopped=lambda: stop() is not None):
+        own = _own_data(settings, enrolment) if growing is None else growing.newest()
     method = from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
     backend = _backend(device, enrolment, kind, conditions, stop)
     if growing is not None:

@@ -77,20 +77,22 @@ def _from_lines(store: "SampleStore") -> Iterator[str]:
 
 
 def _from_file(store: "SampleStore", path: Path, columns: str, label: str | None) -> Iterator[str]:
+    from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild, NeedsPackage
     from fleetune.edge_agent.stream.sample import BadSample
-    from fleetune.edge_agent.stream.sample_files import NeedsPackage, Reading
+    from fleetune.edge_agent.stream.sample_files import Reading
     from fleetune.edge_agent.stream.values import Feed
     from fleetune.protocols.errors import DataError
 
     feed = store.feed(Feed)
     names = tuple(one.strip() for one in columns.split(",") if one.strip())
-    reading = Reading(store.refuse, names, columns=() if feed is None else feed.columns)
+    decoder = DecodingChild()
+    reading = Reading(store.refuse, decoder, names, columns=() if feed is None else feed.columns)
     try:
         yield from _kept(store, _samples(path, reading, None if label is None else reading.label(label)))
     except (NeedsPackage, BadSample) as problem:
         raise DataError(str(problem)) from None
-    except OSError as problem:
-        raise DataError(f"{path}: {problem.strerror}") from None
+    finally:
+        decoder.close()
 
 
 def _samples(path: Path, reading: Any, label: float | None) -> "Iterator[Sample]":
@@ -105,7 +107,7 @@ def _samples(path: Path, reading: Any, label: float | None) -> "Iterator[Sample]
         case ".npz":
             yield from files.read_shard(path, reading, label)
         case suffix if suffix in files.IMAGES:
-            yield make_sample(files.read_image(path), label)
+            yield make_sample(files.read_image(path, reading), label)
         case suffix:
             raise files.BadFile(
                 f"{path}: {suffix or 'a file without ending'} is not known; expected .csv,"

@@ -1,12 +1,12 @@
 """Samples out of one file: an image, a sound, rows of a table (CSV, Parquet), the arrays of an .npz shard.
 
-Pillow, pyarrow and soundfile are imported where such a file is read, and nowhere else.
+CSV and WAV are read here, by readers of our own. All others are decoded in a process of its own.
 """
 
 import csv
 import io
 import math
-import zipfile
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +17,20 @@ import numpy as np
 from fleetune.edge_agent.datasets.audio import SOUNDS, NeedsSoundfile, sound_features
 from fleetune.edge_agent.datasets.csv_columns import EXACT, as_whole, is_whole
 from fleetune.edge_agent.datasets.log_mel import LogMel
-from fleetune.edge_agent.stream.sample import MAX_SAMPLE_BYTES, BadSample, Sample, make_sample
+from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild, NeedsPackage
+from fleetune.edge_agent.stream.decoding.frames import Block, Cells, Columns, FileKind, Frame
+from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
 from fleetune.protocols.errors import DataError
+from fleetune.protocols.input_files import open_input
 from fleetune.protocols.one_line import flat
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 TABLES = frozenset({".csv", ".parquet"})
 KNOWN = IMAGES | SOUNDS | TABLES | {".npz"}
-MAX_SHARD_BYTES = 2**30
+MAX_TABLE_BYTES = 2**36  # of a CSV file, which is read line by line
 MAX_LINE_BYTES = 2**22
+MAX_CELLS = 2**18
 _MAX_ROUNDED = 10_000  # whole numbers above 2**24 that are compared with the next ones
-_MARKS = {"test", "validation", "x_train", "x_test", "x_validation"}
 _ID = "id"
 
 
@@ -36,10 +39,6 @@ class BadFile(BadSample):
 
     def __init__(self, words: str) -> None:
         super().__init__("file", words)
-
-
-class NeedsPackage(Exception):  # noqa: N818 - it reports what is missing
-    """What reads such files is not installed here: `str()` is the line that says how to."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,12 @@ class Reading:
         columns: names of a table's other columns, in the order in which they are a sample; (): as they stand
             in the first table.
         refuse: told of each sample that cannot be kept.
+        decoder: reads images, sounds, Parquet and .npz files in a process of its own.
         sounds: how sounds become features.
     """
 
     refuse: Callable[[BadSample], None]
+    decoder: DecodingChild
     labels: tuple[str, ...] = ("label",)
     class_names: Mapping[str, int] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
@@ -79,37 +80,25 @@ class Reading:
             raise BadSample("label", line) from None
 
 
-def read_image(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def read_image(path: Path, reading: Reading) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """An image as uint8: (height, width) where it is grey, else (height, width, 3).
 
     Raises:
         BadFile: it is damaged, or too large; NeedsPackage: Pillow is not installed.
     """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise NeedsPackage("images need Pillow: pip install pillow") from None
-    try:
-        with Image.open(path) as image:
-            if image.width * image.height * 3 > MAX_SAMPLE_BYTES // 4:
-                words = f"{path}: an image of {image.width} x {image.height}; scale it down"
-                raise BadFile(words)  # noqa: TRY301
-            grey = image.mode in ("1", "L", "LA", "I;16")
-            return np.asarray(image.convert("L" if grey else "RGB"), np.uint8)
-    except BadFile:
-        raise
-    except Exception as problem:  # noqa: BLE001 - what decodes images raises nearly anything
-        raise BadFile(f"{path}: no readable image ({flat(problem)[:200]})") from None
+    return _one(path, "image", reading)
 
 
-def read_features(path: Path, settings: LogMel) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A sound's log-mel features, of the shape `settings.shape`.
+def read_features(path: Path, reading: Reading) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A sound's log-mel features, of the shape `reading.sounds.shape`.
 
     Raises:
         BadFile: it is damaged, or has another rate; NeedsPackage: soundfile is not installed.
     """
-    try:
-        return sound_features(path, settings)
+    if path.suffix.lower() != ".wav":
+        return _one(path, "sound", reading)
+    try:  # our own reader knows most of these files
+        return sound_features(path, reading.sounds)
     except NeedsSoundfile as problem:
         raise NeedsPackage("such sounds need soundfile: pip install soundfile") from problem
     except DataError as problem:
@@ -122,32 +111,12 @@ def read_shard(path: Path, reading: Reading, label: float | None = None) -> Iter
     Raises:
         BadFile: it is damaged, has no such arrays, or marks samples for testing.
     """
-    arrays = _arrays(path)
-    if "x" not in arrays or _MARKS & set(arrays):
-        words = "marks which samples are for what, which in a stream each one's own content does: write x, y"
-        raise BadFile(f"{path}: {words if _MARKS & set(arrays) else 'there is no array x in it'}")
-    x = arrays["x"]
-    y, names = arrays.get("y"), arrays.get(_ID)
-    for column in (y, names):
-        if x.ndim < 1 or (column is not None and column.shape[:1] != x.shape[:1]):
-            raise BadFile(f"{path}: x, y and id do not have as many rows")
-    for index, one in enumerate(x):
-        name = None if names is None else names[index].item()
-        yield from _made(one, label if y is None else y[index], name, reading)
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    try:
-        with zipfile.ZipFile(path) as content:
-            if sum(entry.file_size for entry in content.infolist()) > MAX_SHARD_BYTES:
-                words = f"{path}: more than {MAX_SHARD_BYTES >> 20} MiB unpacked; write smaller shards"
-                raise BadFile(words)  # noqa: TRY301
-        with np.load(path, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files if name in {"x", "y", _ID} | _MARKS}
-    except BadFile:
-        raise
-    except Exception as problem:  # noqa: BLE001 - damaged archives raise nearly anything
-        raise BadFile(f"{path}: no readable .npz file of plain arrays ({flat(problem)[:200]})") from None
+    for frame in _frames(path, "npz", reading):
+        if isinstance(frame, Block):
+            x, y = frame.x.array, None if frame.y is None else frame.y.array
+            for index, one in enumerate(x):
+                name = None if frame.names is None else frame.names[index]
+                yield from _made(one, label if y is None else y[index], name, reading)
 
 
 def read_parquet(path: Path, reading: Reading, label: float | None = None) -> Iterator[Sample]:
@@ -156,20 +125,29 @@ def read_parquet(path: Path, reading: Reading, label: float | None = None) -> It
     Raises:
         BadFile: it is damaged, or its columns are others; NeedsPackage: pyarrow is not installed.
     """
+    rows: Rows | None = None
+    for frame in _frames(path, "parquet", reading):
+        if isinstance(frame, Columns):
+            rows = Rows(path, frame.names, reading, label)
+        elif isinstance(frame, Cells) and rows is not None:
+            for row in frame.rows:
+                yield from rows.sample(row)
+
+
+def _one(path: Path, kind: FileKind, reading: Reading) -> np.ndarray[Any, Any]:
+    found = [frame for frame in _frames(path, kind, reading) if isinstance(frame, Block)]
+    if len(found) != 1 or len(found[0].x.array) != 1:
+        raise BadFile(f"{path}: not one {kind}")
+    array: np.ndarray[Any, Any] = found[0].x.array[0]
+    return array
+
+
+def _frames(path: Path, kind: FileKind, reading: Reading) -> Iterator[Frame]:
+    """What the decoding process sends of a file."""
     try:
-        from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise NeedsPackage("Parquet files need pyarrow: pip install pyarrow") from None
-    try:
-        with parquet.ParquetFile(path) as content:
-            row_of = Rows(path, content.schema_arrow.names, reading, label)
-            for batch in content.iter_batches(256):
-                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    yield from row_of.sample(["" if cell is None else str(cell) for cell in row])
-    except BadSample:
-        raise
-    except Exception as problem:  # noqa: BLE001 - damaged files raise nearly anything
-        raise BadFile(f"{path}: no readable Parquet file ({flat(problem)[:200]})") from None
+        yield from reading.decoder.decode(path, kind)
+    except DataError as problem:
+        raise BadFile(str(problem)) from None
 
 
 class Rows:
@@ -265,16 +243,16 @@ class CsvLines:
 
     def __init__(self, path: Path, reading: Reading, label: float | None = None, taken: int = 0) -> None:
         self._path, self._reading = path, reading
-        with path.open("rb") as file:
-            head = file.readline(MAX_LINE_BYTES)
+        with open_input(path, MAX_TABLE_BYTES, error=BadFile) as file:
+            head, num_bytes = file.readline(MAX_LINE_BYTES), file.seek(0, os.SEEK_END)
         if not head.endswith(b"\n"):
             raise BadFile(f"{path}: its first line, which names the columns, is too long or not whole")
         self.rows = Rows(path, self._cells(head.removeprefix(b"\xef\xbb\xbf")), reading, label)
-        self.taken = taken if len(head) <= taken <= path.stat().st_size else len(head)
+        self.taken = taken if len(head) <= taken <= num_bytes else len(head)
 
     def samples(self, *, last: bool) -> Iterator[Sample]:
         """Those of whole lines, `taken` following; `last`: a last line without its end is whole too."""
-        with self._path.open("rb") as file:
+        with open_input(self._path, MAX_TABLE_BYTES, error=BadFile) as file:
             file.seek(self.taken)
             while line := file.readline(MAX_LINE_BYTES):
                 if not line.endswith(b"\n") and not (last or len(line) == MAX_LINE_BYTES):
@@ -289,6 +267,8 @@ class CsvLines:
                 self.taken += len(line)
 
     def _cells(self, line: bytes) -> list[str]:
+        if line.count(b",") >= MAX_CELLS:
+            raise BadFile(f"{self._path}: a line of more than {MAX_CELLS:,} cells")
         try:
             return next(csv.reader(io.StringIO(line.decode("utf-8"), newline="")), [])
         except (UnicodeDecodeError, csv.Error) as problem:

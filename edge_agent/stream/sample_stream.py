@@ -17,7 +17,6 @@ from fleetune.edge_agent.stream.snapshot import Arrays, Counted
 from fleetune.edge_agent.stream.user_iterator import Generator, UserIterator, find_generator
 from fleetune.edge_agent.stream.values import Turn
 from fleetune.edge_agent.stream.wanted import Part, Wanted
-from fleetune.edge_agent.stream.watched_folder import WatchedFolder
 from fleetune.protocols.errors import DataError, SettingError, StoreError, TrainingStopped
 
 WATCH, INTAKE = "watch", "intake:"
@@ -38,11 +37,13 @@ class StreamSettings:
         bounds: what is kept.
         labels: names of a table's columns that are the label.
         socket: path of the local intake; None: there is none.
+        memory_bytes: that the agent may take, with the process that decodes files; None: not known.
     """
 
     bounds: Bounds = Bounds()  # noqa: RUF009 - frozen
     labels: tuple[str, ...] = ("label",)
     socket: Path | None = None
+    memory_bytes: int | None = None
 
 
 class Feeder(Protocol):
@@ -135,7 +136,7 @@ class SampleStream:
         self._feeders: list[Feeder] = []
         match _kind(source):
             case _Watched(folder, sounds):
-                self._feeders.append(WatchedFolder(store, folder, settings.labels, sounds=sounds))
+                self._feeders.append(_watched_folder(store, folder, sounds, settings))
             case SensorTopic() as topic:
                 self._feeders.append(MqttIntake(store, topic))
             case None:
@@ -209,6 +210,14 @@ class SampleStream:
         many, new = counted.parts["train"], counted.new
         log.info("round %d: %d samples to train on, %d of them new", turn.round, many, new)
         return parts
+
+
+def _watched_folder(store: SampleStore, folder: Path, sounds: LogMel, settings: StreamSettings) -> Feeder:
+    """Imported only where one is watched: most agents never decode files."""
+    from fleetune.edge_agent.stream.watched_folder import WatchedFolder
+
+    memory_bytes = settings.memory_bytes
+    return WatchedFolder(store, folder, settings.labels, sounds=sounds, memory_bytes=memory_bytes)
 
 
 def open_stream(path: Path, source: str, settings: StreamSettings) -> SampleStream:

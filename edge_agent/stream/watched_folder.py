@@ -17,15 +17,15 @@ from pathlib import Path
 
 from msgspec import structs
 
-from fleetune.edge_agent.datasets.audio import SOUNDS
+from fleetune.edge_agent.datasets.audio import CLASSES, SOUNDS, class_names
 from fleetune.edge_agent.datasets.log_mel import LogMel
+from fleetune.edge_agent.stream.decoding.decoding_child import IDLE_S, DecodingChild, NeedsPackage
 from fleetune.edge_agent.stream.sample import MAX_NAME, BadSample, Sample, make_sample
 from fleetune.edge_agent.stream.sample_files import (
     IMAGES,
     KNOWN,
     BadFile,
     CsvLines,
-    NeedsPackage,
     Reading,
     read_features,
     read_image,
@@ -34,13 +34,14 @@ from fleetune.edge_agent.stream.sample_files import (
 )
 from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.values import Feed, Taken
-from fleetune.protocols.errors import StoreError
+from fleetune.protocols.errors import DataError, ReadingStopped, StoreError
+from fleetune.protocols.input_files import input_limits
+from fleetune.protocols.one_line import unexpected
 
 EVERY_S = 2.0
 SETTLED_S = 1.0
 LINE_S = 10.0  # a last line without its end is waited for so long
 BATCH = 64
-CLASSES = "classes.txt"
 _UNLABELLED = "unlabelled"
 _UNFINISHED = (".tmp", ".part", ".new", ".swp", "~")
 _SHARE = 0.05  # of the time that looking may take
@@ -56,6 +57,7 @@ class WatchedFolder:
         folder: that is watched.
         labels: names of a table's columns that are the label.
         sounds: how sounds become features.
+        memory_bytes: that the agent and the process that decodes files may take; None: not known.
         clock: seconds that never jump.
     """
 
@@ -66,29 +68,46 @@ class WatchedFolder:
         labels: tuple[str, ...] = ("label",),
         *,
         sounds: LogMel = LogMel(),  # noqa: B008 - frozen
+        memory_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._folder, self._clock = store, folder, clock
-        self._reading = Reading(store.refuse, labels, sounds=sounds)
+        self._decoder = DecodingChild(memory_bytes, sounds)
+        self._reading = Reading(store.refuse, self._decoder, labels, sounds=sounds)
+        self._classes: tuple[object, list[str]] = (None, [])
         self._unsettled: dict[str, tuple[int, int, float]] = {}
         self._told: set[str] = set()
         self._new = 0
 
     def run(self, stopped: threading.Event) -> None:
         """Until told to stop; longer pauses where looking takes long."""
-        while not stopped.is_set():
-            began = self._clock()
-            try:
-                self.look(stopped)
-            except StoreError as problem:
-                self._store.refusals.note("disk", str(problem))
-            stopped.wait(max(EVERY_S, (self._clock() - began) / _SHARE))
+        try:
+            while not stopped.is_set():
+                began = self._clock()
+                try:
+                    self.look(stopped)
+                except ReadingStopped:
+                    return
+                except StoreError as problem:
+                    self._store.refusals.note("disk", str(problem))
+                pause_s = max(EVERY_S, (self._clock() - began) / _SHARE)
+                if pause_s > IDLE_S:
+                    self.close()
+                stopped.wait(pause_s)
+                self._decoder.rest()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the process that decodes files; the next one starts another."""
+        self._decoder.close()
 
     def look(self, stopped: threading.Event | None = None) -> None:
         """Take what is new and whole.
 
         Raises:
             StoreError: the store cannot be written; the file at hand is taken another time.
+            ReadingStopped: `stopped` was set while a file was read; likewise.
         """
         columns = self._store.feed(Feed)
         names = {name: number for number, name in enumerate(self._class_names())}
@@ -100,7 +119,10 @@ class WatchedFolder:
             if stopped is not None and stopped.is_set():
                 return
             found.add(str(path))
-            with suppress(OSError):  # it is gone, or cannot be read: another time
+            with (
+                input_limits(is_stopped=None if stopped is None else stopped.is_set),
+                suppress(OSError),  # it is gone, or cannot be read: another time
+            ):
                 self._consider(path)
         if self._new:
             log.info("watch:%s: %d new samples", self._folder, self._new)
@@ -118,11 +140,19 @@ class WatchedFolder:
                         yield path
 
     def _class_names(self) -> list[str]:
+        """Read again when the file changes; what is wrong with it is counted once."""
         try:
-            text = (self._folder / CLASSES).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+            state = (self._folder / CLASSES).stat()
+        except OSError:
             return []
-        return [line.strip() for line in text.splitlines() if line.strip()]
+        mark = state.st_ino, state.st_size, state.st_mtime_ns
+        if self._classes[0] != mark:
+            self._classes = mark, []
+            try:
+                self._classes = mark, class_names(self._folder)
+            except DataError as problem:
+                self._store.refuse(BadFile(str(problem)))
+        return self._classes[1]
 
     def _consider(self, path: Path) -> None:
         state, now = path.stat(), self._clock()
@@ -149,13 +179,21 @@ class WatchedFolder:
                 self._told.add(str(problem))
                 log.error("%s: %s", path, problem)  # noqa: TRY400 - one line
         except BadSample as problem:
-            self._store.refuse(problem)
-            self._store.add([], structs.replace(taken, problem=str(problem)))
+            self._leave_out(taken, problem)
+        except (StoreError, ReadingStopped):
+            raise
+        except Exception as fault:  # whatever a file brings about, the others are read
+            log.debug("", exc_info=fault)
+            self._leave_out(taken, BadFile(f"{path}: {unexpected(fault)}"))
+
+    def _leave_out(self, taken: Taken, problem: BadSample) -> None:
+        self._store.refuse(problem)
+        self._store.add([], structs.replace(taken, problem=str(problem)))
 
     def _samples(self, path: Path) -> Iterator[Sample]:
         label, suffix = self._label(path), path.suffix.lower()
         if suffix in IMAGES | SOUNDS:
-            x = read_image(path) if suffix in IMAGES else read_features(path, self._reading.sounds)
+            x = (read_image if suffix in IMAGES else read_features)(path, self._reading)
             yield make_sample(x, label, _as_name(path.relative_to(self._folder).as_posix()))
         elif suffix == ".npz":
             yield from read_shard(path, self._reading, label)

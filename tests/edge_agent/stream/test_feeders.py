@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fleetune.edge_agent import cli
 from fleetune.edge_agent.datasets.log_mel import LogMel, log_mel
 from fleetune.edge_agent.stream import sample_files, user_iterator, watched_folder
+from fleetune.edge_agent.stream.decoding.decoding_child import NeedsPackage
 from fleetune.edge_agent.stream.intake import Intake
 from fleetune.edge_agent.stream.messages import local_socket
 from fleetune.edge_agent.stream.messages.intake_messages import MAX_MESSAGE_BYTES, read_message
@@ -204,7 +205,7 @@ def test_several_columns_are_a_label_of_numbers(store, folder):
 
 def test_what_needs_a_package_says_so_once_and_is_taken_when_it_is_there(store, folder, caplog, monkeypatch):
     (folder / "a.parquet").write_bytes(b"PAR1")
-    looking, missing = Looking(store, folder), sample_files.NeedsPackage("Parquet files need pyarrow")
+    looking, missing = Looking(store, folder), NeedsPackage("Parquet files need pyarrow")
 
     def read(*_):
         raise missing

@@ -368,7 +368,7 @@ def test_npz_that_is_none(tmp_path):
         file.writestr("y.npy", b"\x93NUMPY\x01\x00\xff")
     one_line("npz:other.npz", "npz", tmp_path)
     (tmp_path / "folder.npz").mkdir()
-    one_line("npz:folder.npz", "no readable .npz", tmp_path)
+    one_line("npz:folder.npz", "is a folder; expected a regular file", tmp_path)
 
 
 @pytest.fixture

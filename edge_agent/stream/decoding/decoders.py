@@ -1,0 +1,164 @@
+"""Files read in the decoding process, piece by piece; what announces too much is refused before it is read.
+
+Pillow, pyarrow and soundfile are imported where such a file is read, and nowhere else.
+"""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetune.edge_agent.datasets.audio import NeedsSoundfile, sound_features
+from fleetune.edge_agent.datasets.npy_arrays import NpzFile, open_npz
+from fleetune.edge_agent.stream.decoding.frames import (
+    Block,
+    Cells,
+    Columns,
+    Decode,
+    Done,
+    Frame,
+    Lacking,
+    Numbers,
+    Refused,
+)
+from fleetune.edge_agent.stream.sample import MAX_SAMPLE_BYTES
+from fleetune.protocols.errors import DataError
+from fleetune.protocols.input_files import input_limits, open_input, too_large
+from fleetune.protocols.one_line import flat
+
+IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
+MARKS = frozenset({"test", "validation", "x_train", "x_test", "x_validation"})
+_WHAT = {"image": "image", "sound": "sound", "npz": ".npz file", "parquet": "Parquet file"}
+_PIXELS = MAX_SAMPLE_BYTES // 12
+_BLOCK_BYTES = 2**20
+_BLOCK_ROWS = 256
+_CELL_BYTES = 64  # of a cell as text
+
+
+def decoded(asked: Decode) -> Iterator[Frame]:
+    """The content of a file, ending with `Done`, `Refused` or `Lacking`; it raises nothing."""
+    path = Path(asked.path)
+    try:
+        with input_limits(memory_bytes=asked.max_bytes), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            match asked.kind:
+                case "image":
+                    yield Block(Numbers.of(_image(path, asked.max_bytes)[None]))
+                case "sound":
+                    yield Block(Numbers.of(sound_features(path, asked.sounds)[None]))
+                case "npz":
+                    yield from _shard(path, asked.max_bytes)
+                case "parquet":
+                    yield from _table(path, asked.max_bytes)
+        yield Done()
+    except ImportError:
+        what, package = {"image": ("images", "pillow"), "parquet": ("Parquet files", "pyarrow")}[asked.kind]
+        yield Lacking(f"{what} need {package.replace('pillow', 'Pillow')}: pip install {package}")
+    except NeedsSoundfile:
+        yield Lacking("such sounds need soundfile: pip install soundfile")
+    except DataError as problem:
+        yield Refused(str(problem)[:2000])
+    except Exception as problem:  # noqa: BLE001 - what decodes files raises nearly anything
+        words = f"no readable {_WHAT[asked.kind]} ({flat(problem)[:200] or type(problem).__name__})"
+        yield Refused(f"{path}: {words}"[:2000])
+
+
+def _image(path: Path, max_bytes: int) -> NDArray[np.uint8]:
+    """(height, width) where it is grey, else (height, width, 3)."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None  # looked at below
+    with open_input(path, max_bytes) as file, Image.open(file, formats=IMAGE_FORMATS) as image:
+        if image.width * image.height > min(_PIXELS, max_bytes // 12):
+            raise DataError(f"{path}: an image of {image.width} x {image.height}; scale it down")
+        grey = image.mode in ("1", "L", "LA", "I;16")
+        return np.asarray(image.convert("L" if grey else "RGB"), np.uint8)
+
+
+def _shard(path: Path, max_bytes: int) -> Iterator[Frame]:
+    """The samples of an .npz file with `x`, and perhaps `y` and `id`."""
+    with open_npz(path, {"x", "y", "id"}, max_bytes) as file:
+        if "x" not in file.headers or MARKS & set(file.names):
+            words = (
+                "marks which samples are for what, which in a stream each one's own content does: write x, y"
+            )
+            raise DataError(f"{path}: {words if MARKS & set(file.names) else 'there is no array x in it'}")
+        x = file.headers["x"]
+        if any(one.shape[:1] != x.shape[:1] or not one.shape for one in file.headers.values()):
+            raise DataError(f"{path}: x, y and id do not have as many rows")
+        widest = max(one.row_bytes for one in file.headers.values())
+        if 4 * x.row_bytes // x.dtype.itemsize > MAX_SAMPLE_BYTES or widest > 2 * MAX_SAMPLE_BYTES:
+            raise DataError(f"{path}: a row of {x.shape[1:]}; at most {MAX_SAMPLE_BYTES // 4} numbers")
+        yield from _blocks(path, file, max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, widest))))
+
+
+def _blocks(path: Path, file: NpzFile, count: int) -> Iterator[Block]:
+    """`count` rows at a time."""
+    ys = file.rows("y", count) if "y" in file.headers else None
+    ids = file.rows("id", count) if "id" in file.headers else None
+    for x in file.rows("x", count):
+        y = None if ys is None else _numbers(path, "y", next(ys), wide=True)
+        yield Block(_numbers(path, "x", x), y, None if ids is None else _names(path, next(ids)))
+    for rest in (ys, ids):
+        for _ in rest or ():  # to its end, where its checksum is looked at
+            pass
+
+
+def _numbers(path: Path, name: str, array: NDArray[Any], *, wide: bool = False) -> Numbers:
+    """In the types that are sent: uint8 and float32, or, `wide`, int64 and float64."""
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{path}: {name} holds {array.dtype}; it must hold numbers")
+    with np.errstate(over="ignore", invalid="ignore"):
+        if wide:
+            return Numbers.of(array.astype("<f8" if array.dtype.kind == "f" else "<i8"))
+        return Numbers.of(array if array.dtype == np.uint8 else array.astype("<f4"))
+
+
+def _names(path: Path, array: NDArray[Any]) -> list[str | int]:
+    if array.ndim != 1 or array.dtype.kind not in "Uiu":
+        raise DataError(f"{path}: id holds {array.dtype}, shape {array.shape}; it must be texts or integers")
+    names: list[str | int] = array.tolist()
+    return names
+
+
+def _table(path: Path, max_bytes: int) -> Iterator[Frame]:
+    """The rows of a Parquet file."""
+    import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
+    from pyarrow import parquet
+
+    pa.set_cpu_count(1)
+    with open_input(path, max_bytes) as file:
+        content = parquet.ParquetFile(file, pre_buffer=False)
+        names = _check_table(path, content, max_bytes)
+        yield Columns(names)
+        for batch in content.iter_batches(_BLOCK_ROWS, use_threads=False):
+            columns = (column.to_pylist() for column in batch.columns)
+            rows = [["" if cell is None else str(cell) for cell in row] for row in zip(*columns, strict=True)]
+            at_once = max(1, 16 * _BLOCK_BYTES // (_CELL_BYTES * len(names)))
+            yield from (Cells(rows[start : start + at_once]) for start in range(0, len(rows), at_once))
+
+
+def _check_table(path: Path, content: Any, max_bytes: int) -> list[str]:
+    """Names of the columns. Raises DataError: a column holds lists, or the rows would take too much."""
+    from pyarrow import types
+
+    row_bytes = 0
+    for column in content.schema_arrow:
+        kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+        if types.is_nested(kind):
+            holds = f"column {column.name[:100]} holds {str(column.type)[:100]}"
+            raise DataError(f"{path}: {holds}; expected numbers or texts")
+        try:
+            row_bytes += max(1, kind.bit_width // 8)
+        except ValueError:  # texts have no width of their own: their bytes are counted below
+            row_bytes += 4
+    found = content.metadata
+    announced = row_bytes * found.num_rows
+    for number in range(found.num_row_groups):
+        announced += max(0, found.row_group(number).total_byte_size)
+    if announced > max_bytes:
+        raise DataError(too_large(path, announced, max_bytes, "unpacked"))
+    return list(content.schema_arrow.names)

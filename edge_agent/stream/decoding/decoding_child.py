@@ -1,0 +1,207 @@
+"""The agent's side of its decoding process: it starts, watches and replaces it.
+
+The process is started for the first file, reads many, and is replaced after it crashed, took too long or too
+much memory, or has read `MAX_FILES`. It ends when it is idle, and with the agent, even one that is killed.
+"""
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from fleetune.edge_agent.datasets.audio import MAX_SOUND_FILE_BYTES
+from fleetune.edge_agent.datasets.log_mel import LogMel
+from fleetune.edge_agent.stream.decoding.frames import (
+    LENGTH_BYTES,
+    MAX_FRAME_BYTES,
+    Decode,
+    Done,
+    FileKind,
+    Frame,
+    Lacking,
+    Refused,
+    encode,
+    read_frame,
+)
+from fleetune.protocols.errors import DataError
+from fleetune.protocols.input_files import check_stop, open_input
+
+MAX_FILES = 1000
+IDLE_S = 60.0
+SILENT_S = 60.0  # without a piece of the file
+MAX_CONTENT_BYTES = 2**28  # of one file, on a board that has the memory
+BASE_BYTES = 160 * 2**20  # of a process that has imported all that reads files
+_CONTENT_SHARE = 4  # of the memory that the agent may take, one part in so many is for a file's content
+_LOOK_S = 0.05
+_COMMAND = ("-P", "-m", "fleetune.edge_agent.stream.decoding.child")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class NeedsPackage(Exception):  # noqa: N818 - it reports what is missing
+    """What reads such files is not installed here: `str()` is the line that says how to."""
+
+
+class DecodingChild:
+    """A process that reads files, one after another. One thread may use it.
+
+    Args:
+        memory_bytes: that agent and process may take together; None: not known.
+        sounds: how sounds become features.
+        clock: seconds that never jump.
+
+    Attributes:
+        max_bytes: that the content of a file may take.
+        num_started: how many processes there were.
+    """
+
+    def __init__(
+        self,
+        memory_bytes: int | None = None,
+        sounds: LogMel = LogMel(),  # noqa: B008 - frozen
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        share = MAX_CONTENT_BYTES if memory_bytes is None else memory_bytes // _CONTENT_SHARE
+        self.max_bytes = min(MAX_CONTENT_BYTES, share)
+        self.num_started = 0
+        self._sounds, self._clock = sounds, clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_files, self._used_at, self._looked_at = 0, 0.0, 0.0
+
+    def decode(self, path: Path, kind: FileKind) -> Iterator[Frame]:
+        """The content of a file.
+
+        Raises:
+            DataError: it cannot be read, would take more than `max_bytes`, or ended the process.
+            NeedsPackage: see there.
+            ReadingStopped: see `input_limits`.
+        """
+        open_input(path, self.max_bytes if kind != "sound" else MAX_SOUND_FILE_BYTES).close()
+        request, whole = Decode(kind, str(path.absolute()), self.max_bytes, self._sounds), False
+        try:
+            self._send(path, request)
+            while True:
+                frame = self._receive(path)
+                match frame:
+                    case Done():
+                        whole = True
+                        return
+                    case Refused(words):
+                        whole = True
+                        raise DataError(words)
+                    case Lacking(words):
+                        raise NeedsPackage(words)  # its next process may find the package
+                yield frame
+        finally:
+            self._used_at = self._clock()
+            if not whole:
+                self.close()
+
+    def rest(self) -> None:
+        """End the process where it has been idle for `IDLE_S`."""
+        if self._process is not None and self._clock() - self._used_at > IDLE_S:
+            self.close()
+
+    def close(self) -> None:
+        """End the process; the next file starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # whoever forgot to close it, also while the interpreter ends
+            self.close()
+
+    def _send(self, path: Path, request: Decode) -> None:
+        if self._num_files >= MAX_FILES or (self._process is not None and self._process.poll() is not None):
+            self.close()
+        if self._process is None:
+            self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._num_files += 1
+        try:
+            self._process.stdin.write(encode(request))
+        except OSError:
+            raise self._ended(path) from None
+
+    def _start(self) -> None:
+        """Raises DataError."""
+        environment = os.environ | dict.fromkeys(_THREADS, "1")
+        environment["PYTHONPATH"] = os.pathsep.join(one for one in sys.path if one)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, *_COMMAND],
+                bufsize=0,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C at the terminal is the agent's affair
+            )
+        except OSError as problem:
+            raise DataError(f"cannot start {sys.executable}: {problem.strerror}") from None
+        self._num_files, self.num_started = 0, self.num_started + 1
+
+    def _receive(self, path: Path) -> Frame:
+        deadline = self._clock() + SILENT_S
+        num_bytes = int.from_bytes(self._read(path, LENGTH_BYTES, deadline), "big")
+        if num_bytes > MAX_FRAME_BYTES:
+            raise self._ended(path)
+        try:
+            return read_frame(self._read(path, num_bytes, deadline))
+        except ValueError:  # msgspec's errors are some
+            raise self._ended(path) from None
+
+    def _read(self, path: Path, num_bytes: int, deadline: float) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor, data = self._process.stdout.fileno(), bytearray()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while len(data) < num_bytes:
+            check_stop()
+            self._check_memory(path)
+            if not poll.poll(1000 * _LOOK_S):
+                if self._clock() > deadline:
+                    raise DataError(f"{path}: takes longer than {SILENT_S:g} s to read; left out")
+                continue
+            part = os.read(descriptor, min(num_bytes - len(data), 2**20))
+            if not part:
+                raise self._ended(path)
+            data += part
+        return bytes(data)
+
+    def _check_memory(self, path: Path) -> None:
+        now = self._clock()
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        assert self._process is not None
+        limit = BASE_BYTES + self.max_bytes
+        if (held := _resident_bytes(self._process.pid)) > limit:
+            raise DataError(
+                f"{path}: reading it takes {held >> 20} MiB of memory; at most {limit >> 20} MiB: split it"
+            )
+
+    def _ended(self, path: Path) -> DataError:
+        """The line of a process that ended, or sent what is no frame."""
+        return DataError(f"{path}: the process that read it ended; the file is damaged, or hostile")
+
+
+def _resident_bytes(pid: int) -> int:
+    """Memory that a process takes just now; 0: it has ended."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
