@@ -88,10 +88,10 @@ def write_bundle(settings: RunSettings, out: Path | None, onnx: Path | None) -> 
     seconds = time.monotonic() - began
     data = bundle.encoded()
     path = out or Path(f"{bundle.spec.name.replace(':', '.').replace('/', '-')}.bundle")
-    write_atomically(path, data)
+    write_atomically(path, data, mode=None)
     if onnx is not None:
         for name, graph in bundle.graphs.items():
-            write_atomically(onnx / f"{name}.onnx", write_onnx(graph))
+            write_atomically(onnx / f"{name}.onnx", write_onnx(graph), mode=None)
     return Written(bundle, path, len(data), digest_of(data), seconds)
 
 

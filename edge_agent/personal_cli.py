@@ -44,7 +44,7 @@ def export(
     with one_line_errors("edge-agent"):
         found = personal_model(AgentStore(state / fleet / device), run, bundle, trusted=tuple(trust))
         written = onnx_of(found, device)
-        write_atomically(out, written)
+        write_atomically(out, written, mode=None)
         print(f"{out}: {found.bundle.spec.name} of {device}, {len(written):,} bytes; {found.standing.words}")
 
 

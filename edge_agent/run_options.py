@@ -108,6 +108,9 @@ class RunOptions:
         Path | None,
         typer.Option(help="ONNX file for your app, .onnx: replaced whenever another model is served"),
     ] = None
+    publish_mode: Annotated[
+        str | None, typer.Option(help="permissions of that file, e.g. 0640; else as the umask says")
+    ] = None
     leave_after_run: Annotated[bool, typer.Option(help="stop when a run is finished")] = False
 
 

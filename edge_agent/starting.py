@@ -1,6 +1,7 @@
 """From the options of `edge-agent run` to an agent that is ready, for the command and for the library."""
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,17 @@ def _make_stream(
     return partial(open_stream, AgentStore(state).samples, options.data, settings)
 
 
+def _mode(text: str | None) -> int | None:
+    """Permissions from octal digits, as chmod takes them. Raises SettingError."""
+    if text is None:
+        return None
+    if not re.fullmatch("0?[4-7][0-7]{2}", text):
+        raise SettingError(
+            f"--publish-mode {text!r}: use three octal digits, with read for the owner, e.g. 0640"
+        )
+    return int(text, 8)
+
+
 def _settings(options: RunOptions) -> DeviceSettings:
     """Raises SettingError."""
     board = board_name(options.root) if options.board == "auto" else options.board
@@ -129,5 +141,6 @@ def _settings(options: RunOptions) -> DeviceSettings:
         train_on=options.train_on,
         trusted=tuple(options.trust),
         publish=options.publish,
+        publish_mode=_mode(options.publish_mode),
         policy=read_policy(options.policy, {one.name: getattr(options, one.name) for one in fields(Policy)}),
     )

@@ -8,8 +8,30 @@ import errno
 import os
 import sys
 from pathlib import Path
+from typing import IO
 
 _CANNOT = (errno.EINVAL, errno.EACCES)  # a file system that syncs no folders, a folder that we may not read
+
+
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+"""Permissions of what belongs to one user: state, models, runs."""
+
+
+def open_private(path: Path) -> IO[bytes]:
+    """A file opened to append; a new one is its owner's alone. Raises OSError."""
+    file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE), "ab")  # noqa: PTH123, SIM115
+    if not os.fstat(file.fileno()).st_size:
+        _hand_over(file.fileno(), path.parent)
+    return file
+
+
+def _hand_over(made: int | Path, folder: Path) -> None:
+    """Give what root made in another user's folder to that user: `sudo edge-agent pin` may write for one."""
+    if sys.platform == "win32" or os.geteuid() != 0:
+        return
+    owner = folder.stat()
+    if owner.st_uid != 0:
+        os.chown(made, owner.st_uid, owner.st_gid)
 
 
 class Disk:
@@ -22,21 +44,26 @@ class Disk:
     def __init__(self) -> None:
         self.lasting: set[Path] = set()
 
-    def make_folder(self, path: Path) -> None:
-        path.mkdir()
+    def make_folder(self, path: Path, mode: int | None = PRIVATE_FOLDER) -> None:
+        """Make a folder; `mode`: its permissions, None: as the umask says."""
+        if mode is None:
+            path.mkdir()
+            return
+        path.mkdir(mode)
+        _hand_over(path, path.parent)
 
-    def write(self, path: Path, data: bytes | memoryview) -> None:
-        with path.open("wb") as file:
-            file.write(data)
-
-    def write_private(self, path: Path, data: bytes | memoryview, mode: int) -> None:
-        """A new file, never, not for a moment, readable for more than `mode` says."""
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:  # noqa: PTH123
-            os.fchmod(file.fileno(), mode)  # whatever the umask says
+    def write(self, path: Path, data: bytes | memoryview, mode: int | None = PRIVATE) -> None:
+        """Write a new file, never readable for more users than `mode` says; None: as the umask says."""
+        given = 0o666 if mode is None else mode
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, given), "wb") as file:  # noqa: PTH123
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)  # whatever the umask says
+                _hand_over(file.fileno(), path.parent)
             file.write(data)
 
     def append(self, path: Path, data: bytes | memoryview) -> None:
-        with path.open("ab") as file:
+        """Write at the end of a file; a new one is private."""
+        with open_private(path) as file:
             file.write(data)
 
     def truncate(self, path: Path, num_bytes: int) -> None:

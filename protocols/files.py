@@ -3,6 +3,9 @@ old one once the writer went on: a rename is durable only when the folder is syn
 """
 
 import contextlib
+import logging
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +15,11 @@ from fleetune.protocols.errors import StoreError
 
 _T = TypeVar("_T")
 
+log = logging.getLogger(__name__)
+
 
 def write_atomically(
-    path: Path, data: bytes, *, head: bytes = b"", durable: bool = True, mode: int | None = None
+    path: Path, data: bytes, *, head: bytes = b"", durable: bool = True, mode: int | None = disk.PRIVATE
 ) -> None:
     """Replace `path`, making its folder where needed.
 
@@ -23,15 +28,21 @@ def write_atomically(
         data: its new content.
         head: what stands before it.
         durable: also survive a power cut; simulations do without.
-        mode: its permissions; None: as the process makes files.
+        mode: its permissions; None: as the umask says, for files that a user names as output. A folder that
+            is made for a file of one user is this user's alone.
 
     Raises:
         StoreError: the disk is full or the folder cannot be written.
     """
     draft = path.with_name(path.name + ".new")
     try:
-        _make_folders(path.parent, durable=durable)
-        _draft(draft, head or data, mode)
+        private = mode is not None and not mode & 0o077
+        _make_folders(path.parent, durable=durable, private=private)
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # of a process that was killed, perhaps with other rights
+            disk.DISK.remove(draft)
+        disk.DISK.write(draft, head or data, mode)
         if head:
             disk.DISK.append(draft, data)  # no copy of both is made: a model may be large
         if durable:
@@ -43,15 +54,6 @@ def write_atomically(
         with contextlib.suppress(OSError):
             disk.DISK.remove(draft)
         raise _store_error("write", path, problem) from None
-
-
-def _draft(path: Path, data: bytes, mode: int | None) -> None:
-    if mode is None:
-        disk.DISK.write(path, data)
-        return
-    with contextlib.suppress(FileNotFoundError):  # of a process that was killed, perhaps with other rights
-        disk.DISK.remove(path)
-    disk.DISK.write_private(path, data, mode)
 
 
 def append(path: Path, data: bytes | memoryview, *, at: int) -> None:
@@ -79,9 +81,28 @@ def seal(path: Path) -> None:
     _attempt("write", path, both)
 
 
-def make_folder(folder: Path, *, durable: bool = True) -> None:
-    """Make a folder, and those above it, where they are missing. Raises StoreError."""
-    _attempt("make", folder, lambda: _make_folders(folder, durable=durable))
+def make_folder(folder: Path, *, durable: bool = True, private: bool = True) -> None:
+    """Make a folder, and those above it, where they are missing; `private`: for their owner alone.
+
+    Raises:
+        StoreError: one cannot be made.
+    """
+    _attempt("make", folder, lambda: _make_folders(folder, durable=durable, private=private))
+
+
+def keep_private(folder: Path) -> None:
+    """Close a folder of ours to other users, where an older release left it open."""
+    with contextlib.suppress(OSError):  # a file system without permissions
+        found = folder.stat()
+        if sys.platform != "win32" and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            folder.chmod(disk.PRIVATE_FOLDER)
+            log.info("%s was open to other users; it is its owner's alone now", folder)
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty file for its owner alone, if there is none. Raises OSError."""
+    if not path.exists():
+        disk.open_private(path).close()
 
 
 def remove(path: Path, *, durable: bool = True) -> None:
@@ -123,7 +144,7 @@ def _listed(folder: Path) -> list[Path]:
     return _attempt("read", folder, lambda: list(folder.iterdir()))
 
 
-def _make_folders(folder: Path, *, durable: bool) -> None:
+def _make_folders(folder: Path, *, durable: bool, private: bool = True) -> None:
     """A folder that was there may have been made by a process that was killed before its name was synced:
     once a process, every folder on the way is synced.
     """
@@ -133,16 +154,16 @@ def _make_folders(folder: Path, *, durable: bool) -> None:
     for path in reversed([folder, *folder.parents[:-1]]):
         is_new = not path.is_dir()
         if is_new:
-            _make(path)
+            _make(path, disk.PRIVATE_FOLDER if private else None)
         if durable and (is_new or path not in disk.DISK.lasting):
             with contextlib.suppress(*([] if is_new else [OSError])):  # what others made may stand anywhere
                 disk.DISK.sync_folder(path.parent)
             disk.DISK.lasting.add(path)
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, mode: int | None) -> None:
     try:
-        disk.DISK.make_folder(folder)
+        disk.DISK.make_folder(folder, mode)
     except FileExistsError:  # by another process, just now
         if not folder.is_dir():
             raise

@@ -11,7 +11,7 @@ def main() -> None:
     for name, input_shape, num_classes in MODELS:
         path = bundle_path(name, input_shape, num_classes)
         data = made(name, input_shape, num_classes).encoded()
-        write_atomically(path, data)
+        write_atomically(path, data, mode=None)
         print(f"{path}: {len(data):,} bytes")
 
 

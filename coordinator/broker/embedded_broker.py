@@ -7,6 +7,7 @@ The child dies with us, however we die: before it becomes the broker it asks the
 when the thread that started it ends (Linux), so start it from a thread that lives as long as it shall.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,8 +26,9 @@ from typing import Literal, Self
 from fleetune.coordinator.broker.access_rules import mosquitto_rules
 from fleetune.coordinator.broker.credentials import Credentials
 from fleetune.coordinator.broker.tied_child import tied
+from fleetune.protocols.disk import open_private
 from fleetune.protocols.errors import TransportError
-from fleetune.protocols.files import write_atomically
+from fleetune.protocols.files import make_folder, write_atomically
 from fleetune.protocols.wire.pacing import MAX_CHUNK_BYTES
 from fleetune.protocols.wire.transport.mqtt import in_url
 
@@ -38,6 +41,8 @@ MAX_QUEUED_BYTES = 512 * 2**20
 MAX_LOG_BYTES = 5 * 2**20
 AMQTT_PATIENCE_S = 5  # beyond the keepalive; it has none of its own
 
+# Where root makes a folder for another user.
+_SHARED = next(place for place in (Path("/run"), Path(tempfile.gettempdir())) if place.is_dir())
 _LOCAL = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 _OURS = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
 
@@ -89,7 +94,13 @@ class EmbeddedBroker:
     """
 
     def __init__(
-        self, which: str, bind: str, port: int, process: "subprocess.Popen[bytes]", log: Path
+        self,
+        which: str,
+        bind: str,
+        port: int,
+        process: "subprocess.Popen[bytes]",
+        log: Path,
+        place: Path | None,
     ) -> None:
         self.which = which
         self.host = _LOCAL.get(bind, bind)
@@ -97,6 +108,7 @@ class EmbeddedBroker:
         self.log = log
         self.pid = process.pid
         self._process = process
+        self._place = place
 
     @staticmethod
     def check(bind: str, port: int) -> None:
@@ -140,19 +152,24 @@ class EmbeddedBroker:
             raise TransportError("the embedded broker's TLS needs both a certificate and its key")
         kind = _choose(which)
         port = claim_port(bind, port)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         settings = _Listener(bind, port, access, cert, key)
-        command = _mosquitto(folder, settings) if kind == "mosquitto" else _amqtt(folder, settings)
+        user = mosquitto_user() if kind == "mosquitto" else ""
+        place = _readable_by(user, folder) if user else None
+        if kind == "mosquitto":
+            command = _mosquitto(place or folder, settings, user)
+        else:
+            command = _amqtt(folder, settings)
         log = _fresh_log(folder / f"{kind}.log")
-        with log.open("ab") as output:
+        with open_private(log) as output:
             process = subprocess.Popen(  # noqa: S603 - our own command line
-                tied(command, signal.SIGKILL),
+                tied(command, signal.SIGKILL, user),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": _OURS},  # amqtt loads our plugins
             )
-        broker = cls(kind, bind, port, process, log)
+        broker = cls(kind, bind, port, process, log, place)
         broker._wait_until_listening(timeout_s)
         return broker
 
@@ -171,6 +188,8 @@ class EmbeddedBroker:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
 
     def kill(self) -> None:
         """Stop it without a chance to say goodbye to its clients."""
@@ -240,7 +259,35 @@ def _choose(which: Which) -> str:
     )
 
 
-def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
+def mosquitto_user() -> str:
+    """The user that mosquitto runs as where we are root; "": we are not, and it runs as we do."""
+    if os.geteuid() != 0:
+        return ""
+    import pwd
+
+    return next((one.pw_name for one in pwd.getpwall() if one.pw_name == "mosquitto"), "nobody")
+
+
+def _readable_by(user: str, folder: Path) -> Path:
+    """An empty folder that `user` alone may read, the same for each start: runs' folders are root's alone.
+
+    Raises:
+        TransportError: it cannot be made.
+    """
+    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+    place = _SHARED / f"fleetune-broker-{name}"
+    try:
+        if place.exists():  # of a coordinator that was killed
+            shutil.rmtree(place)
+        place.mkdir(0o700)
+        shutil.chown(place, user)
+    except OSError as problem:
+        raise TransportError(f"cannot make {place} for mosquitto's files: {problem.strerror}") from None
+    return place
+
+
+def _mosquitto(folder: Path, listener: _Listener, user: str) -> list[str]:
+    """Write its files, all readable for `user` also when it reads them again (SIGHUP), and its command."""
     lines = [
         f"listener {listener.port} {_named(listener.bind)}".rstrip(),
         "persistence false",
@@ -254,16 +301,24 @@ def _mosquitto(folder: Path, listener: _Listener) -> list[str]:
         "log_type warning",
         f"allow_anonymous {'false' if listener.access else 'true'}",
     ]
-    # Else a mosquitto started by root becomes a user who cannot read our files, and the kernel forgets that
-    # it is tied to us.
-    lines += ["user root"] if os.geteuid() == 0 else []
     if listener.access:
         passwords, rules = listener.access.write(folder)
         lines += [f"password_file {passwords.absolute()}", f"acl_file {rules.absolute()}"]
-    lines += [f"certfile {listener.cert}", f"keyfile {listener.key}"] if listener.cert else []
+    for option, file in (("certfile", listener.cert), ("keyfile", listener.key)):
+        if file is not None:
+            lines.append(f"{option} {_copied(file, folder / option) if user else file}")
     path = folder / "mosquitto.conf"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_atomically(path, ("\n".join(lines) + "\n").encode())
     return [str(shutil.which("mosquitto", path=_SEARCH)), "-c", str(path)]
+
+
+def _copied(file: Path, to: Path) -> Path:
+    """A copy of a PEM file that only the owner of its folder may read. Raises TransportError."""
+    try:
+        write_atomically(to, file.read_bytes())
+    except OSError as problem:
+        raise TransportError(f"cannot read {file}: {problem.strerror}") from None
+    return to
 
 
 def _amqtt(folder: Path, listener: _Listener) -> list[str]:
@@ -283,7 +338,7 @@ def _amqtt(folder: Path, listener: _Listener) -> list[str]:
         "plugins": plugins,
     }
     path = folder / "amqtt.yaml"
-    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")  # JSON is YAML
+    write_atomically(path, json.dumps(settings, indent=1).encode())  # JSON is YAML
     return [sys.executable, "-P", "-m", "amqtt.scripts.broker_script", "-c", str(path)]
 
 

@@ -111,7 +111,7 @@ def _write(
 ) -> list[Path]:
     written = {folder / name: data for name, data in files.items() if name not in left_out}
     for path, data in written.items():
-        write_atomically(path, data, durable=durable)
+        write_atomically(path, data, durable=durable, mode=None)
     return list(written)
 
 

@@ -115,8 +115,12 @@ def save_shared_model(run: Run, path: Path | None = None) -> Path:
     weights = run.controller.shared_model
     tensors = {tensor.name: view.copy() for tensor, view in run.enrolment.spec.views(weights)}
     tensors |= stored_backbone(run.folder, run.enrolment.spec)
-    path = path or run.folder / SHARED
-    write_atomically(path, save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run}))
+    data = save(tensors, {"model": run.enrolment.spec.name, "run": run.enrolment.run})
+    if path is None:
+        path = run.folder / SHARED
+        write_atomically(path, data)
+    else:
+        write_atomically(path, data, mode=None)
     return path
 
 

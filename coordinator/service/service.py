@@ -24,7 +24,7 @@ from fleetune.coordinator.service.run_files import RunFiles
 from fleetune.coordinator.service.supervisor import Supervisor
 from fleetune.coordinator.store.folder_lock import claim, is_claimed
 from fleetune.protocols.errors import SettingError, StoreError
-from fleetune.protocols.files import make_folder, write_atomically
+from fleetune.protocols.files import keep_private, make_folder, write_atomically
 
 OWN, RUNS, NOTES = ".service", "runs", "runs.json"
 LOOK_EVERY_S = 0.25
@@ -109,7 +109,7 @@ def held(folder: Path) -> Iterator[Path]:
         raise SettingError(f"{folder} is no folder: name one that holds run.toml files")
     own = folder / OWN
     make_folder(own)
-    own.chmod(0o700)
+    keep_private(own)
     if is_claimed(own):
         raise SettingError(f"another service is at work in {folder}: stop it first")
     with claim(own):

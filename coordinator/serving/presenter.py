@@ -134,7 +134,7 @@ def finish(run: Run, reason: str | None, console: Console, following: Following 
     """
     if reason is None:
         if run.settings.run.is_open:
-            write_atomically(run.folder / SUMMARY, encoded(summary_of(run, simulated=False)))
+            write_atomically(run.folder / SUMMARY, encoded(summary_of(run, simulated=False)), mode=None)
         say("stopped; the same command goes on with the run", console)
         return
     say(f"finished: {reason}", console)

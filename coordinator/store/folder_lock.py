@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
 
 if sys.platform != "win32":
@@ -38,7 +39,7 @@ def claim(folder: Path) -> IO[bytes]:
 
 def _opened(folder: Path) -> IO[bytes]:
     try:
-        return (folder / LOCK).open("ab")
+        return disk.open_private(folder / LOCK)
     except OSError as problem:
         raise StoreError(f"cannot use {folder}: {problem.strerror}") from None
 

@@ -15,7 +15,7 @@ from fleetune.coordinator.store.folder_lock import claim
 from fleetune.coordinator.store.store_versions import VERSION, bring_up, version_of
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError
-from fleetune.protocols.files import make_folder
+from fleetune.protocols.files import keep_private, make_folder, make_private_file
 
 Rows = Literal["member", "traffic", "held"]
 
@@ -50,8 +50,10 @@ class RunStore:
             StoreError: it cannot be opened, is no run's state, or another coordinator holds its folder.
         """
         make_folder(path.parent, durable=durable)
+        keep_private(path.parent)
         with _opening(path) as opened:
             lock = opened.enter_context(claim(path.parent))
+            make_private_file(path)  # SQLite gives its other files the same permissions
             connection = opened.enter_context(closing(_connect(path.absolute().as_uri())))
             _set_up(connection, path, durable=durable)
         return cls(connection, path, lock)

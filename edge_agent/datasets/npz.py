@@ -85,4 +85,4 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
-    write_atomically(path, content.getvalue())
+    write_atomically(path, content.getvalue(), mode=None)

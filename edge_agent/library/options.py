@@ -46,6 +46,7 @@ class AgentOptions(TypedDict, total=False):
     key: str | None
     root: Path | str
     publish: Path | str | None
+    publish_mode: str | None
 
 
 def checked(

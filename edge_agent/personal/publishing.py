@@ -44,14 +44,30 @@ class Publisher:
         Raises:
             StoreError: that cannot be read.
         """
-        data = self._kept.read()
-        return Path(data.decode("utf-8", "surrogateescape")) if data else None
+        path, _ = self._read()
+        return Path(path.decode("utf-8", "surrogateescape")) if path else None
 
-    def publish_to(self, path: Path) -> None:
-        """Write it there from now on. Raises StoreError."""
-        wanted = str(path.absolute()).encode("utf-8", "surrogateescape")
-        if self._kept.read() != wanted:
-            self._kept.write(wanted)
+    @property
+    def mode(self) -> int | None:
+        """The file's permissions; None: as the umask says. Raises StoreError."""
+        _, mode = self._read()
+        return int(mode, 8) if mode else None
+
+    def publish_to(self, path: Path | None, mode: int | None = None) -> None:
+        """Write it there, and with these permissions, from now on; None: as before. Raises StoreError."""
+        kept = self._read()
+        where = kept[0] if path is None else str(path.absolute()).encode("utf-8", "surrogateescape")
+        if mode is None and path is None:
+            return
+        wanted = where, kept[1] if mode is None else b"%o" % mode
+        if kept != wanted:
+            self._kept.write(b"\0".join(wanted) if wanted[1] else wanted[0])
+            self._seen = None
+
+    def _read(self) -> tuple[bytes, bytes]:
+        """The path and the mode as they are kept, b"" for nothing: no path holds the byte 0 between them."""
+        path, _, mode = (self._kept.read() or b"").partition(b"\0")
+        return path, mode
 
     def refresh(self) -> None:
         """Write the file if it is not what is served; what is in the way is said in one line."""
@@ -61,23 +77,32 @@ class Publisher:
                 return
             found = personal_model(self.store, trusted=self.trusted)
             wanted = onnx_of(found, self.device)
-            if _content(path) != wanted:
-                write_atomically(path, wanted)
+            mode = self.mode
+            if _content(path) != wanted or (mode is not None and path.stat().st_mode & 0o777 != mode):
+                write_atomically(path, wanted, mode=mode)
                 log.info("published %s: %s", path, found.standing.words)
             self._seen = served
         except FleetuneError as problem:
             log.warning("the served model is not published: %s", problem)
 
 
-def publisher_of(store: AgentStore, device: str, path: Path | None, trusted: tuple[str, ...]) -> Publisher:
-    """A publisher that has written what is served by now; `path`: where to from now on, None: as before.
+def publisher_of(
+    store: AgentStore, device: str, path: Path | None, trusted: tuple[str, ...], mode: int | None = None
+) -> Publisher:
+    """A publisher that has written what is served by now.
+
+    Args:
+        store: of the device.
+        device: its name.
+        path: where to from now on; None: as before.
+        trusted: see `Publisher`.
+        mode: the file's permissions from now on; None: as before.
 
     Raises:
         StoreError: that cannot be kept.
     """
     publisher = Publisher(store, device, trusted)
-    if path is not None:
-        publisher.publish_to(path)
+    publisher.publish_to(path, mode)
     publisher.refresh()
     return publisher
 

@@ -30,6 +30,7 @@ class DeviceSettings:
         train_on: what it computes on, see `edge_agent.training.trainers.make_backend`.
         trusted: modules of the owner's own whose code a run may name (`package.module`).
         publish: file that the served model is written to, for an app; None: as before, or nowhere.
+        publish_mode: permissions of that file; None: as before, or as the umask says.
     """
 
     fleet: str
@@ -44,6 +45,7 @@ class DeviceSettings:
     train_on: str = PROCESSOR
     trusted: tuple[str, ...] = ()
     publish: Path | None = None
+    publish_mode: int | None = None
 
 
 @dataclass(frozen=True)

@@ -128,10 +128,19 @@ def join(
         of_round = partial(
             _session_with, growing, with_features, enrolment, method, bare, store, settings.device
         )
-    publish = publisher_of(store, settings.device, settings.publish, settings.trusted).refresh
+    publisher = publisher_of(
+        store, settings.device, settings.publish, settings.trusted, settings.publish_mode
+    )
     member, meter = Membership(ratio_controller, brief=enrolment.brief is True), device.meter
     joined = JoinedRun(
-        enrolment, session, member, meter, memory, growing=growing, of_round=of_round, publish=publish
+        enrolment,
+        session,
+        member,
+        meter,
+        memory,
+        growing=growing,
+        of_round=of_round,
+        publish=publisher.refresh,
     )
     joined.keep()
     return joined

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fleetune.edge_agent.service import environment
 from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.files import make_folder, write_atomically
 from fleetune.protocols.files import remove as remove_file
-from fleetune.protocols.files import write_atomically
 
 UNIT = "fleetune-agent.service"
 UNIT_FILE = Path("etc/systemd/system") / UNIT
@@ -195,6 +195,7 @@ def _template(name: str) -> str:
 def _replace(path: Path, content: str, mode: int) -> None:
     """Write a file that is never, not for a moment, readable for more than `mode` says."""
     try:
+        make_folder(path.parent, private=False)  # others' files lie there too, e.g. the authority's
         write_atomically(path, content.encode(), mode=mode)
     except StoreError as problem:
         raise StoreError(f"{problem}; sudo may help") from None

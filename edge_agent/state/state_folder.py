@@ -15,8 +15,9 @@ from typing import IO
 
 import msgspec
 
+from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError, StoreVersion
-from fleetune.protocols.files import make_folder, remove, remove_empty, write_atomically
+from fleetune.protocols.files import keep_private, make_folder, remove, remove_empty, write_atomically
 from fleetune.protocols.update import codec
 
 if sys.platform != "win32":
@@ -82,6 +83,7 @@ def mark(folder: Path) -> None:
         StoreVersion: a newer agent made it; StoreError: it cannot be made, or its marker is damaged.
     """
     make_folder(folder)
+    keep_private(folder)
     if not is_marked(folder):
         with suppress(StoreError):  # a full disk: the next start marks it
             write_atomically(folder / MARKER, msgspec.json.encode(_Marker(VERSION)))
@@ -103,7 +105,7 @@ def lock(folder: Path) -> IO[bytes]:
 
 def _locked(folder: Path) -> IO[bytes]:
     try:
-        held = (folder / LOCK).open("ab")
+        held = disk.open_private(folder / LOCK)
     except OSError as problem:
         raise StoreError(f"cannot use {folder}: {problem.strerror}") from None
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleetune.protocols import disk
 from fleetune.protocols.errors import StoreError, StoreVersion
-from fleetune.protocols.files import make_folder
+from fleetune.protocols.files import make_folder, make_private_file
 
 BUSY_S = 30.0  # another process may be adding samples, or reading a snapshot's rows
 LOG_BYTES = 4 * 2**20  # of SQLite's own log, which stands beside the file
@@ -94,6 +94,7 @@ def open_store(path: Path, *, durable: bool = True) -> sqlite3.Connection:
     make_folder(path.parent)
     connection = None
     try:
+        make_private_file(path)  # SQLite gives its other files the same permissions
         connection = connect(path)
         _check_version(connection, path)
         _write_ahead(connection)

@@ -35,6 +35,16 @@ def test_fedspu_over_mqtt_is_its_simulation(tmp_path, tmp_path_factory, which):
     assert summary["agents"] == {f"fleetune {VERSION}": len(summary["by_device"])}
     assert summary["bytes"]["up"] == sum(traffic[1] for traffic in wanted.traffic.values())
     all_of_it_is_known_as_ours(fleet)
+    all_of_it_is_its_owners_alone(fleet)
+
+
+def all_of_it_is_its_owners_alone(fleet):
+    """But for reports in the run's folder, which are as the umask says."""
+    run = fleet.folder / "runs" / fleet.name
+    found = [run, run.parent, *run.rglob("*"), *(fleet.folder / "state").rglob("*")]
+    reports = {"summary.json", "rounds.jsonl", "report.html"}
+    open_to_others = {one.name for one in found if one.stat().st_mode & 0o077 and one.suffix != ".png"}
+    assert open_to_others <= reports
 
 
 def test_agents_with_onnx_runtime_over_mqtt_are_its_simulation(tmp_path, tmp_path_factory):

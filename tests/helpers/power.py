@@ -62,14 +62,14 @@ class ForgetfulDisk(disk.Disk):
         finally:
             disk.DISK = before
 
-    def make_folder(self, path):
+    def make_folder(self, path, mode=disk.PRIVATE_FOLDER):
         with self._operation():
-            super().make_folder(path)
+            super().make_folder(path, mode)
             self._enter(path, _Folder())
 
-    def write(self, path, data):
+    def write(self, path, data, mode=disk.PRIVATE):
         with self._operation():
-            super().write(path, data)
+            super().write(path, data, mode)
             self._open(path).now = bytes(data)
 
     def append(self, path, data):

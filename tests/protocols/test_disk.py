@@ -161,7 +161,7 @@ def _umask():
 class FullDisk(disk.Disk):
     """Every new byte is one too many."""
 
-    def append(self, path, data):
+    def append(self, path, data, mode=None):
         super().append(path, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 

@@ -263,4 +263,4 @@ def fleet(
             print(f"a round grows with the {grows:.2f}th power of the fleet")
         if out is not None:
             content = {"fleets": reports, "exponent": grows}
-            write_atomically(out, msgspec.json.format(msgspec.json.encode(content)))
+            write_atomically(out, msgspec.json.format(msgspec.json.encode(content)), mode=None)

@@ -152,11 +152,11 @@ def main() -> None:
         for name, wanted in scheduled(seeded, asked.devices).items():
             if seed not in played.setdefault(name, {}):
                 played[name][seed] = play(wanted, asked.workers)
-                write_atomically(kept, msgspec.json.encode(played), durable=False)
+                write_atomically(kept, msgspec.json.encode(played), durable=False, mode=None)
                 print(f"seed {seed}, {name}: day {len(played[name][seed])}", flush=True)
     for theme, ending in ((LIGHT, ""), (DARK, "-dark")):
         png = picture(draw(played, settings, theme), theme, "png")
-        write_atomically(asked.out / f"days{ending}.png", png, durable=False)
+        write_atomically(asked.out / f"days{ending}.png", png, durable=False, mode=None)
     print("\n".join([*table(played, settings), *alarms(played)]))
 
 

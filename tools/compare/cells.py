@@ -154,7 +154,7 @@ def play(
         clear(cell.folder, durable=False)
         files = {**figures(summary, records), SETTINGS: msgspec.json.encode(cell.settings)}
         for file, data in files.items():
-            write_atomically(cell.folder / file, data, durable=False)
+            write_atomically(cell.folder / file, data, durable=False, mode=None)
         following.finish(summary, records, [cell.folder / file for file in files])
 
 

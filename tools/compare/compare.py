@@ -118,4 +118,4 @@ def as_text(settings: RunSettings) -> str:
 def leave(files: Mapping[str, bytes], folder: Path) -> None:
     """Write them. Raises StoreError."""
     for name, data in files.items():
-        write_atomically(folder / name, data, durable=False)
+        write_atomically(folder / name, data, durable=False, mode=None)

@@ -181,7 +181,9 @@ def play_cells(
     if outcomes:
         lines = ["| cell | of | paper | ours | label |", "|---|---|--:|--:|---|"]
         lines += [f"| {' | '.join(_line(one))} |" for one in outcomes]
-        write_atomically(runs / "paper" / "cells.md", "\n".join([*lines, ""]).encode(), durable=False)
+        write_atomically(
+            runs / "paper" / "cells.md", "\n".join([*lines, ""]).encode(), durable=False, mode=None
+        )
         console.print(f"  {runs / 'paper' / 'cells.md'}", soft_wrap=True)
 
 
@@ -274,8 +276,10 @@ def _keep(outcome: Outcome, folder: Path, command: str, settings: RunSettings) -
     result: dict[str, Any] = {**outcome.as_dict(), "command": command, "date": date}
     result["settings"] = msgspec.to_builtins(replace(settings, paper=None))
     json = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
-    write_atomically(folder / "result.json", json, durable=False)
-    write_atomically(folder / "result.md", markdown_of(outcome, command, date).encode(), durable=False)
+    write_atomically(folder / "result.json", json, durable=False, mode=None)
+    write_atomically(
+        folder / "result.md", markdown_of(outcome, command, date).encode(), durable=False, mode=None
+    )
 
 
 def table_of(outcome: Outcome) -> Table:

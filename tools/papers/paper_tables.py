@@ -176,8 +176,10 @@ def _keep(name: str, table: PaperTable, found: Found, asked: Asked) -> None:
     }
     json = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
     folder = asked.runs / "paper"
-    write_atomically(folder / f"table-{name}.json", json, durable=False)
-    write_atomically(folder / f"table-{name}.md", markdown_of(table, found, command).encode(), durable=False)
+    write_atomically(folder / f"table-{name}.json", json, durable=False, mode=None)
+    write_atomically(
+        folder / f"table-{name}.md", markdown_of(table, found, command).encode(), durable=False, mode=None
+    )
 
 
 def _as_dict(one: Filled) -> dict[str, Any]:

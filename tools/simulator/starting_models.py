@@ -154,7 +154,7 @@ def _link(kept: FileMemory, to: FileMemory) -> None:
     if kept.path == to.path:
         return
     try:
-        to.path.parent.mkdir(parents=True, exist_ok=True)
+        to.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         to.path.hardlink_to(kept.path)
     except OSError:  # a file system without links, or full: then writing says so
         to.write(kept.read() or b"")

@@ -1,9 +1,11 @@
 """The embedded broker as a child process."""
 
 import os
+import pwd
 import queue
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -12,7 +14,13 @@ from pathlib import Path
 import pytest
 from tests.helpers.places import ROOT
 from tests.helpers.ports import free_port
-from tests.protocols.wire.test_transport import KINDS, is_connected, is_disconnected, wait_for
+from tests.protocols.wire.test_transport import (  # noqa: F401 - certificate is a fixture
+    KINDS,
+    certificate,
+    is_connected,
+    is_disconnected,
+    wait_for,
+)
 
 from fleetune.coordinator.broker import embedded_broker as module
 from fleetune.coordinator.broker.credentials import Credentials
@@ -111,3 +119,66 @@ def test_a_password_keeps_others_out(kind, tmp_path):
             assert wanted(event)
             if is_disconnected(event):
                 assert "check user and password" in event.reason
+
+
+as_root = pytest.mark.skipif(
+    sys.platform == "win32"
+    or os.geteuid() != 0
+    or module.shutil.which("mosquitto", path=module._SEARCH) is None,
+    reason="needs root and mosquitto: it is root's broker that gets a user of its own",
+)
+
+
+def user_of(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    users = next(line for line in lines if line.startswith("Uid:")).split()[1:]
+    return {pwd.getpwuid(int(one)).pw_name for one in users}
+
+
+def refused_or_connected(broker, password, ca):
+    events = queue.SimpleQueue()
+    who = Broker("127.0.0.1", broker.port, topics.COORDINATOR_USER, password, tls=True, ca=str(ca))
+    client = MqttTransport(who, "c", subscriptions=[], events=events)
+    client.connect()
+    event = wait_for(events, lambda _: True)
+    client.close()
+    return event
+
+
+@as_root
+@pytest.mark.parametrize("user", [None, "nobody"])
+def test_roots_mosquitto_has_a_user_of_its_own_and_reads_its_files_also_after_a_reload(
+    user,
+    tmp_path,
+    monkeypatch,
+    certificate,  # noqa: F811
+):
+    if user:
+        monkeypatch.setattr(module, "mosquitto_user", lambda: user)
+    folder = tmp_path / "run" / "broker"
+    access, (cert, key) = Access("f", Credentials("join-secret", "right")), certificate
+    with EmbeddedBroker.start(folder, which="mosquitto", access=access, cert=cert, key=key) as broker:
+        assert user_of(broker.pid) == {user or module.mosquitto_user()} != {"root"}
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        [place] = [one for one in module._SHARED.glob("fleetune-broker-*") if one == broker._place]
+        assert {stat.S_IMODE(one.stat().st_mode) for one in place.iterdir()} == {0o600}
+        assert is_connected(refused_or_connected(broker, "right", cert))
+        Access("f", Credentials("join-secret", "new")).write(place)
+        os.kill(broker.pid, signal.SIGHUP)
+        give_up_at = time.monotonic() + 20
+        while not is_connected(refused_or_connected(broker, "new", cert)):  # until it has read them again
+            assert time.monotonic() < give_up_at
+        assert is_disconnected(refused_or_connected(broker, "right", cert))
+        assert broker.running
+        assert "Unable" not in broker.log.read_text()
+    assert not place.exists()
+
+
+@as_root
+def test_a_folder_that_a_killed_coordinator_left_is_taken_over(tmp_path):
+    first = EmbeddedBroker.start(tmp_path, which="mosquitto")
+    first.kill()
+    assert first._place.exists()
+    with EmbeddedBroker.start(tmp_path, which="mosquitto") as second:
+        assert second._place == first._place
+    assert not first._place.exists()

@@ -1,6 +1,8 @@
 """The file that an app reads: always whole, always what is served, through power cuts and rollbacks."""
 
 import itertools
+import os
+import stat
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +13,13 @@ from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.personal.inference_graph import Predictor
-from fleetune.edge_agent.personal.publishing import Publisher
+from fleetune.edge_agent.personal.publishing import Publisher, publisher_of
 from fleetune.edge_agent.personal.served_model import Served, Standing
+from fleetune.edge_agent.starting import _mode
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.served_files import ServedFiles
 from fleetune.edge_agent.state.state_folder import agent_files
+from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
@@ -55,6 +59,35 @@ def joined(store):
 def store(tmp_path):
     (tmp_path / "disk").mkdir()
     return joined(AgentStore(tmp_path / "disk" / "state" / "f" / "d"))
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_file_is_as_the_umask_says_or_as_its_owner_does(store, tmp_path):
+    path, before = tmp_path / "app" / "model.onnx", os.umask(0o027)
+    try:
+        serve(store, 0)
+        publisher_of(store, "d", path, ())
+        assert mode(path) == 0o640
+        assert mode(path.parent) == 0o750
+        publisher_of(store, "d", None, (), 0o604)  # the path is as before
+        assert mode(path) == 0o604
+        serve(store, 1)
+        again = publisher_of(store, "d", None, ())  # a restart without the option: both are as before
+        assert (mode(path), answer(path), again.path) == (0o604, 1, path)
+        publisher_of(store, "d", tmp_path / "other.onnx", ())
+        assert mode(tmp_path / "other.onnx") == 0o604
+        assert {mode(one) for one in store.folder.rglob("*") if one.is_file()} == {0o600}
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("text", ["rw", "0240", "77777", "-0640", "888"])
+def test_a_mode_that_is_none_is_one_line(text):
+    with pytest.raises(SettingError, match=r"three octal digits.*0640"):
+        _mode(text)
 
 
 def test_the_app_gets_what_is_served_whenever_it_changes(store, tmp_path, caplog):

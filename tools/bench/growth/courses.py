@@ -143,7 +143,7 @@ def _as_toml(value: Any) -> str:
 def keep(one: Play, path: Path) -> None:
     """Write a play down."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(asdict(one)).encode())
+    write_atomically(path, json.dumps(asdict(one)).encode(), mode=None)
 
 
 def recalled(path: Path) -> Play | None:

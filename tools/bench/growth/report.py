@@ -61,8 +61,8 @@ def write_results(
         "exponents": {name: exponent(own) for name, own in plays.items()},
         "summing": [asdict(one) for one in found],
     }
-    write_atomically(folder / "results.json", json.dumps(whole, indent=1).encode())
-    write_atomically(folder / "results.md", f"{machine}\n\n{text}".encode())
+    write_atomically(folder / "results.json", json.dumps(whole, indent=1).encode(), mode=None)
+    write_atomically(folder / "results.md", f"{machine}\n\n{text}".encode(), mode=None)
     if plays:
         _draw(plays, folder / "results.png")
     return text

@@ -114,7 +114,9 @@ def _measure(
             _say(f"{name}: {found[name].actual[-1].seconds:.1f} s for real")
             _keep(told, out)
     score = task_of(settings.task).score
-    write_atomically(out / "shaped-links.png", picture(show.draw(told, score, LIGHT), LIGHT, "png"))
+    write_atomically(
+        out / "shaped-links.png", picture(show.draw(told, score, LIGHT), LIGHT, "png"), mode=None
+    )
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(show.table(told, score))
     console.print(show.parts_table(told))
@@ -122,7 +124,9 @@ def _measure(
 
 def _keep(told: "Shaped", out: Path) -> None:
     """What is measured so far, as JSON."""
-    write_atomically(out / FILE, msgspec.json.format(msgspec.json.encode(told.reckoned()), indent=1))
+    write_atomically(
+        out / FILE, msgspec.json.format(msgspec.json.encode(told.reckoned()), indent=1), mode=None
+    )
 
 
 def _say(line: str) -> None:

@@ -128,7 +128,7 @@ def _accuracy(folder: Path, workload: Path) -> float:
 
 def keep(played: Played, path: Path) -> None:
     """Write a play down."""
-    write_atomically(path, json.dumps(asdict(played)).encode())
+    write_atomically(path, json.dumps(asdict(played)).encode(), mode=None)
 
 
 def recalled(path: Path) -> Played | None:

@@ -81,8 +81,8 @@ def write_results(
         "missing": dict(missing),
         "plays": [asdict(one) for own in plays.values() for one in own],
     }
-    write_atomically(folder / "results.json", json.dumps(whole, indent=1).encode())
-    write_atomically(folder / "results.md", f"{machine}\n\n{text}".encode())
+    write_atomically(folder / "results.json", json.dumps(whole, indent=1).encode(), mode=None)
+    write_atomically(folder / "results.md", f"{machine}\n\n{text}".encode(), mode=None)
     _draw(tables, folder / "results.png")
     return text
 

@@ -90,7 +90,7 @@ def lay_out(workload: Workload, source: str, folder: Path) -> None:
     np.savez(folder / "samples.npz", x=x[dealt], y=y[dealt], **of_each)
     np.savez(folder / "unseen.npz", x=x[unseen], y=y[unseen])
     torch.save(module, folder / "module.pt")
-    write_atomically(folder / "workload.json", json.dumps(asdict(workload)).encode())
+    write_atomically(folder / "workload.json", json.dumps(asdict(workload)).encode(), mode=None)
 
 
 def _as_given(x: NDArray[np.generic]) -> NDArray[np.float32]:

@@ -67,8 +67,8 @@ def _weighed(out: Path, console: Console) -> None:
     except NotInstalled as problem:
         console.print(f"without NNCodec: {problem}", markup=False, soft_wrap=True)
     table = rate_distortion.markdown(tables)
-    write_atomically(out / "steps.json", json.dumps(tables, indent=1).encode())
-    write_atomically(out / "steps.md", table.encode())
+    write_atomically(out / "steps.json", json.dumps(tables, indent=1).encode(), mode=None)
+    write_atomically(out / "steps.md", table.encode(), mode=None)
     console.print(table, markup=False, soft_wrap=True)
 
 

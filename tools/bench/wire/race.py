@@ -147,7 +147,7 @@ def _course(fleet: Fleet, contender: Contender) -> Course:
 
 def kept(run: Run, path: Path) -> None:
     """Write a finished run down."""
-    write_atomically(path, json.dumps(asdict(run)).encode())
+    write_atomically(path, json.dumps(asdict(run)).encode(), mode=None)
 
 
 def recalled(path: Path) -> Run | None:

@@ -88,8 +88,8 @@ def written(runs: dict[str, list[Run]], out: Path) -> str:
     """Leave results.json, results.md and a plot of each setting in `out`; the Markdown."""
     tables = {setting: rows(own) for setting, own in runs.items()}
     text = "\n".join(markdown(setting, table) for setting, table in tables.items())
-    write_atomically(out / "results.json", json.dumps(tables, indent=1).encode())
-    write_atomically(out / "results.md", text.encode())
+    write_atomically(out / "results.json", json.dumps(tables, indent=1).encode(), mode=None)
+    write_atomically(out / "results.md", text.encode(), mode=None)
     for setting, own in runs.items():
         _plot(setting, own, out / f"{setting}.png")
     return text

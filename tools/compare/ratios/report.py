@@ -32,8 +32,8 @@ def write_results(found: Found, folder: Path) -> str:
         {"fleet": group.fleet, "method": group.method, "ways": [_plain(one) for one in some]}
         for group, some in found.items()
     ]
-    write_atomically(folder / "results.json", json.dumps(plain, indent=1).encode())
-    write_atomically(folder / "results.md", text.encode())
+    write_atomically(folder / "results.json", json.dumps(plain, indent=1).encode(), mode=None)
+    write_atomically(folder / "results.md", text.encode(), mode=None)
     figure = picture(found, LIGHT)
     if figure is not None:
         figure.savefig(folder / "results.png", dpi=150)

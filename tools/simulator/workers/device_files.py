@@ -36,7 +36,7 @@ def keep_before(devices: Path, name: str, closed: int) -> None:
         return
     try:
         if not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700, parents=True, exist_ok=True)
             (folder / _KEPT).touch()
         for part in _PARTS:
             _keep(devices / f"{name}.{part}", folder / f"{name}.{part}")
@@ -111,7 +111,7 @@ def _remove(file: Path) -> None:
 def _link(file: Path, to: Path) -> None:
     """A second name for a file, or for all in a folder; nothing where there is none."""
     if file.is_dir():
-        to.mkdir()
+        to.mkdir(0o700)
         for one in file.iterdir():
             _link(one, to / one.name)
         return
