@@ -237,7 +237,7 @@ def test_a_port_that_is_none_is_refused(tmp_path, port):
     ("options", "said"),
     [
         ((), "no broker can listen on 127.0.0.1:"),
-        (("--broker", "http://x"), "broker 'http://x': use host:port"),
+        (("--broker", "http://x"), "it is not mqtt:// or mqtts://; use host:port"),
         (("--fleet", "no/name"), "fleet"),
         (("--set", "model.name=no.module:here", "--port", 0), "no.module"),
     ],
