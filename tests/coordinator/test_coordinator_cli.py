@@ -1,8 +1,10 @@
 """edge-coordinator's commands over a run's folder, and the one line of each mistake."""
 
+import os
 import shutil
 import socket
 import sqlite3
+import stat
 import subprocess
 import sys
 from contextlib import closing
@@ -120,6 +122,27 @@ def test_weights_writes_the_shared_model_by_name(finished, tmp_path):
     for tensor, view in spec.views(weights):
         if tensor.kind != "stat":
             assert np.array_equal(tensors[tensor.name], view)
+
+
+def test_a_run_is_its_owners_alone_and_what_is_asked_for_as_the_umask_says(finished, tmp_path):
+    folder, _, _ = finished
+    folder.chmod(0o755)  # as an older release left it
+    RunStore.open(folder / "state.sqlite").close()
+    before = os.umask(0o026)
+    try:
+        assert call("weights", folder, tmp_path / "out" / "model.safetensors").exit_code == 0
+        assert call("report", folder).exit_code == 0
+    finally:
+        os.umask(before)
+    wanted = {
+        folder: 0o700,
+        folder / "state.sqlite": 0o600,
+        folder / "lock": 0o600,
+        folder / "report.html": 0o640,
+        tmp_path / "out": 0o751,
+        tmp_path / "out" / "model.safetensors": 0o640,
+    }
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in wanted} == wanted
 
 
 def test_looking_at_a_run_changes_nothing(finished):
