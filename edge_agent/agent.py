@@ -25,6 +25,7 @@ from fleetune.edge_agent.run.freed_memory import give_back
 from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.joined_run import JoinedRun
+from fleetune.edge_agent.run.outage_lines import OutageLines
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import SampleStream
@@ -42,6 +43,7 @@ from fleetune.protocols.wire.transport.backlog import Backlog
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 10.0
+SHORTEST_AWAY_S = 1.0
 MAX_WAITING_BYTES = 32 * 2**20
 
 
@@ -95,7 +97,10 @@ class Agent:
         self._leave_after_run = leave_after_run
         self.events = Backlog(MAX_WAITING_BYTES)
         self._instance = uuid.uuid4().hex[:12]
-        self._transport = make_transport(wire.encode(wire.Presence(False)), self.events)
+        self._farewell = wire.encode(wire.Presence(False, self._instance))
+        self._transport = make_transport(self._farewell, self.events)
+        self._outage = OutageLines()
+        self._connect_at: float | None = None  # when another device of this name was told to be the first
         self._intake = Intake(
             settings.device,
             self._store,
@@ -128,20 +133,27 @@ class Agent:
                 if isinstance(event, Stop):
                     return event.reason
                 self._handle(event)
+                self._connect_again(self._clock())
                 self._pass(self._link.tick(self._clock()))
                 self._send(self._enrolling.tick(self._clock()))
                 self._look(self._clock())
                 self._ask_again(self._clock())
         finally:
             self._manager.stopping()
-            self._transport.close(wire.encode(wire.Presence(False)))
+            self._transport.close(self._farewell)
             self._jobs.close()
             if self._stream is not None:
                 self._stream.close()
             self._lock.close()
 
     def _next_event(self) -> Any:
-        due = (self._link.wake_at, self._look_at, self._enrolling.wake_at, self._intake.again_at)
+        due = (
+            self._link.wake_at,
+            self._look_at,
+            self._enrolling.wake_at,
+            self._intake.again_at,
+            self._connect_at,
+        )
         wake_at = min((at for at in (*due, self._manager.wake_at) if at is not None), default=None)
         timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
         try:
@@ -156,8 +168,7 @@ class Agent:
                 case Connected():
                     self._greet(now)
                 case Disconnected(reason):
-                    log.warning("not connected: %s", reason)
-                    self._noted.note(connection=f"not connected: {reason}")
+                    self._note_lost(reason, now)
                 case Received(_, b""):
                     pass  # a message that the broker kept for us was removed
                 case Received(topic, data):
@@ -173,7 +184,32 @@ class Agent:
         except StoreError as problem:
             log.error("%s", problem)  # noqa: TRY400 - one line
 
+    def _note_lost(self, reason: str, now: float) -> None:
+        if self._connect_at is not None:
+            return  # we left
+        finished = None if self._joined is not None else self._enrolling.finished
+        if line := self._outage.line(reason, now, finished):
+            log.warning("%s", line)
+        self._noted.note(connection=f"not connected: {reason}")
+
+    def _give_way(self, wait_s: float) -> None:
+        """Leave the broker for a while: each connection of ours ends that of the device that has our name."""
+        line = (
+            f"another device uses the name {self._settings.device}: this agent tries again in {wait_s:g} s;"
+            " give it a name of its own with --device"
+        )
+        log.warning("%s", line)
+        self._connect_at = self._clock() + max(SHORTEST_AWAY_S, wait_s)
+        self._transport.close()
+        self._noted.note(connection=line)
+
+    def _connect_again(self, now: float) -> None:
+        if self._connect_at is not None and now >= self._connect_at:
+            self._connect_at = None
+            self._transport.connect()
+
     def _greet(self, now: float) -> None:
+        self._outage.connected()
         log.info("connected; fleet %s, device %s", self._settings.fleet, self._settings.device)
         presence = wire.Presence(True, self._instance, f"fleetune {VERSION}")
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
@@ -207,6 +243,8 @@ class Agent:
                     self._send(self._enrolling.do_without_bundle(run, reason, self._clock()))
                 case wire.Finish(run, reason):
                     self._finish(run, reason)
+                case wire.NameTaken(instance, wait_s) if instance == self._instance:
+                    self._give_way(wait_s)
 
     def _note_answered(self, answered: Answered) -> None:
         key = answered.offer.transfer_key

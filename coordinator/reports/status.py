@@ -22,6 +22,7 @@ from fleetune.coordinator.store.broker_outage import Outage, read_outage
 from fleetune.coordinator.store.device_rows import read_engine, read_ledger
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.release_store import read_rollout
+from fleetune.coordinator.store.troubles import read_troubles
 from fleetune.protocols.settings.run_settings import RunSettings
 
 LOOK_EVERY_S = 1.0
@@ -40,6 +41,7 @@ class Status:
         shot: for the screen.
         running: a coordinator is at it.
         outage: of its broker; None: it is reached, or no coordinator is at it.
+        troubles: what is wrong while it goes on, a line each.
     """
 
     settings: RunSettings
@@ -48,6 +50,7 @@ class Status:
     shot: Snapshot
     running: bool
     outage: Outage | None = None
+    troubles: tuple[str, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -75,6 +78,7 @@ def status_of(folder: Path, now: float) -> Status:
         state, ledger = read_engine(run.store) or EngineState(), read_ledger(run.store)
         records, rollout = run.store.records(), read_rollout(run.store)
         outage = read_outage(run.store) if running else None
+        troubles = tuple(read_troubles(run.store).values())
     watch = Watch(run.settings, run.enrolment.spec.num_parameters)
     for record in records:
         watch.note(record)
@@ -82,7 +86,7 @@ def status_of(folder: Path, now: float) -> Status:
     at = max(now, state.seen_at) if running else state.seen_at  # the time of day may have been set back
     problem = _STOPPED if stopped else None if outage is None else outage.words(now)
     shot = watch.snapshot(state, ledger, at, problem=problem, rollout=rollout)
-    return Status(run.settings, state, records, shot, running, outage)
+    return Status(run.settings, state, records, shot, running, outage, troubles)
 
 
 class StatusFigures(Struct, frozen=True):
@@ -97,6 +101,7 @@ class StatusFigures(Struct, frozen=True):
         waits: what the open or coming round waits for; "" for nothing.
         broker_down_since: seconds of the epoch; null: the broker is reached, or no coordinator is at the run.
         problem: what keeps the run from going on, in one line; "" for nothing.
+        troubles: what is wrong while it goes on, a line each.
     """
 
     run: str
@@ -109,6 +114,7 @@ class StatusFigures(Struct, frozen=True):
     waits: str
     broker_down_since: float | None
     problem: str
+    troubles: tuple[str, ...]
 
 
 def print_figures(folder: Path) -> None:
@@ -126,6 +132,7 @@ def print_figures(folder: Path) -> None:
         waits=shot.holds or status.waits,
         broker_down_since=None if status.outage is None else status.outage.since,
         problem=shot.problem,
+        troubles=status.troubles,
     )
     print(msgspec.json.encode(figures).decode())
 
@@ -185,7 +192,8 @@ def _say(console: Console, line: str) -> None:
 def _screen(status: Status, console: Console) -> RenderableType:
     """In one screen of the console."""
     word = "" if status.shot.holds else status.waits  # the view says that itself
-    lines = [Text(word, "yellow", overflow="ellipsis")] if word else []
+    words = [*status.troubles, *([word] if word else [])]
+    lines = [Text(line, "yellow", overflow="fold") for line in words]
     used = sum(-(-len(line.plain) // console.width) for line in lines)
     height = console.height if console.is_terminal else _PLAIN_HEIGHT
     view = LiveView(status.shot).render(width=console.width, height=max(1, height - used))

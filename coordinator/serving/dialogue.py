@@ -30,6 +30,7 @@ from fleetune.coordinator.serving.admission import Gate
 from fleetune.coordinator.serving.bundle_desk import BundleDesk, BundleMade
 from fleetune.coordinator.serving.burst import Burst
 from fleetune.coordinator.serving.event_queue import Timers
+from fleetune.coordinator.serving.name_claims import NameClaims
 from fleetune.coordinator.serving.outgoing_spool import spooled
 from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.serving.readiness import check_declines_run, check_ready, meet
@@ -37,6 +38,7 @@ from fleetune.coordinator.serving.refusals import Refusals
 from fleetune.coordinator.serving.reply_intake import take_in
 from fleetune.coordinator.store.broker_outage import Outage, write_outage
 from fleetune.coordinator.store.stored_backbone import backbone_payload
+from fleetune.coordinator.store.troubles import forget_troubles, note_trouble
 from fleetune.coordinator.tasks.assignment import OutgoingTask
 from fleetune.protocols.errors import PacketError, PacketForeign, PacketNotFinite, StoreError, TransportError
 from fleetune.protocols.wire import topics
@@ -91,6 +93,7 @@ class Dialogue:
         self.refusals = Refusals(self.run.controller.count_refused, self.timer)
         self.gate = Gate(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
         self._bundles = BundleDesk(self.run, self.put, self._notice)
+        self._names, self._shared = NameClaims(), set[str]()  # names that several devices use
         self._resumed: Turn | None = None  # whose tasks the last process may have sent
 
     @property
@@ -118,6 +121,7 @@ class Dialogue:
         """Go on with the run where the last process stopped; nothing to do for a new one."""
         controller = self.run.controller
         write_outage(self.run.store, None)  # of the last process
+        forget_troubles(self.run.store)
         self._resumed = controller.turn if self.run.resumed else None
         self.follow(controller.resume(self.clock()))
         self.finished = controller.finished  # the last process came so far, but perhaps could not say so
@@ -167,6 +171,9 @@ class Dialogue:
     def _read(self, device: str, channel: str, data: bytes) -> None:
         if channel == "state" and not data:
             return  # a retained presence was cleared
+        if channel != "state" and device in self.peers and self.peers[device].second:
+            self.run.controller.count_refused("second-device", device=device)
+            return
         if channel == "update":
             self._take_chunk(device, data)
             return
@@ -214,6 +221,15 @@ class Dialogue:
             self.run.controller.note_measured(peer.device, turn, message.actual)
 
     def _note_presence(self, peer: Peer, online: bool, instance: str) -> None:
+        if not online and instance not in ("", peer.instance):
+            return  # the broker says so for an agent that had lost the name already
+        wait_s = self._names.connected(peer.device, instance, self.timer()) if online else 0.0
+        if online:
+            peer.second = wait_s > 0
+            self._note_shared(peer.device)
+        if wait_s > 0:
+            self._publish(peer, Packet("down", wire.NameTaken(instance, wait_s)))
+            return
         lost = peer.online and (not online or instance != peer.instance)
         peer.online, peer.instance, peer.stage = online, instance, ""
         if lost:
@@ -222,6 +238,24 @@ class Dialogue:
             peer.asked.clear()
             self._pass(peer, peer.link.reconnected(self.timer()))
             self._enrol(peer)
+
+    def look(self) -> None:
+        """Note what time alone changes."""
+        for device in self._names.look(self.timer()):
+            self._note_shared(device)
+
+    def _note_shared(self, device: str) -> None:
+        """Note whether several devices use one name."""
+        line = (
+            f"two devices use the name {device}: the first one keeps it, the other is told to wait; start one"
+            " of them with another --device"
+        )
+        shared = self._names.shared(device)
+        if shared == (device in self._shared):
+            return
+        (self._shared.add if shared else self._shared.discard)(device)
+        log.warning("%s", line if shared else f"only one device uses the name {device} now")
+        note_trouble(self.run.store, f"name {device}", line if shared else None)
 
     def _lose(self, peer: Peer) -> None:
         peer.enrolled = False
@@ -237,6 +271,7 @@ class Dialogue:
 
     def _forget(self, device: str) -> None:
         self.peers.forget(device)
+        self._names.forget(device)
         self.timers.set(device, None)
 
     def _enrol(self, peer: Peer) -> None:

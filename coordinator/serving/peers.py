@@ -27,6 +27,7 @@ class Peer:
         instance: of its agent; a new one means that it was restarted.
         agent: program and version of its agent.
         online: by its last presence.
+        second: the agent that is connected is told to leave: another device holds the name.
         enrolled: it has taken the run's enrolment from this process, or said that it has it.
         stage, progress: what it said it is doing.
         measured: what it said the open round's work took, and what it had expected.
@@ -41,6 +42,7 @@ class Peer:
     instance: str = ""
     agent: str = ""
     online: bool = False
+    second: bool = False
     enrolled: bool = False
     stage: Literal["", "training", "evaluating"] = ""
     progress: float = 0.0

@@ -116,6 +116,7 @@ class Server:
             began = self.timer()
             self.dialogue.gate.look(began, self.events.take_dropped())
             if began >= look_at:
+                self.dialogue.look()
                 self.observers.tell(self.dialogue.moment())
                 look_at = began + max(LOOK_EVERY_S, 20 * (self.timer() - began))  # looking takes 5 % at most
 

@@ -29,6 +29,7 @@ from fleetune.protocols.wire import brief_message
 from fleetune.protocols.wire.brief_message import is_brief
 
 MAX_CONTROL_BYTES = 16_384
+MAX_AWAY_S = 3600.0
 M = TypeVar("M")
 
 
@@ -37,7 +38,9 @@ class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Presence(Message, frozen=True):
-    """Retained on `state`: whether the agent is there. `instance` is new at every start of the agent."""
+    """Retained on `state`: whether the agent is there. `instance` is new at every start of the agent; older
+    agents leave it out when they go.
+    """
 
     online: bool
     instance: Nonce = ""
@@ -177,6 +180,15 @@ class Left(Message, frozen=True):
     run: RunId
 
 
+class NameTaken(Message, frozen=True):
+    """Coordinator: another device uses your name; leave the broker for `wait_s`. It is for the agent whose
+    `instance` this is; another one that reads it goes on.
+    """
+
+    instance: Nonce
+    wait_s: Annotated[float, Meta(ge=0, le=MAX_AWAY_S)]
+
+
 class Ping(Message, frozen=True):
     """Coordinator: are you there?"""
 
@@ -190,7 +202,7 @@ class Pong(Message, frozen=True):
 FromDevice = (
     Presence | Offer | Resume | Ack | Refuse | Fetch | Ready | Working | Measured | Decline | Left | Pong
 )
-ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | Ping
+ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NameTaken | Ping
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)

@@ -248,9 +248,13 @@ class Fleet:
         prefix=(),
         trainer="torch",
         program="fleetune.edge_agent.cli",
+        log=None,
         **environment,
     ):
-        """Torch is what a simulation trains with, to the last bit; `environment` may name a `python`."""
+        """Torch is what a simulation trains with, to the last bit; `environment` may name a `python`.
+
+        A second agent of one device needs a `log` of its own.
+        """
         place = list(self.shares).index(device) if device in self.shares else None
         board = "generic" if place is None else BOARDS[place]
         command = [
@@ -266,8 +270,8 @@ class Fleet:
         command += ["--trainer", trainer]
         command += ["--broker", self.address(port or self.port), "--state", str(self.folder / "state")]
         command += ["--data", data or f"npz:{self.shares[device]}", *options]
-        self.agents[device] = self._start(device, command, prefix, **environment)
-        return self.agents[device]
+        agent = self.agents[log or device] = self._start(log or device, command, prefix, **environment)
+        return agent
 
     @staticmethod
     def address(port):

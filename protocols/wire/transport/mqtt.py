@@ -230,10 +230,7 @@ class MqttTransport:
         _properties: Properties | None,
     ) -> None:
         self._connected = False
-        lost = (
-            f"connection to {self._broker} ended ({reason}); if this repeats, another client may use the "
-            f"name {self._client_id!r}"
-        )
+        lost = f"connection to {self._broker} ended ({reason})"
         self.events.put(Disconnected(self._refusal or (lost if reason.is_failure else "closed")))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
