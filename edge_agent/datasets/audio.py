@@ -7,6 +7,7 @@ which is imported where such a file is read, and nowhere else.
 import os
 import wave
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,10 @@ def read_sound(path: Path, rate: int, length: int | None = None) -> Sound:
     most = memory_limit_bytes() // 4 if length is None else length
     found = _wave(path, rate, most) if path.suffix.lower() == ".wav" else None
     sound = _with_soundfile(path, rate, most) if found is None else found
+    return _not_empty(path, sound)
+
+
+def _not_empty(path: Path, sound: Sound) -> Sound:
     if not sound.size:
         raise DataError(f"{path}: there is no sound in it")
     return sound
@@ -90,27 +95,42 @@ def _check_rate(path: Path, found: int, rate: int) -> None:
         raise DataError(f"{path}: {found} Hz, not {rate}; convert it, or say ?rate={found}")
 
 
+def wav_features(path: Path, settings: LogMel) -> NDArray[np.float32] | None:
+    """As `sound_features`, of a WAV file of whole numbers; None: it is another kind of file."""
+    sound = _wave(path, settings.rate, settings.length)
+    return None if sound is None else log_mel(_not_empty(path, sound), settings)
+
+
 def _wave(path: Path, rate: int, length: int) -> Sound | None:
     """The mean of the channels; None: another kind of WAV file."""
     with open_input(path, MAX_SOUND_FILE_BYTES) as content:
         try:
-            file = wave.open(content)  # noqa: SIM115 - it only reads `content`, which is closed
-            width, channels, found = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            return _whole_numbers(path, content, rate, length)
+        except FleetuneError:
+            raise
         except (wave.Error, EOFError):
             return None
-        if not 1 <= width <= 4:
-            return None
-        _check_rate(path, found, rate)
-        at_once = max(1, _BLOCK_BYTES // (width * channels))
-        blocks, left = list[Sound](), min(length, file.getnframes())
-        while left > 0:
-            data = np.frombuffer(file.readframes(min(left, at_once)), np.uint8)
-            whole = data[: data.size // (width * channels) * width * channels]
-            if not whole.size:
-                break
-            amplitudes = _amplitudes(whole.reshape(-1, width)).reshape(-1, channels)
-            blocks.append(amplitudes.mean(1, dtype=np.float32))
-            left -= len(amplitudes)
+        except Exception as problem:  # noqa: BLE001 - a chunk that ends too early is a RuntimeError
+            words = flat(problem)[:200] or type(problem).__name__
+            raise DataError(f"{path}: no readable sound ({words})") from None
+
+
+def _whole_numbers(path: Path, content: BinaryIO, rate: int, length: int) -> Sound | None:
+    file = wave.open(content)  # noqa: SIM115 - it only reads `content`, which its owner closes
+    width, channels = file.getsampwidth(), file.getnchannels()
+    if not 1 <= width <= 4:
+        return None
+    _check_rate(path, file.getframerate(), rate)
+    at_once = max(1, _BLOCK_BYTES // (width * channels))
+    blocks, left = list[Sound](), min(length, file.getnframes())
+    while left > 0:
+        data = np.frombuffer(file.readframes(min(left, at_once)), np.uint8)
+        whole = data[: data.size // (width * channels) * width * channels]
+        if not whole.size:
+            break
+        amplitudes = _amplitudes(whole.reshape(-1, width)).reshape(-1, channels)
+        blocks.append(amplitudes.mean(1, dtype=np.float32))
+        left -= len(amplitudes)
     return _joined(blocks)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fleetune.edge_agent.datasets.audio import SOUNDS, NeedsSoundfile, sound_features
+from fleetune.edge_agent.datasets.audio import SOUNDS, wav_features
 from fleetune.edge_agent.datasets.csv_columns import EXACT, as_whole, is_whole
 from fleetune.edge_agent.datasets.log_mel import LogMel
-from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild, NeedsPackage
+from fleetune.edge_agent.stream.decoding.decoding_child import DecodingChild
 from fleetune.edge_agent.stream.decoding.frames import Block, Cells, Columns, FileKind, Frame
 from fleetune.edge_agent.stream.sample import BadSample, Sample, make_sample
 from fleetune.protocols.errors import DataError
@@ -95,14 +95,13 @@ def read_features(path: Path, reading: Reading) -> np.ndarray[Any, np.dtype[np.f
     Raises:
         BadFile: it is damaged, or has another rate; NeedsPackage: soundfile is not installed.
     """
-    if path.suffix.lower() != ".wav":
-        return _one(path, "sound", reading)
-    try:  # our own reader knows most of these files
-        return sound_features(path, reading.sounds)
-    except NeedsSoundfile as problem:
-        raise NeedsPackage("such sounds need soundfile: pip install soundfile") from problem
-    except DataError as problem:
-        raise BadFile(str(problem)) from None
+    found = None
+    if path.suffix.lower() == ".wav":  # our own reader knows most of these files
+        try:
+            found = wav_features(path, reading.sounds)
+        except DataError as problem:
+            raise BadFile(str(problem)) from None
+    return _one(path, "sound", reading) if found is None else found
 
 
 def read_shard(path: Path, reading: Reading, label: float | None = None) -> Iterator[Sample]:

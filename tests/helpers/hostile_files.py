@@ -23,8 +23,8 @@ def write_parquet_bomb(path: Path) -> None:
     path.write_bytes((ROOT / "tests" / "data" / "500-million-rows.parquet").read_bytes())
 
 
-def write_npz_bomb(path: Path, num_bytes: int = 2**30 - 2**20) -> None:
-    """About 1 MB that unpacks to `num_bytes`."""
+def write_npz_bomb(path: Path, num_bytes: int = 2**29) -> None:
+    """A small file that unpacks to `num_bytes`."""
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
         archive.open("x.npy", "w", force_zip64=True) as file,

@@ -13,6 +13,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
@@ -31,10 +32,12 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from fleetune.protocols.errors import SettingError, TransportError
+from fleetune.protocols.input_files import open_input
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.transport import Connected, Disconnected, EventSink, Qos, Received, Will
 
 FAREWELL_S = 2.0
+MAX_PEM_BYTES = 2**24
 ENCODE = "in user and password write / : @ # ? % as %2F %3A %40 %23 %3F %25"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -195,10 +198,13 @@ class MqttTransport:
         return client
 
     def _set_tls(self, client: Client) -> None:
+        given = [one for one in (self._broker.ca, self._broker.cert, self._broker.key) if one is not None]
         try:
+            for one in given:  # OpenSSL would wait for a pipe without end
+                open_input(Path(one), MAX_PEM_BYTES, error=ValueError).close()
             client.tls_set(self._broker.ca, self._broker.cert, self._broker.key)
         except (OSError, ValueError) as problem:
-            files = ", ".join(filter(None, [self._broker.ca, self._broker.cert, self._broker.key]))
+            files = ", ".join(given)
             raise TransportError(f"TLS files {files}: {problem}; they must be readable PEM files") from None
 
     def _on_connect(
