@@ -19,6 +19,7 @@ from fleetune.protocols.skeletons.averaging import Update
 from fleetune.protocols.skeletons.choice import DeviceReport
 from fleetune.protocols.skeletons.method import Round
 from fleetune.protocols.update import codec
+from fleetune.protocols.update.base import Base
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import Everything
 from fleetune.protocols.wire import messages as wire
@@ -301,9 +302,17 @@ def test_an_agent_declines_whatever_is_wrong_and_lives(tmp_path):
             ]:
                 assert liar.send(TransferKey("task", run, 1, attempt), payload).refused is None
                 assert reason in liar.hear(wire.Decline, lambda said, a=attempt: said.attempt == a).reason
+            unread = codec.encode(replace(honest, attempt=4, base="0" * 32), spec)
+            for answer in (wire.Ready, wire.Decline):  # it asks for all of it once
+                assert liar.send(TransferKey("task", run, 1, 4), unread).refused is None
+                said = liar.hear(answer)
+                if answer is wire.Ready:
+                    assert said.base == Base.whole(enrolment.weights).digest
+            assert (said.round, said.attempt) == (1, 4)
+            assert said.reason.startswith("it asked for the whole task, and was sent a difference")
             assert liar.send(TransferKey("task", run, 2, 1), codec.encode(replace(honest, round=2), spec))
             assert liar.hear(Offer).transfer_key == TransferKey("update", run, 2, 1)
-        assert len(agent.lines("declined")) == 7
+        assert len(agent.lines("declined")) == 8
         assert not agent.lines("Traceback")
         assert agent.stop() == 0
 

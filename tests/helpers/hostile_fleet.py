@@ -86,18 +86,18 @@ class HostileFleet:
         )
 
     def _state_file(self, job):
-        [path] = worker._here().folder.glob(f"{job.name}.state")
-        return path
+        return worker._here().folder / f"{job.name}.state"
 
     def _remember_state(self, job):
-        if job.key.turn == (2, 1):
-            self._states[job.name] = self._state_file(job).read_bytes()
+        file = self._state_file(job)
+        if file.exists():
+            self._states.setdefault(job.name, file.read_bytes())
 
     def _change_state(self, job, kind):
         first = self.tasks[job.name, *job.key.turn] == 1
         if first:
             self.forged[kind] += 1
-        if first and kind == LOST:
-            self._state_file(job).unlink()
+        if first and (kind == LOST or job.name not in self._states):
+            self._state_file(job).unlink(missing_ok=True)
         elif first:
             self._state_file(job).write_bytes(self._states[job.name])

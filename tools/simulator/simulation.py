@@ -82,7 +82,7 @@ class Simulation:
         self._changed: set[str] = set()  # devices, since they were written down
         self._answered = Answered(self._fleet)
         self._happened: list[Happening] = []  # and is not written down
-        self._attempts = Attempts()
+        self._attempts = Attempts(all_are_there=self._presence.is_whole)
         self._standstill = Standstill(len(players))
         self._closed = False  # a round has, and is not written down
         self._next_tick: float | None = None

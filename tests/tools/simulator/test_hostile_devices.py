@@ -99,7 +99,7 @@ def test_a_device_that_was_away_may_be_sent_its_task_again():
         watch.note_back("a")
 
 
-def hostile_run(tmp_path, monkeypatch, kind, quorum, **sections):
+def hostile_run(tmp_path, monkeypatch, kind, quorum=1, **sections):
     """20 devices, 4 of them hostile from round 3 on: the run's summary, or the line that ended it."""
     fleet = HostileFleet(monkeypatch, lambda job: kind if _is_hostile(job.name, job.key) else None)
     if kind == "silent":
@@ -117,8 +117,8 @@ def hostile_run(tmp_path, monkeypatch, kind, quorum, **sections):
         "method": {"name": "fedavg"},
         "fleet": {"devices": 20, "boards": {}},
         "encoding": {"up": "raw"},
-        **sections,
         "round": {"quorum": quorum},
+        **sections,
     }
     try:
         return fleet, play(tmp_path, **chosen)[1]
@@ -144,3 +144,26 @@ def test_a_round_that_needs_a_hostile_device_is_given_up_in_one_line(tmp_path, m
     fleet, line = hostile_run(tmp_path, monkeypatch, kind, quorum=17)
     assert re.fullmatch(r"round 3 was tried 5 times, and updates are refused \(device-0\d: .*", line)
     assert fleet.most_of_a_task == 1
+
+
+def test_a_round_that_needs_a_silent_device_is_given_up_in_one_line(tmp_path, monkeypatch):
+    fleet, line = hostile_run(tmp_path, monkeypatch, "silent", quorum=17)
+    assert re.fullmatch(
+        r"round 3 was tried 20 times, and too few devices answered by its deadline \(not device-0\d.*\);"
+        r" raise round.deadline_s, or lower round.quorum",
+        line,
+    )
+    assert fleet.most_of_a_task == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("down", ["lossless", "int4", "lowrank"])
+@pytest.mark.parametrize("mode", [{}, {"mode": "buffer", "buffer": 8}, {"mode": "window", "window_s": 5.0}])
+@pytest.mark.parametrize("kind", ["too large", "wrong round", "damaged", OLDER])
+def test_no_mode_and_no_encoding_of_tasks_lets_a_fleet_bounce(tmp_path, monkeypatch, kind, mode, down):
+    fleet, ended = hostile_run(
+        tmp_path, monkeypatch, kind, encoding={"up": "raw", "down": down}, round={"quorum": 5, **mode}
+    )
+    assert getattr(ended, "rounds", ended) == 5
+    assert fleet.forged[kind] > 0
+    assert fleet.most_of_a_task <= FEW
