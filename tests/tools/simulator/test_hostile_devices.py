@@ -20,6 +20,7 @@ from fleetune.tools.simulator.simulated_device import Player
 from fleetune.tools.simulator.standstill import Standstill
 
 KINDS = (*FORGERS, LOST, OLDER)
+SIX = ("random", "too large", "not finite", "stale base", "wrong round", "silent")
 SMALL = {"fleet": {"devices": 3, "boards": {}}, "round": {"quorum": 3}, "encoding": {"up": "raw"}}
 FEW = 2  # times that a device is sent one task: as a difference, and all of it
 HOSTILE = tuple(f"device-{number:02}" for number in range(4))
@@ -130,7 +131,7 @@ def _is_hostile(name, key, number=None):
     return name in HOSTILE and (number or key.round) >= 3 and not key.final_evaluation
 
 
-@pytest.mark.parametrize("kind", ["random", "too large", "not finite", "stale base", "wrong round", "silent"])
+@pytest.mark.parametrize("kind", SIX)
 def test_a_fleet_with_four_hostile_devices_of_twenty_ends_by_itself(tmp_path, monkeypatch, kind):
     fleet, summary = hostile_run(tmp_path, monkeypatch, kind, quorum=16)
     assert summary.rounds == 5
@@ -167,3 +168,27 @@ def test_no_mode_and_no_encoding_of_tasks_lets_a_fleet_bounce(tmp_path, monkeypa
     assert getattr(ended, "rounds", ended) == 5
     assert fleet.forged[kind] > 0
     assert fleet.most_of_a_task <= FEW
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("participants", [None, 8])
+@pytest.mark.parametrize("kind", SIX)
+def test_fashion_mnist_with_hostile_devices_ends_by_itself(
+    tmp_path, monkeypatch, data_folder, kind, participants
+):
+    if not (data_folder / "fashion-mnist").is_dir():
+        pytest.skip(f"no fashion-mnist in {data_folder}")
+    partition = {"kind": "dirichlet", "alpha": 0.5, "samples": 100}
+    asked = {} if participants is None else {"participants": participants}
+    fleet, ended = hostile_run(
+        tmp_path,
+        monkeypatch,
+        kind,
+        run={"name": "sim", "rounds": 12},
+        model={"name": "lenet5", "input_shape": [1, 28, 28], "num_classes": 10},
+        data={"source": f"idx:{data_folder}/fashion-mnist", "std": 0.5, "partition": partition},
+        training={"epochs": 1, "batch_size": 10, "learning_rate": 0.02},
+        round={"quorum": participants or 16, **asked},
+    )
+    assert getattr(ended, "rounds", ended) == 12
+    assert fleet.most_of_a_task == 1
