@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from fleetune.protocols.command_group import Commands
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run
 from fleetune.protocols.version import show_version
 from fleetune.protocols.wire import topics
 
 app = typer.Typer(
+    cls=Commands,
     help="Run a fleet's training at the edge: plan rounds, exchange sparse updates over MQTT, aggregate.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

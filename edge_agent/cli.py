@@ -26,11 +26,13 @@ from fleetune.edge_agent.service.cli import app as service
 from fleetune.edge_agent.state import wipe
 from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.edge_agent.stream import cli as stream_cli
+from fleetune.protocols.command_group import Commands
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.version import show_version
 
 app = typer.Typer(
+    cls=Commands,
     help="Train on this device's own data, together with a fleet, and keep a model of its own.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -14,6 +14,7 @@ from fleetune.coordinator.broker.broker_options import broker_at
 from fleetune.coordinator.broker.credentials import Credentials, credentials_of, is_password
 from fleetune.coordinator.broker.embedded_broker import MAX_MESSAGE_BYTES, Access, EmbeddedBroker
 from fleetune.coordinator.cli import app
+from fleetune.edge_agent.cli import app as agent
 from fleetune.edge_agent.probes.link_speed import measure_link
 from fleetune.protocols.errors import StoreError, TransportError
 from fleetune.protocols.wire import topics
@@ -306,3 +307,19 @@ def test_the_rules_hold_for_names_that_look_like_more():
     assert not may("f", None, "alice", f"{topics.ROOT}/f/alice/up", write=True)
     assert may("f", "join", "alice", f"{topics.ROOT}/f/alice/up", write=True)
     assert not may("f", "coordinator", "c", f"{topics.ROOT}/other/alice/up", write=True)
+
+
+@pytest.mark.parametrize("program", [app, agent])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mqtt://join:secret@h"],
+        ["serve", "run.toml", "mqtt://join:secret@h"],
+        ["run", "--fleet", "f", "--threads", "mqtt://join:secret@h"],
+        ["run", "--fleet", "f", "--broker", "h", "--data", "digits", "mqtt://join:secret@h"],
+    ],
+)
+def test_a_wrong_command_line_is_said_without_the_password(program, arguments):
+    result = CliRunner().invoke(program, arguments)
+    assert result.exit_code == 2
+    assert "secret" not in result.output
