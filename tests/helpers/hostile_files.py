@@ -79,3 +79,7 @@ def write_huge_image(path: Path) -> None:
 def write_huge_classes(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(10**10)
+
+
+def write_wide_table(path: Path) -> None:
+    path.write_bytes(b"," * 10**6 + b"\n1\n")

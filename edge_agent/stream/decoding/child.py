@@ -3,6 +3,7 @@
 `python -P -m fleetune.edge_agent.stream.decoding.child`, see `decoding_child`.
 """
 
+import math
 import os
 import queue
 import sys
@@ -14,6 +15,8 @@ from typing import BinaryIO
 from fleetune.edge_agent.stream.decoding.decoders import decoded
 from fleetune.edge_agent.stream.decoding.frames import LENGTH_BYTES, Decode, encode, read_request
 
+MAX_PROCESSOR_S = 600  # for one file
+
 
 def main() -> None:
     """Read files until standard input ends."""
@@ -24,8 +27,24 @@ def main() -> None:
     asked: queue.SimpleQueue[Decode] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, asked), daemon=True).start()
     while True:
-        for frame in decoded(asked.get()):
+        request = asked.get()
+        limit_processor_time(MAX_PROCESSOR_S)
+        for frame in decoded(request):
             _write(out, encode(frame))
+
+
+def limit_processor_time(seconds: int) -> None:
+    """End this process when it takes so much more: a decoder in a loop may keep all threads from running."""
+    try:
+        import resource
+    except ImportError:  # no such system
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    until = math.ceil(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    soft = until if hard == resource.RLIM_INFINITY else min(until, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 def _listen(requests: BinaryIO, asked: "queue.SimpleQueue[Decode]") -> None:

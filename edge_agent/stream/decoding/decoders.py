@@ -36,6 +36,7 @@ _PIXELS = MAX_SAMPLE_BYTES // 12
 _BLOCK_BYTES = 2**20
 _BLOCK_ROWS = 256
 _CELL_BYTES = 64  # of a cell as text
+_MAX_CELL = 4096  # characters
 
 
 def decoded(asked: Decode) -> Iterator[Frame]:
@@ -136,9 +137,14 @@ def _table(path: Path, max_bytes: int) -> Iterator[Frame]:
         yield Columns(names)
         for batch in content.iter_batches(_BLOCK_ROWS, use_threads=False):
             columns = (column.to_pylist() for column in batch.columns)
-            rows = [["" if cell is None else str(cell) for cell in row] for row in zip(*columns, strict=True)]
+            rows = [[_text(cell) for cell in row] for row in zip(*columns, strict=True)]
             at_once = max(1, 16 * _BLOCK_BYTES // (_CELL_BYTES * len(names)))
             yield from (Cells(rows[start : start + at_once]) for start in range(0, len(rows), at_once))
+
+
+def _text(cell: Any) -> str:
+    """A cell as a CSV file would have it; a text may be referred to by many cells and is cut."""
+    return "" if cell is None else str(cell)[:_MAX_CELL]
 
 
 def _check_table(path: Path, content: Any, max_bytes: int) -> list[str]:

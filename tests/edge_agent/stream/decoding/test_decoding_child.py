@@ -123,14 +123,15 @@ HOSTILE = {
     "PostScript": ("a.png", hostile_files.write_eps, "no readable image"),
     "4 billion pixels": ("a.png", hostile_files.write_huge_image, "an image of 65000 x 65000"),
     "classes without end": ("classes.txt", hostile_files.write_huge_classes, "at most 1.0 MB are read"),
+    "a line of a million cells": ("a.csv", hostile_files.write_wide_table, "more than 262,144 cells"),
     "a table of one line": ("a.csv", hostile_files.write_huge_classes, "its first line"),
 }
 
 
 @pytest.mark.parametrize(("name", "write", "words"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_file_costs_a_line_and_little_memory(tmp_path, name, write, words, caplog):
-    if name.endswith(".png"):
-        pytest.importorskip("PIL", reason="Pillow is not installed")
+    if package := {".png": "PIL", ".parquet": "pyarrow"}.get(Path(name).suffix):
+        pytest.importorskip(package, reason=f"{package} is not installed")
     now = [0.0]
     (tmp_path / "in").mkdir()
     write(tmp_path / "in" / name)
@@ -223,11 +224,21 @@ def test_a_file_that_takes_too_long_or_ends_the_process_is_left_out(shard, child
 
 
 def test_a_file_that_takes_too_much_memory_is_left_out(shard, child, monkeypatch):
-    monkeypatch.setattr(decoding_child, "BASE_BYTES", -child.max_bytes)
-    monkeypatch.setattr(decoding_child, "_LOOK_S", 0.0)
-    with pytest.raises(DataError, match=r"reading it takes \d+ MiB of memory; at most 0 MiB: split it"):
+    hungry = "import time; taken = b'x' * 500_000_000; time.sleep(600)"
+    monkeypatch.setattr(decoding_child, "_COMMAND", ("-c", hungry))
+    with pytest.raises(DataError, match=r"reading it takes \d+ MiB of memory; at most 416 MiB: split it"):
         rows(child, shard)
     assert child._process is None
+    monkeypatch.undo()
+    assert len(rows(child, shard)) == 4
+
+
+def test_a_decoder_that_never_ends_is_ended_by_the_system():
+    """It may keep the thread from running that would see that the agent has ended."""
+    module = "from fleetune.edge_agent.stream.decoding.child import limit_processor_time"
+    program = f"{module}; limit_processor_time(1); [0 for _ in iter(int, 1)]"
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGXCPU
 
 
 def test_a_board_of_little_memory_has_a_small_budget(tmp_path):
