@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -184,17 +185,16 @@ class EmbeddedBroker:
     def close(self) -> None:
         """Stop it; harmless when it has stopped."""
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        if self._place is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
+        self.kill()
 
     def kill(self) -> None:
         """Stop it without a chance to say goodbye to its clients."""
         self._process.kill()
         self._process.wait()
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self

@@ -177,7 +177,8 @@ def test_roots_mosquitto_has_a_user_of_its_own_and_reads_its_files_also_after_a_
 @as_root
 def test_a_folder_that_a_killed_coordinator_left_is_taken_over(tmp_path):
     first = EmbeddedBroker.start(tmp_path, which="mosquitto")
-    first.kill()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
     assert first._place.exists()
     with EmbeddedBroker.start(tmp_path, which="mosquitto") as second:
         assert second._place == first._place
