@@ -5,7 +5,9 @@ import re
 
 import pytest
 from tests.helpers.places import ROOT
+from typer.testing import CliRunner
 
+from fleetune.coordinator.cli import app as coordinator
 from fleetune.coordinator.run.models import read_bundle_file
 from fleetune.coordinator.run.starting_weights import _read_file
 from fleetune.edge_agent.budget.owner_policy import read_policy
@@ -16,6 +18,7 @@ from fleetune.edge_agent.personal.inference_graph import Predictor
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_toml import read_run
+from fleetune.tools.cli import app as simulator
 from fleetune.tools.links.trace_csv import read_trace
 
 
@@ -78,6 +81,27 @@ def test_a_pipe_and_a_device_are_one_line(tmp_path, read, make, words):
     with pytest.raises(FleetuneError, match=words) as refused:
         read(path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("app", "command"), [(coordinator, "serve"), (simulator, "run")], ids=["serve", "sim"]
+)
+@pytest.mark.parametrize(
+    "text", [None, "x = " + "[" * 200_000, "x = " + "9" * 10_000], ids=["pipe", "deep", "long"]
+)
+def test_a_command_says_what_is_wrong_with_its_run_toml_in_one_line(
+    tmp_path, monkeypatch, app, command, text
+):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.toml"
+    if text is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(text)
+    result = CliRunner().invoke(app, [command, str(path)])
+    assert result.exit_code == 2
+    assert str(path) in result.output
+    assert len(result.output.splitlines()) == 1
 
 
 ELSEWHERE = re.compile(
