@@ -20,7 +20,7 @@ from fleetune.edge_agent.run.joining import join
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.training.trusted_code import check_trust
 from fleetune.protocols.bundle.shipped import bundle_path
-from fleetune.protocols.errors import FleetuneError, SettingError
+from fleetune.protocols.errors import FleetuneError, ReadingStopped, SettingError
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.protocols.skeletons.choice import Budget
@@ -61,16 +61,23 @@ def enrolment(**sections) -> Enrolment:
     return prepare(parse_run({**content, **sections}))
 
 
-def joined(enrolled: Enrolment, folder: Path, link=LINK, kind="torch", **settings):
-    chosen = DeviceSettings(fleet="f", device="d", data="digits", state=folder, **settings)
+def joined(
+    enrolled: Enrolment,
+    folder: Path,
+    link=LINK,
+    kind="torch",
+    stop=lambda: None,
+    data="digits",
+    **settings,
+):
+    chosen = DeviceSettings(fleet="f", device="d", data=data, state=folder, **settings)
     device = Device(chosen, AgentStore(folder), BoardMeter(folder / "no-sensors"), None, lambda: link)
-    data = codec.encode(enrolled, enrolled.spec)
     return join(
         device,
         enrolled.run,
-        data,
+        codec.encode(enrolled, enrolled.spec),
         kind=kind,
-        stop=lambda: None,
+        stop=stop,
         progress=lambda _: None,
     )
 
@@ -91,6 +98,12 @@ def test_a_device_starts_from_the_fleets_model_at_the_largest_ratio_that_fits(tm
     assert (taken.report.uplink_bps, taken.report.downlink_bps) == (2e6, 10e6)
     assert taken.report.samples_per_s > 100  # measured here, not the board's figure
     assert taken.report.round_s is not None
+
+
+def test_a_stop_while_its_samples_are_read_ends_joining(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((20_000, 1, 8, 8), np.float32), y=np.arange(20_000) % 10)
+    with pytest.raises(ReadingStopped):
+        joined(enrolment(), tmp_path, data=f"npz:{tmp_path}/a.npz", stop=lambda: "it leaves")
 
 
 def test_the_link_is_probed_once_a_run_also_through_restarts(tmp_path):
