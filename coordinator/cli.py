@@ -85,14 +85,13 @@ def serve(
     Stopped at any moment, the same command goes on where it was.
     """
     from fleetune.coordinator.broker.broker_options import broker_at, check_broker, origin_of
-    from fleetune.coordinator.serving.bundle_desk import left_unmade
     from fleetune.coordinator.serving.owner import SUPERVISED, take_up
     from fleetune.coordinator.serving.second_coordinator import Lookout
     from fleetune.coordinator.store.folder_lock import check_unclaimed
     from fleetune.coordinator.trackers.follow import Following
     from fleetune.coordinator.trackers.known import makers_of
 
-    with left_unmade(), one_line_errors("edge-coordinator"):
+    with one_line_errors("edge-coordinator"):
         origin = origin_of(_sources(context), supervised=SUPERVISED in os.environ)
         settings = read_run(run_file, changes)
         fleet = topics.check_name(fleet or settings.run.fleet or settings.run.name, "fleet")
@@ -103,10 +102,11 @@ def serve(
         with closing(Lookout(fleet, settings.run.name)) as lookout:
             if given is not None:
                 lookout.ask(partial(_lookout_transport, given, lookout))
+            from fleetune.coordinator.run.aside import find_model_aside
             from fleetune.coordinator.run.open_or_resume import open_run  # takes its time, and the answer too
 
             lookout.wait()
-            run = open_run(settings, folder, fresh=fresh)
+            run = open_run(settings, folder, fresh=fresh, find=find_model_aside)
             if SUPERVISED not in os.environ:  # else whoever begins it has looked at its orders
                 take_up(folder)
             with (

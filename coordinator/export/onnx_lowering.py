@@ -20,6 +20,7 @@ from fleetune.coordinator.export.operators import (
 from fleetune.coordinator.export.torch_trace import Operation, Ref, Trace
 from fleetune.protocols.bundle.graph import Graph
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.user_code import as_line
 
 RULES: dict[str, Callable[..., Any]] = (
     elementwise.RULES
@@ -55,6 +56,8 @@ def lower(model: str, trace: Trace, *, plain: bool = False) -> Graph:
             values[operation.name] = _result(build, operation, values)
         except NoForm as problem:
             raise ModelError(_refusal(model, operation, str(problem))) from problem
+        except Exception as problem:  # a rule that meets what it does not expect
+            raise ModelError(_refusal(model, operation, as_line(problem))) from problem
     return build.graph({name: values[ref.name] for name, ref in trace.outputs.items()})
 
 

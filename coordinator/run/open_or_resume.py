@@ -5,6 +5,7 @@ joined it a run has nothing to lose: it begins anew when its settings are others
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from fleetune.coordinator.run.changed_settings import (
     stored_settings,
 )
 from fleetune.coordinator.run.enrolment import Beginning, beginning_of
-from fleetune.coordinator.run.models import find_model
+from fleetune.coordinator.run.models import Model, find_model
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.stored_run import (
     BUNDLE,
@@ -64,6 +65,7 @@ def open_run(
     enrolment: Enrolment | None = None,
     backbone: bytes | None = None,
     bundle: bytes | None = None,
+    find: Callable[[RunSettings], Model] = find_model,
 ) -> Run:
     """Open `folder` for a run: anew, or to go on with it.
 
@@ -78,6 +80,7 @@ def open_run(
         enrolment: what a new run begins with; None: made here.
         backbone: of that enrolment, see `Beginning`.
         bundle: of its model, if it is made.
+        find: the model of a new run.
 
     Raises:
         SettingError: the folder holds a finished run, or one of other settings.
@@ -85,7 +88,7 @@ def open_run(
     """
     beginning = None if enrolment is None else Beginning(enrolment, backbone, bundle)
     is_there = (folder / STATE).exists() and not fresh
-    new = None if is_there else _prepare(settings, beginning, folder.parent)
+    new = None if is_there else _prepare(settings, beginning, folder.parent, find)
     if fresh:
         clear(folder, durable=durable)
     with ExitStack() as opened:
@@ -93,14 +96,17 @@ def open_run(
         payload = store.get("enrolment")
         run = None if payload is None else _go_on(settings, folder, store, payload)
         if run is None:
-            run = _begin(folder, store, new or _prepare(settings, beginning, folder.parent), durable=durable)
+            new = new or _prepare(settings, beginning, folder.parent, find)
+            run = _begin(folder, store, new, durable=durable)
         opened.pop_all()
     return run
 
 
-def _prepare(settings: RunSettings, beginning: Beginning | None, runs: Path) -> _New:
+def _prepare(
+    settings: RunSettings, beginning: Beginning | None, runs: Path, find: Callable[[RunSettings], Model]
+) -> _New:
     if beginning is None:
-        model = find_model(settings)
+        model = find(settings)
         beginning = beginning_of(settings, model, runs)
         if model.bundle is not None:
             made = model.bundle.for_devices(beginning.enrolment.spec).encoded()

@@ -1,44 +1,18 @@
-"""The run's bundle for devices without torch, made in a thread of its own when the first one asks."""
+"""The run's bundle for devices without torch, made in a process of its own when the first one asks."""
 
 import logging
-import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fleetune.coordinator.run.aside import aside
 from fleetune.coordinator.run.models import make_run_bundle
 from fleetune.coordinator.run.stored_run import BUNDLE, Run
 from fleetune.protocols.errors import FleetuneError
+from fleetune.protocols.user_code import as_line
 
 log = logging.getLogger(__name__)
-
-
-_THREAD = "bundle"
-
-
-@contextmanager
-def left_unmade() -> Iterator[None]:
-    """Let the process end inside this while a bundle is made: at once, with its exit code.
-
-    Python stops threads at its end where they stand, and torch, there in C++, would abort the process.
-    """
-    try:
-        yield
-    except SystemExit as end:
-        _end(end.code if isinstance(end.code, int) else 1)
-        raise
-    _end(0)
-
-
-def _end(code: int) -> None:
-    if any(thread.name == _THREAD for thread in threading.enumerate()):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 @dataclass(frozen=True)
@@ -64,6 +38,13 @@ class BundleDesk:
         self._making = False
         self._problem: str | None = None
 
+    @property
+    def problem_line(self) -> str | None:
+        """Why devices without torch cannot take part; None: they can, as far as is known."""
+        if self._problem is None:
+            return None
+        return f"devices without torch cannot take part, no bundle can be made: {self._problem}"
+
     def ask(self, device: str) -> BundleMade | None:
         """What to tell the device; None: it is told when the bundle is made. Raises StoreError."""
         payload = self._run.store.get(BUNDLE)
@@ -75,14 +56,14 @@ class BundleDesk:
         if not self._making:
             self._making = True
             self._say(f"a bundle of {self._run.settings.model.name} is made for devices without torch")
-            threading.Thread(target=self._make, name=_THREAD, daemon=True).start()
+            threading.Thread(target=self._make, name="bundle", daemon=True).start()
         return None
 
     def made(self, event: BundleMade) -> set[str]:
         """Keep what was made; who waits to be told. Raises StoreError."""
         self._making, self._problem = False, None if event.payload else event.problem
         if event.payload is None:
-            log.warning("devices without torch cannot take part: %s", event.problem)
+            log.warning("%s", self.problem_line)
         else:
             with self._run.store.step():
                 self._run.store.put(BUNDLE, event.payload)
@@ -92,12 +73,9 @@ class BundleDesk:
 
     def _make(self) -> None:
         try:
-            made = make_run_bundle(self._run.settings).for_devices(self._run.enrolment.spec)
-            self._put(BundleMade(made.encoded()))
+            made = aside("the bundle", make_run_bundle, self._run.settings)
+            self._put(BundleMade(made.for_devices(self._run.enrolment.spec).encoded()))
         except FleetuneError as problem:
             self._put(BundleMade(None, str(problem)))
-        except Exception as problem:  # a user's model may raise anything, and nobody else would say so
-            log.exception("the bundle cannot be made")
-            self._put(
-                BundleMade(None, f"unexpected {type(problem).__name__}; the coordinator's log has more")
-            )
+        except Exception as problem:  # noqa: BLE001 - devices wait for an answer, whatever it is
+            self._put(BundleMade(None, as_line(problem)))

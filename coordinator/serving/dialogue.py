@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 import fleetune.protocols.wire.messages as wire
 from fleetune.coordinator.rounds.engine_state import NEVER, Turn
-from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady
+from fleetune.coordinator.rounds.events import Declined, DeviceGone, DeviceReady, RoundsEnded
 from fleetune.coordinator.run.observers import Observers
 from fleetune.coordinator.run.round_execution import Outcome
 from fleetune.coordinator.run.run_events import (
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 MOST_ASKED = 5  # times that one thing is answered until its device comes again
 WHOLE_WHEN_ASKED = 3  # times for a task that is there: older agents do not say that they cannot read it
+NO_TRAINER_S = 60.0  # for a device with torch to come
 _EXPECTED = {"late", "stale", "duplicate"}  # objections to what an honest device may offer
 
 
@@ -94,6 +95,7 @@ class Dialogue:
         self.gate = Gate(self.run.controller, self.peers, self.timer, self._note_muted, self._forget)
         self._bundles = BundleDesk(self.run, self.put, self._notice)
         self._names, self._shared = NameClaims(), set[str]()  # names that several devices use
+        self._hopeless_at: float | None = None  # when a run that no device can train ends
         self._resumed: Turn | None = None  # whose tasks the last process may have sent
 
     @property
@@ -142,7 +144,9 @@ class Dialogue:
                 case Received(topic, data):
                     self._receive(topics.parse(topic), data)
                 case BundleMade():
-                    for device in self._bundles.made(event) & self.peers.keys():
+                    made = self._bundles.made(event)
+                    note_trouble(self.run.store, "bundle", self._bundles.problem_line)
+                    for device in made & self.peers.keys():
                         self._give_bundle(self.peers[device], event)
         except PacketError as problem:
             self.refusals.note(problem)
@@ -241,8 +245,21 @@ class Dialogue:
 
     def look(self) -> None:
         """Note what time alone changes."""
+        self._end_without_trainers()
         for device in self._names.look(self.timer()):
             self._note_shared(device)
+
+    def _end_without_trainers(self) -> None:
+        """End a run whose bundle cannot be made when no device that can train has come for a while."""
+        problem, state = self._bundles.problem_line, self.run.controller.engine_state
+        others = any(peer.online and peer.device not in state.members for peer in self.peers.values())
+        if problem is None or state.groups.staying or others or not state.members or state.running:
+            self._hopeless_at = None
+            return
+        now = self.timer()
+        self._hopeless_at = self._hopeless_at or now + NO_TRAINER_S
+        if now >= self._hopeless_at:
+            self.tell(RoundsEnded(f"no device can train: {problem}"))
 
     def _note_shared(self, device: str) -> None:
         """Note whether several devices use one name."""

@@ -5,8 +5,6 @@ import shutil
 import socket
 import sqlite3
 import stat
-import subprocess
-import sys
 from contextlib import closing
 from unittest import mock
 
@@ -279,19 +277,3 @@ def test_a_start_that_fails_leaves_no_run_and_takes_none_away(finished, tmp_path
         file = run_file_in(tmp_path, "old")
         assert call("serve", file, "--runs", tmp_path, "--fresh", *port, *options).exit_code == 2
         assert (folder / "state.sqlite").read_bytes() == before
-
-
-def test_a_process_that_makes_a_bundle_ends_at_once_with_its_own_exit_code():
-    """An orderly end would wait for this thread; one of torch's would abort the process."""
-    script = (
-        "import threading, time\n"
-        "from fleetune.coordinator.serving.bundle_desk import _THREAD, left_unmade\n"
-        "threading.Thread(target=time.sleep, args=(600,), name=_THREAD).start()\n"
-        "with left_unmade():\n"
-        "    print('said')\n"
-        "    {end}\n"
-    )
-    for end, code in (("pass", 0), ("raise SystemExit(2)", 2)):
-        command = [sys.executable, "-c", script.format(end=end)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stdout) == (code, "said\n"), done.stderr

@@ -5,6 +5,9 @@ import queue
 import pytest
 from tests.helpers.talk import FLEET, AgentTalk, Coordinating, run_settings
 
+from fleetune.coordinator.reports.status import status_of
+from fleetune.coordinator.serving.bundle_desk import BundleMade
+from fleetune.coordinator.serving.dialogue import NO_TRAINER_S
 from fleetune.coordinator.serving.run_end import RunEnd
 from fleetune.protocols.wire import messages as wire
 from fleetune.protocols.wire import topics
@@ -121,3 +124,44 @@ def test_an_agent_reads_a_kept_message_when_it_comes_and_its_removal_says_nothin
         assert not caplog.records
     finally:
         talk.close()
+
+
+LACKING = BundleMade(None, "model 'net' cannot be exported: block uses aten.sort")
+
+
+def declined(talk, *devices):
+    for device in devices:
+        talk.greet(device, num_samples=10)
+        talk.hear(device, wire.Decline(talk.id, 0, 0, "no bundle"))
+
+
+def look(talk, at):
+    talk.server.dialogue.timer = lambda: at
+    talk.server.dialogue.look()
+
+
+def test_a_run_that_no_device_can_train_ends_after_a_while(talk, caplog):
+    talk.server.dialogue.handle(LACKING)
+    declined(talk, "a", "b")
+    look(talk, 1.0)
+    look(talk, NO_TRAINER_S)
+    assert talk.server.finished is None
+    look(talk, 1.0 + NO_TRAINER_S)
+    wanted = f"devices without torch cannot take part, no bundle can be made: {LACKING.problem}"
+    assert talk.server.finished == f"no device can train: {wanted}"
+    assert caplog.messages[0] == wanted
+    assert status_of(talk.run.folder, 0.0).troubles == (wanted,)
+
+
+@pytest.mark.parametrize("other", ["trains", "joins"])
+def test_a_run_that_one_device_can_train_goes_on_without_a_bundle(talk, other):
+    talk.server.dialogue.handle(LACKING)
+    declined(talk, "a")
+    look(talk, 1.0)
+    if other == "trains":
+        talk.greet("b", num_samples=10)
+    else:
+        talk.hear("b", wire.Presence(True, "y"), "state")
+    look(talk, 1e6)
+    look(talk, 2e6)
+    assert talk.server.finished is None

@@ -321,10 +321,10 @@ def test_the_bundle_is_made_once_and_kept(desk):
 def test_why_there_is_none_is_told_to_all(desk, monkeypatch):
     from fleetune.coordinator.serving import bundle_desk
 
-    def fail(_):
+    def fail(*_):
         raise ModelError("block uses aten.sort")
 
-    monkeypatch.setattr(bundle_desk, "make_run_bundle", fail)
+    monkeypatch.setattr(bundle_desk, "aside", fail)
     desk.desk.ask("a")
     event = wait_for_the_bundle(desk)
     assert event == BundleMade(None, "block uses aten.sort")
