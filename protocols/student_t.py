@@ -1,4 +1,4 @@
-"""Student's t distribution, for intervals of means: what a device and a report need of it, without SciPy."""
+"""Quantiles of Student's t and of the beta distribution, for intervals, without SciPy."""
 
 import math
 from functools import lru_cache
@@ -30,6 +30,18 @@ def student_t_share(value: float, freedom: float) -> float:
     """The share of Student's t distribution below `value`, at least 0."""
     at = freedom / (freedom + value * value)
     return 1.0 - 0.5 * _incomplete_beta(at, freedom / 2, 0.5)
+
+
+@lru_cache(1024)
+def beta_quantile(share: float, a: float, b: float) -> float:
+    """The value that `share` (0 < share < 1) of the beta distribution with shapes a, b > 0 lies below."""
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _incomplete_beta(middle, a, b) < share else (low, middle)
+    return high
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:

@@ -92,6 +92,17 @@ class NpzFile:
             _check_end(file)
             return found
 
+    def described(self, most: int) -> list[str]:
+        """Names, shapes and types of the first `most` arrays, for messages. Nothing of their content is read."""
+        found = []
+        for name in self.names[:most]:
+            try:
+                header = read_header(self._archive.open(f"{name}.npy"))
+                found.append(f"{name} {header.shape} {header.dtype}")
+            except Exception:  # noqa: BLE001 - of a damaged entry, or one of Python objects, the name must do
+                found.append(f"{name} (not plain numbers)")
+        return found
+
     def rows(self, name: str, count: int) -> Iterator[NDArray[Any]]:
         """An array, `count` rows at a time; in Fortran's order it is read in whole. Raises as `read`."""
         header = self.headers[name]

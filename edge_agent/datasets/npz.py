@@ -1,7 +1,7 @@
 """Arrays by name, from a .npz file or a user's function."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fleetune.protocols.files import write_atomically
 
 _PARTS = ("train", "validation", "test")
 _WHOLE = {"x", "y", "group", "test", "validation", "block"}
+_NAMED = 8  # arrays in a message
 _SPLIT = {f"{axis}_{part}" for part in _PARTS for axis in "xy"}
 
 
@@ -27,17 +28,23 @@ def load_npz(source: str, path: Path) -> Dataset:
     try:
         with open_npz(path, _WHOLE | _SPLIT) as file:
             arrays = {name: file.read(name) for name in file.headers}
+            content = file.described(_NAMED + 1) if not {"x", "x_train"} & file.headers.keys() else ()
     except DataError as problem:
         raise DataError(f"{source}: {problem}") from None
-    return from_arrays(source, arrays)
+    return from_arrays(source, arrays, content)
 
 
-def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
+def from_arrays(source: str, arrays: Mapping[str, ArrayLike], content: Sequence[str] = ()) -> Dataset:
     """Make a data set of named arrays.
 
     They are either `x`, `y` (unless there are no labels), perhaps `group`, `block`, `test` and `validation`
     (masks),
     or `x_train`, `y_train`, perhaps `x_validation`, `y_validation`, and `x_test`, `y_test`.
+
+    Args:
+        source: as the user wrote it, for messages.
+        arrays: by name.
+        content: what there is, for messages; empty: `arrays`.
 
     Raises:
         DataError: arrays are missing or do not fit together.
@@ -52,8 +59,13 @@ def from_arrays(source: str, arrays: Mapping[str, ArrayLike]) -> Dataset:
         name for part in {"train", *parts} for name in (f"x_{part}", f"y_{part}") if name not in arrays
     ]
     if missing:
+        content = content or [
+            f"{name} {np.shape(one)} {np.asarray(one).dtype}" for name, one in arrays.items()
+        ]
+        some = ", ".join(content[:_NAMED]) + ", ..." * (len(content) > _NAMED)
         raise DataError(
-            f"{source}: no x and y, nor x_train and y_train (missing: {', '.join(sorted(missing))})"
+            f"{source}: no x and y, nor x_train and y_train (missing: {', '.join(sorted(missing))});"
+            f" it holds {some or 'nothing'}: save them under these names"
         )
     return _joined(source, parts, {name: as_array(source, name, column) for name, column in arrays.items()})
 

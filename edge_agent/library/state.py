@@ -13,6 +13,7 @@ from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.edge_agent.stream.status import RoleCounts, refused, role_counts
 from fleetune.edge_agent.stream.wanted import Wanted
 from fleetune.protocols.errors import PacketError
+from fleetune.protocols.tasks.anomaly_threshold import FalseAlarms
 from fleetune.protocols.tasks.scores import ACCURACY
 
 
@@ -58,6 +59,7 @@ class ServedModel:
         score: name of the run's score; "accuracy" for classification.
         value: that score on the device's own test samples; None: it has none.
         threshold: errors above are anomalies; None: of another task.
+        false_alarms: how often it calls normal samples anomalies; None: not known.
         words: all of it, for people.
     """
 
@@ -70,6 +72,7 @@ class ServedModel:
     value: float | None
     threshold: float | None
     words: str
+    false_alarms: FalseAlarms | None = None
 
     def __str__(self) -> str:
         return f"version {self.version}, {self.words}" if self.version else self.words
@@ -191,4 +194,5 @@ def _served_model(standing: Standing, pinned: int | None) -> ServedModel:
         value=standing.accuracy,
         threshold=standing.threshold,
         words=standing.words,
+        false_alarms=standing.false_alarms,
     )

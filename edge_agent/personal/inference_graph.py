@@ -24,6 +24,7 @@ from fleetune.protocols.model.input_scaling import as_floats, over_channels
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.settings.task import TaskSection
 from fleetune.protocols.tasks import CLASSIFICATION, task_of
+from fleetune.protocols.tasks.anomaly_threshold import FalseAlarms, Threshold
 from fleetune.protocols.tasks.task import Task
 
 INPUT = "input"
@@ -68,24 +69,25 @@ def write_inference(
     weights: FlatArray,
     about: Mapping[str, str],
     frozen: Tensors = MappingProxyType({}),
-    threshold: float | None = None,
+    threshold: Threshold | None = None,
 ) -> bytes:
     """Make the ONNX file of a model with these weights, shape (spec.size,), and its `frozen` tensors.
 
-    Its metadata holds `about` and, as JSON, the class names, the run's [task] if it has one, and the
-    threshold above which an error is an anomaly, if it is known.
+    Its metadata holds `about` and, as JSON, the class names, the run's [task] if it has one, and, if they are
+    known, the threshold above which an error is an anomaly and its false alarms.
     """
     from fleetune.protocols.bundle.onnx_file import write_onnx
 
     tensors = {**frozen, **{tensor.name: view for tensor, view in bundle.spec.views(weights)}}
-    graph = inference_graph(bundle, threshold)
+    graph = inference_graph(bundle, None if threshold is None else threshold.error)
     used = {port.name for port in graph.inputs}
     kept = {name: view for name, view in tensors.items() if name in used}
     said = {**about, "class_names": json.dumps(list(bundle.class_names), ensure_ascii=False)}
     if bundle.task is not UNSET:
         said["task"] = msgspec.json.encode(bundle.task).decode()
     if threshold is not None:
-        said["threshold"] = json.dumps(threshold)
+        said["threshold"] = json.dumps(threshold.error)
+        said["false_alarms"] = msgspec.json.encode(threshold.false_alarms).decode()
     return write_onnx(graph, weights=kept, about=said)
 
 
@@ -103,6 +105,7 @@ class Predictor:
         input_shape: of one sample.
         task: what the model was trained for.
         threshold: above which an error is an anomaly; None: not known, or the task has none.
+        false_alarms: how often it calls normal samples anomalies; None: not known.
     """
 
     session: Any
@@ -110,6 +113,7 @@ class Predictor:
     input_shape: tuple[int, ...]
     task: Task = CLASSIFICATION
     threshold: float | None = None
+    false_alarms: FalseAlarms | None = None
 
     @classmethod
     def of(cls, model: bytes | Path) -> "Predictor":
@@ -129,11 +133,12 @@ class Predictor:
             names = tuple(json.loads(about["class_names"]))
             task = task_of(msgspec.json.decode(about.get("task", "{}"), type=TaskSection))
             threshold = json.loads(about.get("threshold", "null"))
+            alarms = msgspec.json.decode(about.get("false_alarms", "null"), type=FalseAlarms | None)
         except ModelError:
             raise
         except Exception as problem:  # each of the runtime's errors is a type of its own
             raise ModelError(f"this is no model that edge-agent export wrote: {problem!s:.200}") from problem
-        return cls(session, names, tuple(given.shape[1:]), task, threshold)
+        return cls(session, names, tuple(given.shape[1:]), task, threshold, alarms)
 
     def answers(self, x: NDArray[np.generic]) -> dict[str, NDArray[Any]]:
         """All that the model says of each sample, by the names of `edge_agent.personal.task_answers`, each of

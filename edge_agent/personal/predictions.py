@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +20,7 @@ from fleetune.edge_agent.personal.task_answers import (
     QUANTILES,
 )
 from fleetune.protocols.tasks.reconstruction import ANOMALY as IS_ANOMALY
+from fleetune.protocols.tasks.task import as_classes
 
 Answers = dict[str, NDArray[Any]]
 Labels = NDArray[Any] | None
@@ -87,6 +89,7 @@ class Predictions:
             found = {name: _plain(self.answers[name]) for name in _TOLD if name in self.answers}
             if ERROR in self.answers:
                 found["threshold"] = self.predictor.threshold
+                found["false_alarms"] = msgspec.to_builtins(self.predictor.false_alarms)
         return {**found, "scores": self.scores}
 
 
@@ -108,6 +111,7 @@ def told_of(predictor: Predictor, x: NDArray[Any], y: Labels, where: str) -> Pre
     answers = predictor.answers(x)
     if y is None or y.shape[1:] == (0,):
         return Predictions(predictor, answers, None, {})
+    y = y if predictor.task.label_form == "numbers" else as_classes(y)
     labels = y if y.ndim == 1 else y.reshape(len(y), -1)
     return Predictions(predictor, answers, labels, predictor.figures(answers, y, where))
 
@@ -175,7 +179,9 @@ def _threshold_words(told: Predictions) -> str:
     if ANOMALY not in told.answers:
         return "no threshold is known: it comes with the model that a device serves"
     found = int(told.answers[ANOMALY].sum())
-    return f"anomalies: {found} of {told.num_samples}, errors above {told.predictor.threshold:.4g}"
+    words = f"anomalies: {found} of {told.num_samples}, errors above {told.predictor.threshold:.4g}"
+    alarms = told.predictor.false_alarms
+    return f"{words}; {alarms or 'expected false alarms: not known'}"
 
 
 def _plain(values: NDArray[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
-from fleetune.edge_agent.personal.served_model import Standing
+from fleetune.edge_agent.personal.served_model import Standing, threshold_in
 from fleetune.edge_agent.state.agent_store import AgentStore, FileMemory
 from fleetune.protocols.errors import FleetuneError, StoreError
 from fleetune.protocols.files import write_atomically
@@ -112,8 +112,7 @@ def onnx_of(found: PersonalModel, device: str) -> bytes:
     from fleetune.edge_agent.personal.inference_graph import write_inference
 
     about = {"model": found.bundle.spec.name, "device": device, **about_standing(found.standing)}
-    threshold = found.standing.threshold
-    return write_inference(found.bundle, found.weights, about, found.frozen, threshold)
+    return write_inference(found.bundle, found.weights, about, found.frozen, threshold_in(found.standing))
 
 
 def about_standing(standing: Standing) -> dict[str, str]:

@@ -27,6 +27,7 @@ from fleetune.edge_agent.personal.releases import Releases
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.skeletons.trainer import Part
 from fleetune.protocols.tasks import score_named
+from fleetune.protocols.tasks.anomaly_threshold import FalseAlarms, Threshold
 from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.scores import ACCURACY
 from fleetune.protocols.tasks.task import Task
@@ -107,7 +108,7 @@ class Judge(Protocol):
 
     def score(self, weights: FlatArray, part: Part) -> float | None: ...
 
-    def threshold(self, weights: FlatArray) -> float | None: ...
+    def threshold(self, weights: FlatArray) -> Threshold | None: ...
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Standing:
         accuracy: on the device's test split, 0..1, or another score; None: without one.
         samples: which samples the two were found on, see `DeviceData.fingerprint`.
         threshold: of a reconstruction that is served: errors above are anomalies.
+        false_alarms: how often it calls normal samples anomalies; None: not known.
         attempt: at the round, where models are gated (`edge_agent.personal.gated_adoption`); as all below.
         alone: trained by this device on its own samples alone; False: by the run's method.
         loss_error: standard error of `validation_loss`.
@@ -159,6 +161,7 @@ class Standing:
     why: str = ""
     version: int = 0
     score: str = ""
+    false_alarms: FalseAlarms | None = None
 
     @property
     def scored(self) -> str:
@@ -234,7 +237,16 @@ def with_threshold(standing: Standing, weights: FlatArray, enrolment: Enrolment,
     """`standing` as it is served: with the threshold of anomalies, where the run learns to reconstruct."""
     if not isinstance(enrolment.learns, Reconstruction):
         return standing
-    return replace(standing, threshold=judge.threshold(weights))
+    found = judge.threshold(weights)
+    if found is None:
+        return replace(standing, threshold=None, false_alarms=None)
+    return replace(standing, threshold=found.error, false_alarms=found.false_alarms)
+
+
+def threshold_in(standing: Standing) -> Threshold | None:
+    """The threshold of anomalies that a served model has; None: it has none."""
+    found = standing.threshold
+    return None if found is None else Threshold(found, standing.false_alarms)
 
 
 def _question(standing: Standing) -> tuple[object, ...]:

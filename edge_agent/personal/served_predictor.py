@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fleetune.edge_agent.personal.inference_graph import Predictor, write_inference
 from fleetune.edge_agent.personal.personal_model import PersonalModel, personal_model
-from fleetune.edge_agent.personal.served_model import Standing
+from fleetune.edge_agent.personal.served_model import Standing, threshold_in
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.protocols.errors import FleetuneError
 
@@ -30,7 +30,7 @@ class ServedPredictor:
 
 def predictor_of(found: PersonalModel) -> Predictor:
     """A personal model that can be asked. Raises ModelError: ONNX Runtime is not installed."""
-    threshold = found.standing.threshold
+    threshold = threshold_in(found.standing)
     return Predictor.of(write_inference(found.bundle, found.weights, {}, found.frozen, threshold))
 
 

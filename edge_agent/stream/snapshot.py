@@ -182,7 +182,7 @@ def tally(store: SampleStore, wanted: Wanted, newer_than: int | None = None) -> 
         change, since = values.get_number(connection, "change"), newer_than
         since = values.get_number(connection, "trained") if since is None else since
         numbers = ", ".join(map(str, _forms(connection, wanted, change)))
-        kinds = {"classes": "class >= 0", "numbers": f"class <> {UNLABELLED}", "optional": "TRUE"}
+        kinds = dict.fromkeys(("classes", "numbers"), f"class <> {UNLABELLED}") | {"optional": "TRUE"}
         query = f"""
             SELECT count(*), coalesce(sum(changed > ?), 0) FROM sample
             WHERE dropped IS NULL AND form IN ({numbers}) AND {kinds[wanted.labels]}

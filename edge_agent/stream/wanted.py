@@ -61,6 +61,8 @@ class Wanted:
         found = label.y
         if self.labels == "numbers":
             found = np.atleast_1d(found).astype(np.float32)
-        elif found.dtype != np.int64:
-            return None
+        elif found.dtype != np.int64:  # 1.0 is a class too, as tables write it
+            if found.size != 1 or found[0] < 0 or found[0] != np.floor(found[0]):
+                return None
+            found = found[0].astype(np.int64)
         return found if self.accepts(found) else None

@@ -23,6 +23,7 @@ from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings import rate_schedule
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.skeletons.trainer import Fit, FitPlan, Part, Rows, num_local_steps
+from fleetune.protocols.tasks.anomaly_threshold import ROUNDING, Threshold, false_alarms_of, num_needed
 from fleetune.protocols.tasks.reconstruction import Reconstruction
 from fleetune.protocols.tasks.score_gain import Gain, score_gain
 from fleetune.protocols.tasks.task import Task
@@ -269,21 +270,44 @@ class LocalTrainer:
         """All scores of the task that a part can tell, by name."""
         if not self.data.size(part):
             return {}
-        reference = self.judged(weights, "train") if self.task.by_reference else None
+        reference = self._reference(weights)[0] if self.task.by_reference else None
         return self.task.figures(self.judged(weights, part), self.data.part(part)[1], reference)
 
-    def threshold(self, weights: FlatArray) -> float | None:
-        """Above which an error is an anomaly, by the errors of the training samples; None: the task has no
-        such thing, or there are no samples.
-        """
+    def threshold(self, weights: FlatArray) -> Threshold | None:
+        """Above which an error is an anomaly; None: the task has no such thing, or there are no samples."""
         if not isinstance(self.task, Reconstruction) or not self.num_samples:
             return None
-        return self.task.threshold(self.judged(weights, "train"))
+        reference, of = self._reference(weights)
+        quantile = self.task.section.anomaly_quantile
+        known = false_alarms_of(len(reference), quantile, of) if of else None
+        # it is a sample's own error, and an exported model computes that with other roundings
+        return Threshold(self.task.threshold(reference) * (1 + ROUNDING), known)
+
+    def _reference(self, weights: FlatArray) -> tuple[NDArray[Any], str]:
+        """What is `judged` of the normal samples by which a threshold is found, and which samples these are.
+
+        They are the validation samples, where they are enough for the quantile, else the test samples too.
+        Without any these are the training samples: "".
+        """
+        held_out: tuple[Part, ...] = ("validation", "test")
+        normal = {part: self._normal(part) for part in held_out}
+        enough = normal["validation"].size >= num_needed(self.task.section.anomaly_quantile)
+        parts = [part for part in held_out[: 1 if enough else None] if normal[part].size]
+        if not parts:
+            return self.judged(weights, "train"), ""
+        found = [self.judged(weights, part)[normal[part]] for part in parts]
+        return np.concatenate(found), " and ".join(parts)
+
+    def _normal(self, part: Part) -> Rows:
+        """The samples of a part that could be trained on."""
+        labels = self.data.part(part)[1]
+        found = self.task.trained_on(labels)
+        return np.arange(len(labels)) if found is None else np.flatnonzero(found)
 
     def _figure(self, weights: FlatArray, part: Part, name: str) -> float | None:
         if not self.data.size(part):
             return None
-        reference = self.judged(weights, "train") if name in self.task.by_reference else None
+        reference = self._reference(weights)[0] if name in self.task.by_reference else None
         return self.task.figure(name, self.judged(weights, part), self.data.part(part)[1], reference)
 
     def judged(self, weights: FlatArray, part: Part) -> NDArray[Any]:

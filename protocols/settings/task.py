@@ -28,7 +28,7 @@ class TaskSection(Settings, frozen=True):
         huber_delta: `huber` is quadratic up to here and linear beyond.
         quantiles: of `quantile`: the model gives so many numbers for each that is asked, in this order.
         anomaly_quantile: a sample is called an anomaly whose error is above this quantile of the errors of
-            the device's own normal samples.
+            normal samples that the device did not train on.
     """
 
     kind: TaskKind = "classification"

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.tasks import scores
+from fleetune.protocols.tasks.anomaly_threshold import threshold_of
 from fleetune.protocols.tasks.scores import Score
-from fleetune.protocols.tasks.task import Array, Task
+from fleetune.protocols.tasks.task import Array, Task, as_classes
 
 NORMAL, ANOMALY = 0, 1
 
@@ -40,7 +41,7 @@ class Reconstruction(Task):
         Score("recall", "recall", "Share of the anomalies that are above the device's threshold.", "higher"),
     )
 
-    by_reference = frozenset({"precision", "recall"})  # the threshold is a quantile of training errors
+    by_reference = frozenset({"precision", "recall"})  # the threshold is one of held-out errors
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +54,7 @@ class Reconstruction(Task):
     def checked(self, labels: Array, num_outputs: int, where: str) -> Array:  # noqa: ARG002
         if labels.shape[1:] == (0,):  # the source has none
             return np.zeros(len(labels), np.int64)
+        labels = as_classes(labels)
         if labels.ndim != 1 or not np.isin(labels, (NORMAL, ANOMALY)).all():
             raise DataError(f"{where}: labels of samples to reconstruct are 0 (normal) and 1 (anomaly)")
         return labels.astype(np.int64, copy=False)
@@ -78,7 +80,7 @@ class Reconstruction(Task):
         Args:
             reference: errors of the device's own normal samples, shape (n,), at least one.
         """
-        return float(np.quantile(reference, self.section.anomaly_quantile))
+        return threshold_of(reference, self.section.anomaly_quantile)
 
     def _figure(self, name: str, judged: Array, labels: Array, reference: Array | None) -> float | None:
         anomalous = labels == ANOMALY

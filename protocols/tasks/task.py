@@ -35,7 +35,7 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]]
     scores: ClassVar[tuple[Score, ...]]
     weighs_classes: ClassVar[bool] = False
-    by_reference: ClassVar[frozenset[str]] = frozenset()  # scores that ask what was `judged` in training too
+    by_reference: ClassVar[frozenset[str]] = frozenset()  # scores that need errors of normal samples too
     label_form: ClassVar[Literal["classes", "numbers", "optional"]] = "numbers"
     targets_are_samples: ClassVar[bool] = False
 
@@ -118,7 +118,7 @@ class Task(ABC):
             name: of the score.
             judged: of all samples, joined, at least one.
             labels: theirs.
-            reference: `judged` of the training samples, see `by_reference`.
+            reference: `judged` of normal samples, see `by_reference`.
 
         Returns:
             None where these samples cannot tell.
@@ -135,10 +135,21 @@ class Task(ABC):
         return {name: value for name, value in found.items() if value is not None}
 
 
+def as_classes(labels: Array) -> Array:
+    """Whole float labels, shape (n,) or (n, 1), as classes: int64, shape (n,). All others as they are."""
+    if labels.dtype.kind not in "buif" or labels.shape[1:] not in ((), (1,)):
+        return labels
+    column = labels.reshape(len(labels))
+    if column.dtype.kind == "f" and not (np.isfinite(column) & (column == np.floor(column))).all():
+        return labels
+    return column.astype(np.int64, copy=False)
+
+
 def whole_classes(labels: Array, num_outputs: int, where: str) -> NDArray[np.int64]:
     """Class numbers as a model with so many outputs takes them. Raises DataError."""
     if labels.size == 0 and len(labels):
         raise DataError(f"{where}: there are no labels")
+    labels = as_classes(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "bui":
         raise DataError(
             f"{where}: labels have shape {labels.shape} of {labels.dtype}; classes are whole numbers"

@@ -36,7 +36,9 @@ def check_name(name: str, what: str) -> str:
         SettingError: it holds anything but letters, digits, `_` and `-`, or is longer than 64.
     """
     if not _NAME.fullmatch(name):
-        raise SettingError(f"{what} {name!r}: use 1 to 64 letters, digits, '_' or '-'")
+        valid = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:64]
+        advice = f"; use {valid}" if valid else ""
+        raise SettingError(f"{what} {name!r}: use 1 to 64 letters, digits, '_' or '-'{advice}")
     return name
 
 

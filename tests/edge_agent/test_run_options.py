@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from fleetune.edge_agent import cli, starting
 from fleetune.edge_agent.run_options import RunOptions, takes_run_options
+from fleetune.protocols.errors import SettingError
+from fleetune.protocols.wire import topics
 
 GIVEN = {"fleet": "f", "broker": "b:1", "data": "digits"}
 LINE = [word for name, value in GIVEN.items() for word in (f"--{name}", value)]
@@ -62,3 +64,15 @@ def test_lists_that_are_options_are_not_shared_between_calls():
         """Nothing."""
 
     assert parameters(first)["trust"].default is not parameters(second)["trust"].default
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [("raspberrypi.local", "raspberrypi-local"), ("küche 2", "k-che-2"), ("..", None), ("a" * 70, "a" * 64)],
+)
+def test_a_name_that_is_none_comes_with_one_that_is(name, valid):
+    with pytest.raises(SettingError) as caught:
+        topics.check_name(name, "device")
+    assert str(caught.value).endswith(f"; use {valid}" if valid else "digits, '_' or '-'")
+    if valid:
+        assert topics.check_name(valid, "device") == valid

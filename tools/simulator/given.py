@@ -4,6 +4,7 @@ A run's settings then say `given:DIGEST` of what was given, so that its folder s
 of other arrays is another run.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +18,8 @@ from fleetune.edge_agent.datasets.dataset import Dataset
 from fleetune.edge_agent.datasets.sources import from_python, load
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks.task import as_classes
 from fleetune.protocols.user_code import as_line
 from fleetune.protocols.wire.payloads import run_key
 
@@ -51,13 +54,13 @@ class Given:
             DataError: see `edge_agent.datasets.sources.load`.
         """
         if self.dataset is not None:
-            return self.dataset
+            return _for_task(self.dataset, settings)
         source = settings.data.source
         if source.startswith(_GIVEN):
             raise SettingError(
                 f"data.source = {source!r}: arrays from Python; give them again, {_DATA}=(x, y)"
             )
-        return load(source, None)
+        return _for_task(load(source, None), settings)
 
     def check(self, settings: RunSettings) -> None:
         """Raises SettingError: rows were dealt by the caller once, and are not now."""
@@ -76,6 +79,13 @@ class Given:
             kind = _GIVEN + _digest(array for one in self.dealt for array in _arrays(one))
             data = replace(data, partition=replace(data.partition, kind=kind))
         return replace(settings, data=data)
+
+
+def _for_task(dataset: Dataset, settings: RunSettings) -> Dataset:
+    """`dataset` with whole float labels as classes, where the task has classes: devices get them by class."""
+    if task_of(settings.task).label_form == "numbers":
+        return dataset
+    return dataclasses.replace(dataset, y=as_classes(dataset.y))
 
 
 NOTHING_GIVEN = Given()

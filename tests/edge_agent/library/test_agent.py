@@ -260,7 +260,13 @@ def test_a_prediction_is_what_edge_agent_predict_says(kind, agent, tmp_path):
     kept_in.enrolment("r-1").write(codec.encode(enrolment, spec))
     kept_in.keep_bundle("r-1", made.encoded())
     standing = STANDING.__class__(
-        "r-1", 1, False, spec.hash, spec.input_shape, spec.num_classes, threshold=trainer.threshold(weights)
+        "r-1",
+        1,
+        False,
+        spec.hash,
+        spec.input_shape,
+        spec.num_classes,
+        threshold=getattr(trainer.threshold(weights), "error", None),
     )
     kept_in.served.write(codec.encode(Served(standing, weights), spec))
     np.save(tmp_path / "x.npy", data.x_test)

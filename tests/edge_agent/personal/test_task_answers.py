@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from tests.edge_agent.training.test_tasks import NUM_TRAIN, SECTIONS, SHAPE, data_for, name_of
+from tests.edge_agent.training.test_tasks import SECTIONS, SHAPE, data_for, name_of
 from typer.testing import CliRunner
 
 from fleetune.coordinator.export.make_bundle import make_bundle
@@ -90,7 +90,7 @@ def test_only_what_is_asked_of_such_a_task_is_answered():
 
 def test_the_served_models_threshold_is_of_the_devices_own_normal_samples():
     section = TaskSection(kind="reconstruction", anomaly_quantile=0.75)
-    trainer, weights, *_ = trained(section)
+    trainer, weights, _, data = trained(section)
     model = {"name": "mlp", "input_shape": list(SHAPE), "num_classes": 12}
     run = {"run": {"name": "r"}, "model": model, "method": {"name": "fedavg"}}
     task = {"task": {"kind": "reconstruction", "anomaly_quantile": 0.75}}
@@ -109,8 +109,16 @@ def test_the_served_models_threshold_is_of_the_devices_own_normal_samples():
         weights, Turn(1, 1), None
     )
     threshold = read_served(memory.data, trainer.spec).standing.threshold
-    assert threshold == trainer.threshold(weights)
-    assert (trainer.losses(weights) > threshold).sum() == pytest.approx(NUM_TRAIN * 0.8 / 4, abs=1)
+    found = trainer.threshold(weights)
+    assert threshold == found.error
+    normal = np.sort(trainer.losses(weights, "test")[data.y_test == 0])
+    rank = int(np.ceil(0.75 * (normal.size + 1)))
+    assert threshold == pytest.approx(normal[rank - 1], rel=2e-4)  # of samples that nothing was trained on
+    assert (normal > threshold).sum() == normal.size - rank
+    assert read_served(memory.data, trainer.spec).standing.false_alarms == found.false_alarms
+    assert found.false_alarms.num_samples == normal.size
+    assert found.false_alarms.of == "test"
+    assert found.false_alarms.expected == (normal.size + 1 - rank) / (normal.size + 1)
 
 
 SAID = {
@@ -119,8 +127,8 @@ SAID = {
     "regression": (["prediction", "RMSE", "R²"], {"numbers"}),
     "forecast": (["prediction", "MAE"], {"numbers"}),
     "reconstruction": (
-        ["anomaly", "anomalies: ", "errors above", "AUROC"],
-        {"error", "anomaly", "threshold"},
+        ["anomaly", "anomalies: ", "errors above", "expected false alarms ", "by ", " test samples", "AUROC"],
+        {"error", "anomaly", "threshold", "false_alarms"},
     ),
 }
 

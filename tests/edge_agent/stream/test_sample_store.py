@@ -206,6 +206,21 @@ def test_a_reservoir_is_the_same_in_whatever_order_samples_come(tmp_path):
     assert 0.4 < early < 0.6
 
 
+def test_a_label_that_is_a_whole_float_is_a_class_where_classes_are_wanted(tmp_path):
+    store = SampleStore.open(tmp_path / "s.sqlite")
+    wanted = Wanted(lambda *_: True, "classes", lambda y: int(y) < 3)
+    store.expect(wanted)
+    samples = [
+        make_sample(np.full(2, number), label) for number, label in enumerate((1.0, 2.0, 0.5, -1.0, 7.0))
+    ]
+    assert store.add(samples) == ["stored", "stored", "refused", "refused", "refused"]
+    parts, counted = snapshot.read(store, wanted, store.change)
+    labels = np.concatenate([y for _, y in parts.values()])
+    assert (labels.dtype, sorted(labels.tolist()), counted.unfit) == (np.int64, [1, 2], 0)
+    assert sum(snapshot.tally(store, replace(wanted, test_fraction=0.0))) == 4
+    store.close()
+
+
 def test_the_newest_stay_and_the_classes_are_balanced_where_that_is_asked(tmp_path):
     store = SampleStore.open(tmp_path / "newest", Bounds(keep_mb=1, keep="newest"))
     batch = samples(3000, shape=(100,))

@@ -18,6 +18,7 @@ from hypothesis.extra import numpy as arrays
 
 from fleetune.edge_agent.datasets import sources
 from fleetune.edge_agent.datasets.har import CHANNELS
+from fleetune.edge_agent.datasets.npz import from_arrays
 from fleetune.edge_agent.training.device_data import (
     Dataset,
     DeviceData,
@@ -34,7 +35,7 @@ from fleetune.protocols.errors import DataError, SettingError, StoreError
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.task import TaskSection
-from fleetune.protocols.tasks import task_of
+from fleetune.protocols.tasks import CLASSIFICATION, task_of
 
 KEY = Key.of("test", "data")
 
@@ -313,6 +314,27 @@ def test_npz_in_parts(tmp_path):
     for part in parts:
         np.testing.assert_array_equal(data.part(part)[0], columns[f"x_{part}"])
         np.testing.assert_array_equal(data.part(part)[1], columns[f"y_{part}"])
+
+
+@pytest.mark.parametrize(
+    "labels", [np.arange(12)[:, None] % 3, np.arange(12.0) % 3, np.arange(12.0)[:, None] % 3]
+)
+def test_whole_labels_in_a_column_or_as_floats_are_classes(tmp_path, labels):
+    np.savez(tmp_path / "d.npz", x=images(12, 2), y=labels)
+    found = load("npz:d.npz", tmp_path)
+    checked = CLASSIFICATION.checked(found.y, 3, "d")
+    assert (checked.dtype, checked.tolist()) == (np.int64, (np.arange(12) % 3).tolist())
+    with pytest.raises(DataError, match="classes are whole numbers"):
+        CLASSIFICATION.checked(found.y + np.float32(0.5), 3, "d")
+
+
+def test_an_npz_with_other_names_says_what_it_holds(tmp_path):
+    np.savez(tmp_path / "d.npz", images=images(3, 2), labels=np.array(["a", None], object))
+    words = r"it holds images \(3, 2.*\) uint8, labels \(not plain numbers\): save them under these names"
+    with pytest.raises(DataError, match=words):
+        load("npz:d.npz", tmp_path)
+    with pytest.raises(DataError, match=r"it holds pixels \(4, 2\) float64: save them"):
+        from_arrays("mine", {"pixels": np.ones((4, 2))})
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,32 @@ def test_anomalies_are_tested_on_and_never_trained_on():
     assert data.y_test.sum() == 4
 
 
+def test_the_threshold_is_found_on_validation_samples_where_they_are_enough():
+    task = task_of(TaskSection(kind="reconstruction", anomaly_quantile=0.8))
+    whole = data_for(task)
+    bundle = make_bundle("mlp", SHAPE, 12, Key(3), task.section)
+    weights = None
+    for num_validation, of in ((3, "validation and test"), (20, "validation"), (0, "test")):
+        held_out = replace(
+            whole,
+            x_validation=whole.x_train[:num_validation],
+            y_validation=np.zeros(num_validation, np.int64),
+        )
+        data = check_fits(held_out, bundle.spec, task)
+        trainer = LocalTrainer(TorchBackend.from_spec(bundle.spec, task), data, TrainingSection())
+        weights = trainer.backend.weights.copy() if weights is None else weights
+        found = trainer.threshold(weights)
+        normal = {part: trainer.losses(weights, part) for part in ("validation", "test")}
+        normal["test"] = normal["test"][data.y_test == 0]
+        used = np.concatenate([normal[part] for part in of.split(" and ")])
+        assert found.false_alarms.of == of
+        assert found.false_alarms.num_samples == len(used)
+        rank = min(len(used), int(np.ceil(0.8 * (len(used) + 1))))
+        assert_allclose(found.error, np.sort(used)[rank - 1], rtol=2e-4)
+    without = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
+    assert replace(trainer, data=without).threshold(weights).false_alarms is None
+
+
 def test_held_out_anomalies_score_models_and_have_no_part_in_their_loss():
     task = task_of(TaskSection(kind="reconstruction"))
     whole = data_for(task)
