@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetune.edge_agent import personal_cli, versions_cli
+from fleetune.edge_agent import personal_cli, versions_cli, wipe_cli
 from fleetune.edge_agent.logs import set_up_logging
 from fleetune.edge_agent.run_options import (
     Authority,
@@ -23,7 +23,6 @@ from fleetune.edge_agent.run_options import (
     takes_run_options,
 )
 from fleetune.edge_agent.service.cli import app as service
-from fleetune.edge_agent.state import wipe
 from fleetune.edge_agent.state.defaults import HOST, STATE
 from fleetune.edge_agent.stream import cli as stream_cli
 from fleetune.protocols.command_group import Commands
@@ -206,7 +205,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-app.command()(wipe.wipe)
+app.command()(wipe_cli.wipe)
 app.command()(personal_cli.export)
 app.command()(personal_cli.predict)
 app.command()(stream_cli.add)

@@ -76,6 +76,13 @@ def adopt_losses(connection: sqlite3.Connection, losses: NDArray[np.float32]) ->
     values.put_bytes(connection, _LOSSES, losses.tobytes())
 
 
+def forget(connection: sqlite3.Connection) -> None:
+    """Delete all that was made of inputs: samples were removed, and projections do not say whose they are."""
+    connection.execute("DELETE FROM arrival")
+    for name in (_KNOWN, _NEXT, _LOSSES):
+        values.drop_bytes(connection, name)
+
+
 def _latest(connection: sqlite3.Connection) -> int:
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'arrival'").fetchone()
     return 0 if row is None else int(row[0])

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.edge_agent.stream import arrivals, values
+from fleetune.edge_agent.stream import arrivals, forgetting, values
+from fleetune.edge_agent.stream.forgetting import Chosen
 from fleetune.edge_agent.stream.refusals import Refusals
 from fleetune.edge_agent.stream.retention import DAY_S, Bounds, forget_held, let_go, stored_bytes
 from fleetune.edge_agent.stream.sample import UNLABELLED, BadSample, Label, Sample
@@ -139,6 +140,38 @@ class SampleStore:
         """
         with self._lock, self._step() as step:
             return [self._label(name, label, step) for name, label in labels]
+
+    def chosen(self, chosen: Chosen) -> list[str | None]:
+        """Names of the samples that `forget` would remove, None where one has none."""
+        with self._looking():
+            return forgetting.names_of(self._connection, chosen)
+
+    def forget(self, chosen: Chosen) -> int:
+        """Remove samples for good: from the file, its log and the snapshot of a round under way.
+
+        Returns how many there were. When it returns, a power cut brings none of them back.
+
+        Raises:
+            StoreError: it cannot be written, and nothing is removed; or another process reads the log, which
+                still has the bytes.
+        """
+        with self._lock:
+            self._connection.execute("PRAGMA secure_delete = ON")
+            try:
+                with self._step():
+                    count = forgetting.delete(self._connection, chosen)
+                    pin = values.get(self._connection, Pin)
+                    if count and pin is not None:
+                        values.put(self._connection, msgspec.structs.replace(pin, whole=False))
+                busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._connection.execute("PRAGMA secure_delete = FAST")
+        if busy:
+            raise StoreError(
+                f"{self.path}: {count} samples are removed, but another process still reads the log that has"
+                " their bytes; repeat the command in a minute"
+            )
+        return count
 
     def refuse(self, problem: BadSample, count: int = 1) -> None:
         """Count what a feeder could not take."""

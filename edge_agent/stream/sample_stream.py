@@ -203,7 +203,7 @@ class SampleStream:
         """
         pin = self.store.pin(turn)
         if not pin.whole:
-            log.warning("round %d: its samples had to make room; it trains on those left", turn.round)
+            log.warning("round %d: some of its samples were removed; it trains on those left", turn.round)
         parts, counted = snapshot.read(self.store, wanted, pin.change)
         if not counted.parts["train"]:
             raise TrainingStopped(f"{self.source}: no samples to train on just now")

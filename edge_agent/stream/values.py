@@ -118,6 +118,10 @@ def put_bytes(connection: sqlite3.Connection, name: str, data: bytes) -> None:
     connection.execute("INSERT OR REPLACE INTO value VALUES (?, ?)", (name, data))
 
 
+def drop_bytes(connection: sqlite3.Connection, name: str) -> None:
+    connection.execute("DELETE FROM value WHERE name = ?", (name,))
+
+
 def get_number(connection: sqlite3.Connection, name: str) -> int:
     data = get_bytes(connection, name)
     return 0 if data is None else int(data)

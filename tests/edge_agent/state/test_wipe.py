@@ -1,13 +1,18 @@
 """What an agent keeps can be removed, and nothing else ever is."""
 
+import datetime as dt
+import json
 import os
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fleetune.edge_agent.cli import app
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.state.state_folder import MARKER, VERSION, agent_files, wipe
+from fleetune.edge_agent.stream.sample import make_sample
+from fleetune.edge_agent.stream.sample_store import SampleStore
 from fleetune.protocols.errors import StoreError, StoreVersion
 
 DIGEST = "0" * 32
@@ -64,6 +69,9 @@ def test_the_question_names_devices_runs_and_bytes_and_no_removes_nothing(tmp_pa
     num_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     before = everything(tmp_path)
     done = invoke("--state", tmp_path, input="n\n")
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1] == "nothing was removed"
+    assert invoke("--state", tmp_path, input="").exit_code == 1  # nothing can answer
     assert "2 devices (pi, zero) learned in 3 runs" in done.output
     assert f"{num_bytes:,} bytes" in done.output
     assert "pi: 2 runs (r1, r2)" in done.output
@@ -181,3 +189,68 @@ def test_an_agent_that_waited_at_the_door_of_a_folder_that_was_wiped_locks_the_n
 def test_a_folder_that_may_not_be_read_is_none_of_ours(tmp_path):
     (tmp_path / "secret").mkdir(mode=0)
     assert agent_files(tmp_path) == []
+
+
+def test_one_device_goes_and_the_others_stay(tmp_path):
+    for name in ("f/pi", "f/zero", "g/pi"):
+        a_device(tmp_path / name)
+    done = invoke("--state", tmp_path, "--fleet", "f", "--device", "tv", "--yes")
+    assert done.exit_code == 2
+    assert "no device f/tv keeps anything here; there are f/pi, f/zero, g/pi" in done.output
+    done = invoke("--state", tmp_path, "--fleet", "f", "--device", "pi", "--json", input="n\n")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout.splitlines()[-1]) == {"removed": False, "devices": []}
+    done = invoke("--state", tmp_path, "--fleet", "f", "--device", "pi", "--json", "--yes")
+    told = json.loads(done.stdout)
+    assert told["removed"]
+    assert [(one["folder"], one["runs"]) for one in told["devices"]] == [
+        (str(tmp_path / "f/pi"), ["r1", "r2"])
+    ]
+    assert [one.folder.relative_to(tmp_path).as_posix() for one in agent_files(tmp_path)] == [
+        "f/zero",
+        "g/pi",
+    ]
+    assert invoke("--state", tmp_path, "--device", "pi", "--yes").exit_code == 0
+    assert [one.folder.name for one in agent_files(tmp_path)] == ["zero"]
+
+
+DAY_S = 86_400.0
+
+
+def test_one_sample_or_one_day_goes_and_the_rest_stays(tmp_path):
+    store = a_device(tmp_path / "f" / "pi")
+    now = 1_780_000_000.0
+    for day in range(3):
+        samples = SampleStore.open(store.samples, wall=lambda day=day: now + day * DAY_S)
+        samples.add([make_sample(np.full(4, 10 * day + index), 0, f"{day}-{index}") for index in range(2)])
+        samples.close()
+    before = everything(tmp_path)
+
+    def names():
+        samples = SampleStore.open(store.samples)
+        try:
+            return {name for (name,) in samples._connection.execute("SELECT name FROM sample")}
+        finally:
+            samples.close()
+
+    done = invoke("--state", tmp_path, "--sample", "1-0", input="n\n")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (1, "nothing was removed")
+    assert len(names()) == 6
+    done = invoke("--state", tmp_path, "--sample", "1-0", "--yes")
+    assert done.exit_code == 0
+    assert "removed 1 sample; models trained on these samples cannot unlearn them" in done.output
+    assert names() == {"0-0", "0-1", "1-1", "2-0", "2-1"}
+    done = invoke("--state", tmp_path, "--sample", "0-0", "--sample", "1-0", "--yes")
+    assert done.exit_code == 2
+    assert "no sample '1-0' is kept in " in done.output
+    day = dt.datetime.fromtimestamp(now + 2 * DAY_S).astimezone().date().isoformat()
+    done = invoke("--state", tmp_path, "--device", "pi", "--day", day, "--yes", "--json")
+    assert json.loads(done.stdout) == {
+        "removed": True,
+        "devices": [{"folder": str(tmp_path / "f/pi"), "samples": 2}],
+    }
+    assert names() == {"0-0", "0-1", "1-1"}
+    for words in (("--day", "yesterday"), ("--day", day, "--sample", "0-0"), ("--day", day)):
+        assert invoke("--state", tmp_path, *words, "--yes").exit_code == 2
+    assert len(names()) == 3
+    assert everything(tmp_path) == before  # models and all else stay

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fleetune.edge_agent.stream import snapshot
+from fleetune.edge_agent.stream.forgetting import Chosen
 from fleetune.edge_agent.stream.retention import Bounds
 from fleetune.edge_agent.stream.sample import make_label, make_sample
 from fleetune.edge_agent.stream.sample_store import SampleStore
@@ -96,3 +97,60 @@ def test_a_step_that_was_cut_short_was_never_begun(course, tmp_path):
             assert (change - 1, parts) == before
             cuts += 1
     assert cuts > 10
+
+
+def test_a_sample_that_was_removed_is_in_no_file_and_no_snapshot(tmp_path):
+    path = tmp_path / "store" / "s.sqlite"
+    rng = np.random.default_rng(3)
+    samples = [make_sample(x, 0, f"{index}") for index, x in enumerate(rng.normal(size=(40, 3000)))]
+    secret = samples[7].data[:64]
+    with opened(path) as store:
+        store.add(samples)
+        pin = store.pin(Turn("r", 1, 1))
+        store.label([("7", make_label(1))])  # the snapshot has the label of before
+        before = copy(path, tmp_path / "before")
+        assert any(secret in file.read_bytes() for file in before.parent.iterdir())
+        assert store.forget(Chosen(("7", "none"))) == 1
+        after = copy(path, tmp_path / "after")
+        assert not any(secret in file.read_bytes() for file in path.parent.iterdir())
+        assert store.pin(Turn("r", 1, 1)) == type(pin)(pin.turn, pin.change, whole=False)
+        parts, _ = snapshot.read(store, WANTED, pin.change)
+        assert sum(len(x) for x, _ in parts.values()) == 39
+        assert store._connection.execute("SELECT count(*) FROM label_before").fetchone() == (0,)
+        assert store._connection.execute("SELECT count(*) FROM arrival").fetchone() == (0,)
+        assert store.forget(Chosen(("7",))) == 0
+        assert store.add([samples[7]]) == ["stored"]  # it may come again
+        assert store.pin(Turn("r", 2, 1)).whole
+    with opened(after) as store:  # the power went when the removal had returned
+        content(store)
+        assert store.chosen(Chosen(("7",))) == []
+
+
+def test_a_removal_that_was_cut_short_is_whole_or_was_never_begun(tmp_path, monkeypatch):
+    path, cuts = tmp_path / "store" / "s.sqlite", []
+    with opened(path) as store:
+        store.add(
+            [make_sample(x, 0, f"{i}") for i, x in enumerate(np.random.default_rng(4).normal(size=(9, 500)))]
+        )
+        store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        step = store._next_step
+
+        def before_commit():
+            cuts.append(copy(path, tmp_path / "cut-0"))
+            return step()
+
+        monkeypatch.setattr(store, "_next_step", before_commit)
+        store._connection.set_trace_callback(
+            lambda words: (
+                cuts.append(copy(path, tmp_path / f"cut-{len(cuts)}")) if "checkpoint" in words else None
+            )
+        )
+        assert store.forget(Chosen(("1", "2"))) == 2
+        store._connection.set_trace_callback(None)
+        cuts.append(copy(path, tmp_path / "done"))
+    left = []
+    for cut in cuts:
+        with opened(cut) as store:
+            content(store)
+            left.append(9 - len(store.chosen(Chosen(tuple(map(str, range(9)))))))
+    assert left == [0, 2, 2]

@@ -1,0 +1,173 @@
+"""edge-agent wipe: removing what agents keep: all of it, one device, some samples, or a day's samples."""
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleetune.protocols.one_line import one_line_errors
+
+if TYPE_CHECKING:
+    from fleetune.edge_agent.state.state_folder import AgentFiles
+    from fleetune.edge_agent.stream.forgetting import Chosen
+
+_NAMED = 3
+_SAMPLES_FILE = "samples.sqlite"
+_LEARNED = (
+    "models trained on these samples cannot unlearn them: wipe the device's models too, and start a new run"
+)
+_SOURCES = "samples in a watched folder, or on the way from a sensor, can come again: remove them there too"
+
+
+def wipe(
+    state: Annotated[Path, typer.Option(help="where personal models are kept, as in run")] = Path(
+        "agent-state"
+    ),
+    fleet: Annotated[str | None, typer.Option(help="only devices of this fleet")] = None,
+    device: Annotated[str | None, typer.Option(help="only this device")] = None,
+    sample: Annotated[
+        list[str] | None, typer.Option(help="only the sample with this id; may be repeated")
+    ] = None,
+    day: Annotated[
+        str | None, typer.Option(help="only samples that arrived on this day, local time, as in 2026-05-31")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Remove what agents keep in a folder, personal models too, or some of their samples; files of others
+    stay. Answered with no, it removes nothing and ends with exit code 1.
+    """
+    from fleetune.edge_agent.state.state_folder import agent_files
+    from fleetune.protocols.errors import SettingError, StoreError
+
+    with one_line_errors("edge-agent"):
+        if sample and day:
+            raise SettingError("--sample and --day: give one of them")
+        found = agent_files(state)
+        if not found and state.exists():
+            raise StoreError(f"{state}: no agent keeps anything here; name the --state that run was given")
+        if found:
+            found = _of(found, fleet, device)
+        if sample or day:
+            _wipe_samples(found, _chosen(tuple(sample or ()), day), yes=yes, as_json=as_json)
+        else:
+            _wipe_devices(state, found, yes=yes, as_json=as_json)
+
+
+def _of(found: "list[AgentFiles]", fleet: str | None, device: str | None) -> "list[AgentFiles]":
+    """Those of a fleet and a device. Raises StoreError: there are none."""
+    from fleetune.protocols.errors import StoreError
+
+    there = [
+        one
+        for one in found
+        if device in (None, one.folder.resolve().name) and fleet in (None, one.folder.resolve().parent.name)
+    ]
+    if not there:
+        known = ", ".join(f"{one.folder.resolve().parent.name}/{one.folder.resolve().name}" for one in found)
+        raise StoreError(f"no device {fleet or '*'}/{device or '*'} keeps anything here; there are {known}")
+    return there
+
+
+def _wipe_devices(state: Path, found: "list[AgentFiles]", *, yes: bool, as_json: bool) -> None:
+    from fleetune.edge_agent.state.state_folder import wipe as remove
+
+    for one in found:
+        typer.echo(_words(one), err=as_json)
+    told = [
+        {
+            "folder": str(one.folder),
+            "runs": [*one.runs],
+            "num_bytes": one.num_bytes,
+            "left_alone": [str(path) for path in one.foreign],
+        }
+        for one in found
+    ]
+    if found:
+        _ask(_question(found), yes=yes, as_json=as_json)
+        remove(state, found)
+    if as_json:
+        print(json.dumps({"removed": bool(found), "devices": told}))
+        return
+    if not found:
+        print("nothing was removed: there is no such folder")
+    for path in (path for one in found for path in one.foreign):
+        print(f"left alone, no agent put it there: {path}")
+
+
+def _chosen(names: tuple[str, ...], day: str | None) -> "Chosen":
+    """Raises SettingError: that is no day."""
+    from fleetune.edge_agent.stream.forgetting import Chosen
+    from fleetune.protocols.errors import SettingError
+
+    if day is None:
+        return Chosen(names)
+    try:
+        return Chosen.of_day(dt.date.fromisoformat(day))
+    except (ValueError, OverflowError, OSError):
+        raise SettingError(f"--day {day}: no day; write it as in 2026-05-31") from None
+
+
+def _wipe_samples(found: "list[AgentFiles]", chosen: "Chosen", *, yes: bool, as_json: bool) -> None:
+    from contextlib import ExitStack
+
+    from fleetune.edge_agent.stream.sample_store import SampleStore
+    from fleetune.protocols.errors import StoreError
+
+    with ExitStack() as opened:
+        stores = {}
+        for path in (path for one in found for path in one.files if path.name == _SAMPLES_FILE):
+            stores[path] = SampleStore.open(path)
+            opened.callback(stores[path].close)
+        there = {path: store.chosen(chosen) for path, store in stores.items()}
+        missing = set(chosen.names).difference(*there.values())
+        if missing or not any(there.values()):
+            what = f"no sample {min(missing)!r}" if missing else "no sample of that day"
+            raise StoreError(f"{what} is kept in {', '.join(map(str, there)) or 'any store here'}")
+        for path, names in there.items():
+            if names:
+                typer.echo(f"{path}: {_count(len(names), 'sample')}", err=as_json)
+        total = sum(map(len, there.values()))
+        _ask(f"remove {_count(total, 'sample')}?", yes=yes, as_json=as_json)
+        gone = {path: store.forget(chosen) for path, store in stores.items() if there[path]}
+    if as_json:
+        told = [{"folder": str(path.parent), "samples": count} for path, count in gone.items()]
+        print(json.dumps({"removed": True, "devices": told}))
+    else:
+        print(f"removed {_count(sum(gone.values()), 'sample')}; {_LEARNED}\n{_SOURCES}")
+
+
+def _ask(question: str, *, yes: bool, as_json: bool) -> None:
+    """Return where the answer is yes. Raises typer.Exit with code 1 where it is no, or nothing can answer."""
+    try:
+        agreed = yes or typer.confirm(question, err=as_json)
+    except typer.Abort:  # the end of the input
+        agreed = False
+    if agreed:
+        return
+    print(json.dumps({"removed": False, "devices": []}) if as_json else "nothing was removed")
+    raise typer.Exit(1)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _words(one: "AgentFiles") -> str:
+    runs = f"{len(one.runs)} run{'s' * (len(one.runs) != 1)}"
+    return f"{one.folder}: {_some(runs, one.runs)}, {one.num_bytes:,} bytes"
+
+
+def _some(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{what} ({', '.join(names[:_NAMED])}{more})" if names else what
+
+
+def _question(found: "list[AgentFiles]") -> str:
+    devices = _some(f"{len(found)} device{'s' * (len(found) != 1)}", [one.folder.name for one in found])
+    num_runs, num_bytes = sum(len(one.runs) for one in found), sum(one.num_bytes for one in found)
+    runs = f"{num_runs} run{'s' * (num_runs != 1)}"
+    return f"remove all that {devices} learned in {runs}, {num_bytes:,} bytes, personal models too?"
