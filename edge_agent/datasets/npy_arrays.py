@@ -93,7 +93,7 @@ class NpzFile:
             return found
 
     def described(self, most: int) -> list[str]:
-        """Names, shapes and types of the first `most` arrays, for messages. Nothing of their content is read."""
+        """Names, shapes and types of the first `most` arrays, for messages: no content is read."""
         found = []
         for name in self.names[:most]:
             try:
