@@ -353,7 +353,7 @@ def test_boards_by_name_and_by_file(tmp_path, monkeypatch):
         ("nope", "known: "),
         ("nope.toml", "nope.toml"),
         ("./wrong.toml", "title"),
-        ("./", "directory"),
+        ("./", "is a folder"),
     ):
         with pytest.raises(SettingError, match=said) as caught:
             board_named(name)
