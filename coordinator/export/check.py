@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from fleetune.protocols.bundle.onnx_file import write_onnx
 from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.model.torch_backbone import frozen_values
+from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.randomness import Key
@@ -141,6 +143,7 @@ class _Reference:
         inputs = {name: torch.from_numpy(value) for name, value in given.items()}
         watched = Model(model.spec, module, (), model.samples, model.num_features, False)
         with (
+            SingleValueNorms() if len(given["x"]) == 1 else nullcontext(),
             Dropouts(lambda index, *_: inputs[f"noise:{index}"]),
             features_watched(watched) as calls,
             torch.set_grad_enabled(graph != ANSWER),

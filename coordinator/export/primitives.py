@@ -46,8 +46,10 @@ class Primitives(TorchFunctionMode):
         call.apply_defaults()
         return rule(self, **call.arguments)
 
-    def note(self, running: Tensor | None, batch: Tensor, momentum: float) -> None:
-        """A running statistic moves towards the batch's."""
+    def note(
+        self, running: Tensor | None, batch: Tensor, momentum: float, single: Tensor | None = None
+    ) -> None:
+        """A running statistic moves towards the batch's, unless that is of a single value."""
         name = self._names.get(id(running))
         if running is None or name is None:
             return
@@ -56,30 +58,47 @@ class Primitives(TorchFunctionMode):
         if isinstance(momentum, Cumulative):
             assert self._batches is not None
             share = 1 / self._batches
-        self.new[name] = old * (1 - share) + batch * share
+        moved = old * (1 - share) + batch * share
+        self.new[name] = moved if single is None else torch.where(single, old, moved)
 
     def current(self, running: Tensor) -> Tensor:
         """A running statistic as earlier calls in the same step left it."""
         return self.new.get(self._names.get(id(running), ""), running)
 
 
+# Of a batch norm whose channels may have a single value each: whether they have, the running mean and the
+# running variance, in shapes that broadcast.
+Single = tuple[Tensor, Tensor, Tensor]
+
+
 class _Standardised(Function):
     """(x - mean) / sqrt(variance + eps) * weight + bias over `axes`; also mean and variance (biased).
 
     `weight` and `bias` have one value for each place that is normalised apart, in a shape that broadcasts.
+    Where `single` says that each place has one value, mean and variance are the running ones: constants.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: list[int], eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        axes: list[int],
+        eps: float,
+        single: Single | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         mean = x.mean(axes, keepdim=True)
+        if single is not None:
+            mean = torch.where(single[0], single[1], mean)
         centred = x - mean
         variance = (centred * centred).mean(axes, keepdim=True)
+        if single is not None:
+            variance = torch.where(single[0], single[2], variance)
         inverse = torch.rsqrt(variance + eps)
         scale = inverse if weight is None else inverse * weight
         result = centred * scale
-        ctx.save_for_backward(centred, inverse, scale)
+        ctx.save_for_backward(centred, inverse, scale, *(() if single is None else single[:1]))
         ctx.axes, ctx.affine = axes, weight is not None
         ctx.mark_non_differentiable(mean, variance)
         return result if bias is None else result + bias, mean, variance
@@ -87,7 +106,7 @@ class _Standardised(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         gradient = gradients[0]
-        centred, inverse, scale = ctx.saved_tensors
+        centred, inverse, scale, *single = ctx.saved_tensors
         product = gradient * centred
         total = gradient.sum(ctx.axes, keepdim=True)
         along = product.sum(ctx.axes, keepdim=True)
@@ -96,8 +115,10 @@ class _Standardised(Function):
             count = count * centred.shape[axis]
         slope = scale * inverse * inverse * along / count
         offset = scale * total / count
+        if single:
+            slope, offset = (torch.where(single[0], torch.zeros_like(one), one) for one in (slope, offset))
         found = gradient * scale - (centred * slope + offset)
-        return found, along * inverse if ctx.affine else None, total if ctx.affine else None, None, None
+        return found, along * inverse if ctx.affine else None, total if ctx.affine else None, None, None, None
 
 
 class _CrossEntropy(Function):
@@ -144,10 +165,16 @@ def _batch_norm(
     x, scale, shift = input, _per_channel(weight, input), _per_channel(bias, input)
     if training:
         axes = [axis for axis in range(x.ndim) if axis != 1]
-        y, mean, variance = _affine(x, scale, shift, axes, eps)
         count = x.numel() // x.shape[1]
-        mode.note(running_mean, mean.reshape(-1), momentum)
-        mode.note(running_var, variance.reshape(-1) * count / (count - 1), momentum)
+        single, rest = None, None
+        if (
+            running_mean is not None and running_var is not None and count == len(x)
+        ):  # of one sample: one value
+            single = torch.full((), count, dtype=torch.float32) == 1
+            rest = (single, *(_channelwise(mode.current(one), x) for one in (running_mean, running_var)))
+        y, mean, variance = _affine(x, scale, shift, axes, eps, rest)
+        mode.note(running_mean, mean.reshape(-1), momentum, single)
+        mode.note(running_var, variance.reshape(-1) * count / (count - 1), momentum, single)
         return y
     assert running_mean is not None
     assert running_var is not None
@@ -159,14 +186,19 @@ def _batch_norm(
 
 
 def _affine(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: list[int], eps: float
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    axes: list[int],
+    eps: float,
+    single: Single | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Standardised over `axes`, then scaled and shifted; also mean and variance."""
     found: tuple[Tensor, Tensor, Tensor]
     if weight is not None and bias is not None:
-        found = _Standardised.apply(x, weight, bias, axes, eps)  # type: ignore[no-untyped-call]
+        found = _Standardised.apply(x, weight, bias, axes, eps, single)  # type: ignore[no-untyped-call]
         return found
-    found = _Standardised.apply(x, None, None, axes, eps)  # type: ignore[no-untyped-call]
+    found = _Standardised.apply(x, None, None, axes, eps, single)  # type: ignore[no-untyped-call]
     return _scaled(found[0], weight, bias), *found[1:]
 
 

@@ -38,6 +38,7 @@ from fleetune.edge_agent.training.device_data import (
 )
 from fleetune.edge_agent.training.feature_data import features_of, fits, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.training.single_sample import has_single_batches, resting_norms, resting_words
 from fleetune.edge_agent.training.step_guard import StepGuard
 from fleetune.edge_agent.training.trainers import Kind, check_room, make_backend, needs_bundle
 from fleetune.edge_agent.training.trusted_code import check_trust
@@ -109,6 +110,7 @@ def join(
     if growing is not None:
         own = with_known_ids(own, backend.vocabulary)
     own = for_vocabulary(own, backend.vocabulary)
+    _say_if_norms_rest(settings.device, backend, own.size("train"), enrolment.training.batch_size)
     with_features = _features_where_they_fit(device, backend, enrolment, stop)
     trainer = LocalTrainer(*with_features(own), enrolment.training, stop, progress)
     session = _session(enrolment, method, trainer, store, settings.device)
@@ -144,6 +146,14 @@ def join(
     )
     joined.keep()
     return joined
+
+
+def _say_if_norms_rest(device: str, backend: Backend, num_samples: int, batch_size: int) -> None:
+    """Raises ModelError: the backend cannot train on the single samples that this device's batches have."""
+    if has_single_batches(backend.spec, num_samples, batch_size):
+        who = f"{device} has {num_samples} training sample{'s' * (num_samples > 1)}"
+        if line := resting_words(who, resting_norms(backend), batch_size):
+            log.warning("%s", line)
 
 
 def _read(data: bytes, run: str, conditions: Conditions) -> Enrolment:

@@ -81,7 +81,7 @@ def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None
     spec = whole.spec
     groups = zip(spec.groups, smaller.spec.groups, strict=True)
     present = neuron_mask(spec, [np.arange(size) < few for size, few in groups], statistics=True)
-    weights, size = _made_up_weights(spec), spec.num_parameters
+    weights, size = made_up_weights(spec), spec.num_parameters
     weights[:size] *= present[:size]
     losses, *statistics = _two_steps(whole, weights)
     gradient = whole.gradient[present]
@@ -96,7 +96,7 @@ def _fading_if_same(whole: Backend, smaller: Backend) -> dict[str, float] | None
 def _two_steps(backend: Backend, weights: FlatArray) -> list[FlatArray]:
     """Losses, and the running statistics after each step; its gradient holds the second's."""
     backend.load(weights)
-    x, y = _made_up_samples(backend)
+    x, y = made_up_samples(backend)
     losses, after = [], []
     for step in range(2):
         losses.append(backend.step(x, y, Key(step)))
@@ -133,7 +133,7 @@ def _fading(
     return found
 
 
-def _made_up_weights(spec: ModelSpec) -> FlatArray:
+def made_up_weights(spec: ModelSpec) -> FlatArray:
     """Of usual sizes, none of them 0; variances positive."""
     draw, weights = Key.of("smaller network").generator(), np.zeros(spec.size, np.float32)
     for tensor, view in spec.views(weights):
@@ -147,7 +147,7 @@ def _made_up_weights(spec: ModelSpec) -> FlatArray:
     return weights
 
 
-def _made_up_samples(backend: Backend) -> tuple[InputArray, LabelArray]:
+def made_up_samples(backend: Backend) -> tuple[InputArray, LabelArray]:
     spec, draw = backend.spec, Key.of("smaller network", "samples").generator()
     shape = (_SAMPLES, *spec.input_shape)
     x: InputArray = draw.standard_normal(shape).astype(np.float32)

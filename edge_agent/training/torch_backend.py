@@ -49,6 +49,7 @@ from fleetune.protocols.model.smaller import smaller_spec
 from fleetune.protocols.model.spec import Backbone, FlatArray, ModelSpec
 from fleetune.protocols.model.token_ids import samples_of
 from fleetune.protocols.model.torch_backbone import as_described, set_frozen
+from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
@@ -171,10 +172,11 @@ class TorchBackend:
             self._module.train(training)
         self._vectors.bring()
         try:
-            if extra_loss is None and self._recorded.can and self._dropouts is not None:
-                loss = self._step_again(x, y, key, training, tensors)
-            else:
-                loss = self._step_anew(x, y, key, training, extra_loss, tensors)
+            with SingleValueNorms() if len(y) == 1 else nullcontext():
+                if extra_loss is None and self._recorded.can and self._dropouts is not None:
+                    loss = self._step_again(x, y, key, training, tensors)
+                else:
+                    loss = self._step_anew(x, y, key, training, extra_loss, tensors)
         except (ValueError, RuntimeError, IndexError) as problem:  # torch names a bad batch by any of these
             raise ModelError(
                 f"model {self._spec.name} cannot train on a batch of {len(y)}: {problem}"

@@ -33,6 +33,7 @@ from fleetune.coordinator.run.stored_run import (
 from fleetune.coordinator.store.run_folder import DEVICES
 from fleetune.edge_agent.budget.owner_policy import Policy
 from fleetune.edge_agent.stream.retention import Bounds
+from fleetune.edge_agent.training.single_sample import has_single_batches, resting_words
 from fleetune.edge_agent.training.trainers import installed
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -62,9 +63,11 @@ from fleetune.tools.simulator.stopping.standing import Standing, standing
 from fleetune.tools.simulator.work_at_hand import WorkAtHand
 from fleetune.tools.simulator.workers import worker
 from fleetune.tools.simulator.workers.gathering import Gathering
-from fleetune.tools.simulator.workers.trainer_choice import Chosen, choose
+from fleetune.tools.simulator.workers.trainer_choice import Chosen, choose, norms_on_single_samples
 from fleetune.tools.simulator.workers.worker_processes import WorkerProcesses, warm_up
 from fleetune.tools.simulator.world import world_of
+
+_NAMED = 5  # devices in a line
 
 
 class Inline(Executor):
@@ -191,6 +194,29 @@ def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, w
     return chosen
 
 
+def _single_samples(
+    settings: RunSettings, beginning: Beginning, shares: Shares, trains: Chosen, workers: int
+) -> str:
+    """Which devices train on one sample a batch, and what the model's norms do there; "": none, or nothing."""
+    enrolment = beginning.enrolment
+    spec, batch_size = enrolment.spec, settings.training.batch_size
+    if settings.data.arrivals is not None:
+        return ""
+    sizes = zip(simulated_devices(settings), shares.sizes(spec), strict=True)
+    names = [device.name for device, own in sizes if has_single_batches(spec, own.train, batch_size)]
+    if not names:
+        return ""
+    arguments = enrolment, beginning.backbone, trains
+    if workers:
+        with WorkerProcesses(1) as aside:
+            norms: list[str] = aside.submit(norms_on_single_samples, *arguments).result()
+    else:
+        norms = norms_on_single_samples(*arguments)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    verb = "has" if len(names) == 1 else "have"
+    return resting_words(f"{', '.join(names[:_NAMED])}{more} {verb} 1 training sample", norms, batch_size)
+
+
 def _begin(
     settings: RunSettings,
     folder: Path,
@@ -214,6 +240,7 @@ def _begin(
     zone = settings.schedule.zone or UTC  # whatever this machine's is
     settings = replace(settings, schedule=replace(settings.schedule, zone=zone))
     trains = _chosen_aside(settings, beginning, shares, workers)
+    single = _single_samples(settings, beginning, shares, trains, workers)
     settings = replace(settings, fleet=replace(settings.fleet, trainer=trains.kind))
     run = open_run(
         settings,
@@ -227,7 +254,7 @@ def _begin(
     try:
         names = [player.name for player in players]
         begins = carry_over(settings, run.enrolment, names, folder / DEVICES, runs)
-        words = "; ".join(filter(None, (begins, trains.words)))
+        words = "; ".join(filter(None, (begins, trains.words, single)))
         return _Opened(run, players, _sent_at_first(run, beginning, runs), growing, words)
     except BaseException:
         run.store.close()

@@ -22,6 +22,7 @@ from fleetune.edge_agent.training.torch_backend import TorchBackend
 from fleetune.edge_agent.training.torch_loss_terms import loss_term_value
 from fleetune.protocols.bundle.bundle import Noise
 from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
 from fleetune.protocols.model.torch_dropout import Dropouts
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
@@ -231,7 +232,10 @@ class StackedNetworks:
         statistics = {name: near[name].clone() for name in self._places if name not in own}
 
         def logits_of(own: Any, statistics: Any, x: Tensor, draws: list[Tensor]) -> Tensor:
-            with Dropouts(lambda index, *_: draws[index]) if draws else nullcontext():
+            with (
+                SingleValueNorms() if training and len(x) == 1 else nullcontext(),
+                Dropouts(lambda index, *_: draws[index]) if draws else nullcontext(),
+            ):
                 logits: Tensor = functional_call(self._module, (own, statistics), (x,))
                 return logits
 

@@ -16,8 +16,9 @@ from fleetune.edge_agent.training.backend import Backend
 from fleetune.edge_agent.training.device_data import DeviceData, for_vocabulary
 from fleetune.edge_agent.training.feature_data import features_of, upper_of
 from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.training.single_sample import resting_norms
 from fleetune.edge_agent.training.trainers import PIP, installed, make_backend
-from fleetune.protocols.bundle.bundle import Bundle
+from fleetune.protocols.bundle.bundle import Bundle, read_bundle
 from fleetune.protocols.errors import FleetuneError, ModelError, SettingError, TrainingDiverged
 from fleetune.protocols.model.backbone_file import Tensors, read_backbone
 from fleetune.protocols.model.spec import Backbone
@@ -260,6 +261,19 @@ def _times(
             trainer.fit(enrolment.weights, FitPlan(epochs=1), Key.of("trainer choice", turn))
             times[name].append(clock() - began)
     return {name: min(taken[1:]) for name, taken in times.items()}
+
+
+def norms_on_single_samples(enrolment: Enrolment, backbone: bytes | None, trains: Chosen) -> list[str]:
+    """See `resting_norms`, of what trains.
+
+    Raises:
+        ModelError: it cannot train on one sample.
+    """
+    bundle = None if trains.bundle is None else read_bundle(trains.bundle)
+    frozen = _frozen(enrolment, backbone)
+    return resting_norms(
+        make_backend(trains.kind, enrolment.spec, bundle, 1, task=enrolment.learns, frozen=frozen)
+    )
 
 
 def _frozen(enrolment: Enrolment, backbone: bytes | None) -> Tensors:

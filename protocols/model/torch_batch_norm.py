@@ -1,0 +1,41 @@
+"""Batch norms over a single value: what torch refuses becomes a step that uses the running statistics."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+
+class SingleValueNorms(TorchFunctionMode):
+    """Inside `with SingleValueNorms():`, a batch norm that has one value a channel normalises by its running
+    statistics and leaves them as they are. A batch of one sample with several positions a channel is
+    normalised by its own statistics, as torch does it.
+
+    Raises:
+        ValueError: in a forward pass, of a batch norm that keeps no running statistics.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not functional.batch_norm:
+            return func(*args, **kwargs)
+        call = inspect.signature(func).bind(*args, **kwargs)
+        call.apply_defaults()
+        if call.arguments["training"] and has_single_values(call.arguments["input"]):
+            if call.arguments["running_mean"] is None:
+                raise ValueError(
+                    "a batch norm without running statistics has one value a channel; let it track them"
+                    " (track_running_stats=True), or give the device a second sample"
+                )
+            call.arguments["training"] = False
+        return func(*call.args, **call.kwargs)
+
+
+def has_single_values(x: Tensor) -> bool:
+    """Whether what a batch norm gets has one value a channel."""
+    return x.ndim > 1 and x.numel() == x.shape[1]

@@ -1,0 +1,185 @@
+"""One sample a batch: batch norms over one value use their running statistics, with every trainer alike."""
+
+import sys
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fleetune.coordinator.export.make_bundle import make_bundle
+from fleetune.edge_agent.training.backend import ExtraLoss
+from fleetune.edge_agent.training.device_data import DeviceData
+from fleetune.edge_agent.training.local_training import LocalTrainer
+from fleetune.edge_agent.training.onnx_backend import OnnxBackend
+from fleetune.edge_agent.training.single_sample import has_single_batches, resting_norms, resting_words
+from fleetune.edge_agent.training.torch_backend import TorchBackend
+from fleetune.protocols.bundle.graph import Node
+from fleetune.protocols.errors import ModelError
+from fleetune.protocols.model.loss_terms import Distillation
+from fleetune.protocols.randomness import Key
+from fleetune.protocols.settings.device import TrainingSection
+from fleetune.protocols.skeletons.trainer import FitPlan
+from fleetune.tools.research.simulate import simulate
+from fleetune.tools.simulator.at_once.stacked import StackedNetworks
+
+MODULE, SHAPE, CLASSES = "single_sample_models", (1, 8, 8), 10
+
+
+def net(shape, classes):
+    """Of its norms one has 36 values a channel for a sample, two have one."""
+    layers = {
+        "conv": nn.Conv2d(1, 4, 3),
+        "wide": nn.BatchNorm2d(4),
+        "relu": nn.ReLU(),
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(144, 16),
+        "narrow": nn.BatchNorm1d(16),
+        "relu2": nn.ReLU(),
+        "plain": nn.BatchNorm1d(16, affine=False, momentum=0.3),
+        "drop": nn.Dropout(0.2),
+        "out": nn.Linear(16, classes),
+    }
+    made = nn.Sequential()
+    for name, layer in layers.items():
+        made.add_module(name, layer)
+    return made
+
+
+def untracked(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, classes))
+
+
+@pytest.fixture(autouse=True)
+def _module(monkeypatch):
+    module = ModuleType(MODULE)
+    module.net, module.untracked = net, untracked
+    monkeypatch.setitem(sys.modules, MODULE, module)
+
+
+@pytest.fixture
+def bundle(_module):
+    return make_bundle(f"{MODULE}:net", SHAPE, CLASSES, Key(5))
+
+
+def pair(bundle):
+    return TorchBackend.from_spec(bundle.spec), OnnxBackend(bundle)
+
+
+def start(spec):
+    """Small weights, and statistics of some training."""
+    weights = np.random.default_rng(0).normal(size=spec.size).astype(np.float32) / 8
+    for tensor, view in spec.views(weights):
+        if tensor.name.endswith("running_var"):
+            view[...] = np.abs(view) + 0.5
+    return weights
+
+
+def samples(count):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(count, *SHAPE)).astype(np.float32), rng.integers(0, CLASSES, count)
+
+
+def statistics(spec, weights):
+    return {
+        tensor.name: weights[spec.slices[tensor.name]] for tensor in spec.tensors if tensor.kind == "stat"
+    }
+
+
+def test_both_trainers_leave_the_statistics_of_single_values_and_move_the_others(bundle):
+    spec, weights = bundle.spec, start(bundle.spec)
+    x, y = samples(1)
+    data = DeviceData(x, y, x[:0], y[:0], x, y)
+    fits = []
+    for backend in pair(bundle):
+        trainer = LocalTrainer(backend, data, TrainingSection(epochs=4, batch_size=16, learning_rate=0.05))
+        fits.append(trainer.fit(weights, FitPlan(), Key(3)))
+    np.testing.assert_allclose(fits[0].weights, fits[1].weights, atol=1e-6)
+    assert fits[0].loss == pytest.approx(fits[1].loss, rel=1e-5)
+    before = statistics(spec, weights)
+    for fit in fits:
+        kept = {
+            name.rpartition(".")[0]
+            for name, value in statistics(spec, fit.weights).items()
+            if np.array_equal(value, before[name])
+        }
+        assert kept == {"narrow", "plain"}
+        assert not np.array_equal(fit.weights[: spec.num_parameters], weights[: spec.num_parameters])
+
+
+def test_a_loss_term_on_one_sample_agrees(bundle):
+    x, y = samples(1)
+    teacher = np.linspace(-1, 1, CLASSES, dtype=np.float32)[None]
+    found = []
+    for backend in pair(bundle):
+        backend.load(start(bundle.spec))
+        term = Distillation(start(bundle.spec), strength=0.7, temperature=2.0)
+        loss = backend.step(x, y, Key(3), extra_loss=ExtraLoss(term, (teacher,)))
+        found.append((loss, backend.gradient.copy()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    assert np.linalg.norm(found[0][1] - found[1][1]) <= 1e-5 * np.linalg.norm(found[0][1])
+
+
+def test_devices_that_train_at_once_do_the_same(bundle):
+    backend = TorchBackend.from_spec(bundle.spec)
+    backend.load(start(bundle.spec))
+    StackedNetworks(backend, 2).check(*samples(1))
+
+
+def test_the_norms_that_rest_are_named(bundle):
+    for backend in pair(bundle):
+        assert resting_norms(backend) == ["narrow", "plain"]
+    line = resting_words("device-3 has 1 training sample", ["narrow", "plain"], 16)
+    assert line == (
+        "device-3 has 1 training sample: BatchNorm uses its running statistics there (narrow, plain)"
+    )
+    assert resting_words("d has 9 training samples", ["a", "b", "c", "d"], 1).startswith(
+        "training.batch_size = 1: BatchNorm uses its running statistics there (a, b, c and 1 more)"
+    )
+    assert resting_words("d", [], 16) == ""
+    sizes = ((0, 8), (1, 8), (2, 8), (2, 1))
+    assert [has_single_batches(bundle.spec, *one) for one in sizes] == [False, True, False, True]
+
+
+def test_an_older_bundle_declines_single_samples_in_one_line(bundle):
+    def older(graph):
+        nodes = tuple(
+            Node("Identity", node.inputs[2:], node.outputs, {}) if node.op == "Where" else node
+            for node in graph.nodes
+        )
+        return replace(graph, nodes=nodes)
+
+    assert any(node.op == "Where" for node in bundle.graphs["train"].nodes)
+    graphs = {name: older(graph) for name, graph in bundle.graphs.items()}
+    backend = OnnxBackend(replace(bundle, graphs=graphs))
+    backend.load(start(bundle.spec))
+    backend.step(*samples(2), Key(3))
+    backend.load(start(bundle.spec))
+    with pytest.raises(ModelError, match=r"its bundle is of an older version.*export the bundle again"):
+        backend.step(*samples(1), Key(3))
+    np.testing.assert_array_equal(backend.weights, start(bundle.spec))
+
+
+def test_a_norm_without_running_statistics_is_named():
+    bundle = make_bundle(f"{MODULE}:untracked", SHAPE, CLASSES, Key(5))
+    with pytest.raises(ModelError, match=r"track_running_stats=True.*second sample"):
+        TorchBackend.from_spec(bundle.spec).step(*samples(1), Key(1))
+
+
+@pytest.mark.parametrize("trainer", ["torch", "onnx"])
+def test_a_simulation_names_the_device_once_before_round_1(tmp_path, caplog, trainer):
+    settings = {
+        "run": {"name": "single", "rounds": 2},
+        "model": {"name": f"{MODULE}:net"},
+        "method": {"name": "fedavg"},
+        "data": {"source": "digits"},
+        "fleet": {"devices": 3, "trainer": trainer},
+    }
+    rows = [list(range(20)), list(range(20, 40)), ([40], [41, 42])]
+    with caplog.at_level("INFO", logger="fleetune"):
+        result = simulate(settings, tmp_path, partition=rows, report=False)
+    line = "device-2 has 1 training sample: BatchNorm uses its running statistics there (narrow, plain)"
+    assert caplog.text.count(line) == 1
+    assert result.finished
+    assert np.isfinite(result.devices["accuracy_personal"]).all()
