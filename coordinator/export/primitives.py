@@ -167,11 +167,11 @@ def _batch_norm(
         axes = [axis for axis in range(x.ndim) if axis != 1]
         count = x.numel() // x.shape[1]
         single, rest = None, None
-        if (
-            running_mean is not None and running_var is not None and count == len(x)
-        ):  # of one sample: one value
+        # one value a channel for each sample: a batch of one has no variance
+        if running_mean is not None and running_var is not None and count == len(x):
             single = torch.full((), count, dtype=torch.float32) == 1
-            rest = (single, *(_channelwise(mode.current(one), x) for one in (running_mean, running_var)))
+            mean, variance = (mode.current(one) for one in (running_mean, running_var))
+            rest = single, _channelwise(mean, x), _channelwise(variance, x)
         y, mean, variance = _affine(x, scale, shift, axes, eps, rest)
         mode.note(running_mean, mean.reshape(-1), momentum, single)
         mode.note(running_var, variance.reshape(-1) * count / (count - 1), momentum, single)

@@ -31,7 +31,7 @@ from fleetune.protocols.model.torch_loss_terms import contrast, distillation
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import mean_loss, sample_losses
-from fleetune.protocols.user_code import running_model
+from fleetune.protocols.user_code import as_line, running_model
 
 _RESERVED = frozenset(
     "x y loss losses logits features batches teacher near far strength temperature".split()  # noqa: SIM905
@@ -94,7 +94,7 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
         raise ModelError(
             f"model {spec.name!r} cannot be exported: rename its tensor {taken[0]!r}; graphs use it"
         )
-    module = copy.deepcopy(module).train()
+    module = _copied(spec.name, module).train()
     cumulative = False
     for part in module.modules():
         if is_cumulative(part) and not is_frozen(part):
@@ -116,6 +116,26 @@ def prepare(spec: ModelSpec, module: nn.Module, task: Task = CLASSIFICATION) -> 
         raise ModelError(f"model {spec.name!r} cannot be exported: its dropout depends on the batch size")
     shape = _features_shape(seen[0].features)
     return Model(spec, module, noises, samples, shape, cumulative, task)
+
+
+def _copied(name: str, module: nn.Module) -> nn.Module:
+    """Raises ModelError: a layer keeps a tensor that it computed, as torch's first `weight_norm` does."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as problem:  # a user's module may refuse it in any way
+        where = next(
+            (
+                f"{path or 'the model itself'} ({type(part).__name__}) keeps its computed tensor {attribute}"
+                for path, part in module.named_modules()
+                for attribute, value in vars(part).items()
+                if isinstance(value, Tensor) and not value.is_leaf
+            ),
+            as_line(problem),
+        )
+        raise ModelError(
+            f"model {name!r} cannot be exported, for it cannot be copied: {where}, as torch.nn.utils'"
+            " weight_norm and spectral_norm do; leave that out, or let agents with torch train it"
+        ) from problem
 
 
 def frozen_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -53,6 +53,11 @@ def describe(
             share one tensor, a tensor is not float32, or there is nothing to train.
     """
     tensors, kept = _tensors(name, module), dict(frozen_tensors(module, buffers))
+    for path, tensor in (tensors | kept).items():
+        if not tensor.numel():
+            raise ModelError(
+                f"model {name!r}: {path} has no entries, shape {tuple(tensor.shape)}; leave it out"
+            )
     neurons = Neurons(tensors, kept)
     with NeuronTrace(neurons):
         logits = try_out(name, module, input_shape, num_classes)

@@ -15,8 +15,9 @@ from fleetune.protocols.errors import ModelError
 from fleetune.protocols.model.architectures import names
 from fleetune.protocols.model.token_ids import blank_batch, samples_of
 from fleetune.protocols.model.torch_backbone import is_counter, is_statistic
+from fleetune.protocols.model.torch_failures import failing_part
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.user_code import running_model
+from fleetune.protocols.user_code import as_line, running_model
 
 _TOLERANCE = 1e-3  # of the outputs; rounding makes 1e-6 of it, other random numbers 0.1 and more
 
@@ -39,6 +40,7 @@ def drawn_buffers(
     """
     if name in names():  # ours have none
         return frozenset()
+    _check_batch_size(name, module, input_shape, num_classes)
     other = drawn(name, input_shape, num_classes, key.child("other"))
     mine, others = (dict(one.named_buffers(remove_duplicate=False)) for one in (module, other))
     found = set()
@@ -53,6 +55,25 @@ def drawn_buffers(
             found.add(path)
     _check_the_rest(name, module, other, input_shape)
     return frozenset(found)
+
+
+def _check_batch_size(name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Whether the model takes three samples, as it took two; one of one sample is the devices' matter."""
+    blank = blank_batch(module, input_shape)
+    x = torch.cat([blank, blank[:1]])
+    try:
+        found = tuple(_outputs(module, x).shape)
+    except Exception as problem:  # a user's module may raise anything
+        where, why = failing_part(module.eval(), x) or ("the model itself", as_line(problem))
+        raise ModelError(
+            f"model {name!r} depends on the batch size: {where} takes 2 samples and fails on 3 ({why});"
+            " batches have any size, so take it from the input (x.shape[0])"
+        ) from problem
+    if found != (3, num_classes):
+        raise ModelError(
+            f"model {name!r} depends on the batch size: it gives {found} for 3 samples; make it"
+            f" (3, {num_classes}), and take the batch size from the input (x.shape[0])"
+        )
 
 
 def _check_the_rest(name: str, module: nn.Module, other: nn.Module, input_shape: tuple[int, ...]) -> None:

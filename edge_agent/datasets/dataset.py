@@ -70,35 +70,66 @@ def dataset(
     labels = _labels(source, np.zeros((len(inputs), 0)) if y is None else as_array(source, "y", y))
     if len(labels) != len(inputs):
         raise DataError(f"{source}: y has shape {labels.shape} for {len(inputs)} samples in x")
-    columns = {"group": group, "test": test, "validation": validation, "block": block}
-    for name, column in columns.items():
-        if column is not None and np.shape(column) != (len(inputs),):
-            raise DataError(f"{source}: {name} has shape {np.shape(column)} for {len(inputs)} samples in x")
-    tested, validated = _mask(source, "test", test), _mask(source, "validation", validation)
+    columns = {
+        name: None if column is None else as_array(source, name, column)
+        for name, column in (("group", group), ("test", test), ("validation", validation), ("block", block))
+    }
+    for name, array in columns.items():
+        if array is not None and array.shape != (len(inputs),):
+            raise DataError(f"{source}: {name} has shape {array.shape} for {len(inputs)} samples in x")
+    groups, blocks = columns["group"], columns["block"]
+    if groups is not None:
+        _check_groups(source, groups)
+    tested, validated = (_mask(source, name, columns[name]) for name in ("test", "validation"))
     if tested is not None and validated is not None and (tested & validated).any():
         raise DataError(f"{source}: a sample is marked both as test and as validation")
     return Dataset(
         inputs,
         labels,
-        None if group is None else np.asarray(group),
+        groups,
         tested,
         validated,
         source,
         benchmark,
-        None if block is None else np.asarray(block, np.int64),
+        None if blocks is None else blocks.astype(np.int64, copy=False),
     )
 
 
 def as_array(source: str, name: str, column: ArrayLike) -> NDArray[Any]:
-    """A column as an array.
+    """A column as an array. Tensors of torch may need a gradient, lie on a card, or be bfloat16.
 
     Raises:
-        DataError: its rows have different lengths.
+        DataError: its rows have different lengths, or are no numbers or texts.
     """
     try:
-        return np.asarray(column)
-    except ValueError as problem:
-        raise DataError(f"{source}: {name} is not an array: {problem}") from None
+        if isinstance(column, (list, tuple)) and any(hasattr(row, "detach") for row in column):
+            return np.stack([np.asarray(_off_torch(row)) for row in column])
+        return np.asarray(_off_torch(column))
+    except (ValueError, TypeError, RuntimeError) as problem:
+        raise DataError(f"{source}: {name} is not an array: {' '.join(str(problem).split())}") from None
+
+
+def _off_torch(column: Any) -> Any:
+    """A tensor as NumPy takes it; everything else as it is. Torch is not imported for it."""
+    if not hasattr(column, "detach"):
+        return column
+    tensor = column.detach().cpu()
+    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+
+
+def _check_groups(source: str, group: NDArray[Any]) -> None:
+    """Raises DataError: a sample has no group, or groups are names of different kinds."""
+    if group.dtype.kind not in "Of":  # others have neither None nor NaN
+        return
+    missing = [row for row, name in enumerate(group) if name is None or name != name]  # noqa: PLR0124 - NaN
+    if missing:
+        raise DataError(
+            f"{source}: group of sample {missing[0]} is {group[missing[0]]}, and {len(missing)} of"
+            f" {len(group)} samples have none; name a group for each sample"
+        )
+    kinds = {type(name).__name__ for name in group} if group.dtype == np.object_ else set()
+    if len(kinds) > 1:
+        raise DataError(f"{source}: group mixes {' and '.join(sorted(kinds))}; give names of one kind")
 
 
 def _inputs(source: str, x: NDArray[Any]) -> NDArray[np.generic]:
@@ -123,11 +154,10 @@ def _labels(source: str, y: NDArray[Any]) -> NDArray[np.int64] | NDArray[np.floa
     )
 
 
-def _mask(source: str, name: str, column: ArrayLike | None) -> NDArray[np.bool_] | None:
+def _mask(source: str, name: str, mask: NDArray[Any] | None) -> NDArray[np.bool_] | None:
     """A mask of booleans; None also if it marks no sample."""
-    if column is None:
+    if mask is None:
         return None
-    mask = np.asarray(column)
     if mask.dtype != np.bool_ and not np.isin(mask, (0, 1)).all():
         raise DataError(f"{source}: {name} must mark samples by True and False")
     return mask.astype(np.bool_) if mask.any() else None

@@ -262,9 +262,9 @@ class OnnxBackend:
             np.isfinite(found[f"statistic:{name}"]).all() for name in self._statistics
         ):
             raise ModelError(
-                f"model {self._spec.name}: its bundle is of an older version, whose batch norms cannot train on"
-                " one sample: update the coordinator or export the bundle again, or give the device a second"
-                " training sample"
+                f"model {self._spec.name}: its bundle is of an older version, whose batch norms cannot train"
+                " on one sample: update the coordinator or export the bundle again, or give the device a"
+                " second training sample"
             )
 
     def _input(self, x: InputArray) -> Array:

@@ -51,6 +51,7 @@ from fleetune.protocols.model.token_ids import samples_of
 from fleetune.protocols.model.torch_backbone import as_described, set_frozen
 from fleetune.protocols.model.torch_batch_norm import SingleValueNorms
 from fleetune.protocols.model.torch_dropout import Dropouts
+from fleetune.protocols.model.torch_failures import failing_part
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.settings.device import TrainingSection
 from fleetune.protocols.settings.section import Precision
@@ -58,6 +59,7 @@ from fleetune.protocols.skeletons.trainer import FitPlan
 from fleetune.protocols.tasks import CLASSIFICATION
 from fleetune.protocols.tasks.task import Task
 from fleetune.protocols.tasks.torch_losses import is_plain, mean_loss, sample_losses
+from fleetune.protocols.user_code import as_line
 
 _TRIED = 3  # samples of a step that is only looked at
 
@@ -252,8 +254,7 @@ class TorchBackend:
 
     def evaluate(self, x: InputArray, y: LabelArray) -> tuple[float, NDArray[np.float32]]:
         """Sum of losses and outputs, see `Backend.evaluate`."""
-        self._begin_answer()
-        with torch.inference_mode():
+        with self._answering(x):
             outputs, targets = self._logits(x), self._targets(y)
             if is_plain(self._task.loss, self._task.section):
                 total = functional.cross_entropy(outputs, targets, reduction="sum")
@@ -263,8 +264,7 @@ class TorchBackend:
 
     def losses(self, x: InputArray, y: LabelArray) -> NDArray[np.float64]:
         """Each sample's loss, see `Backend.losses`."""
-        self._begin_answer()
-        with torch.inference_mode():
+        with self._answering(x):
             found: NDArray[np.float64] = self._sample_losses(self._logits(x), self._targets(y)).numpy()
         return found
 
@@ -273,16 +273,32 @@ class TorchBackend:
 
     def answer(self, x: InputArray, what: Answer) -> NDArray[np.float32]:
         """What the model gives, or gives its last layer, see `Backend.answer`."""
-        self._begin_answer()
-        with torch.inference_mode(), self._last_layer.watched() as calls:
+        with self._answering(x), self._last_layer.watched() as calls:
             logits = self._logits(x)
             answer = for_numpy(logits if what == "logits" else self._last_layer.features(calls))
             array: NDArray[np.float32] = answer.numpy()
             return array
 
-    def _begin_answer(self) -> None:
+    @contextmanager
+    def _answering(self, x: InputArray) -> Iterator[None]:
+        """The model evaluates inside; what torch raises becomes a ModelError that names the module."""
         self._module.eval()
         self._vectors.bring()
+        try:
+            with torch.inference_mode():
+                yield
+        except (ValueError, RuntimeError, IndexError, TypeError) as problem:
+            where, why = self._failing_part(x) or ("the model itself", as_line(problem))
+            raise ModelError(
+                f"model {self._spec.name} cannot evaluate a batch of {len(x)}: {where}: {why}; batches have"
+                " any size from 1 on"
+            ) from problem
+
+    def _failing_part(self, x: InputArray) -> tuple[str, str] | None:
+        if self._replay is not None:
+            return None
+        with torch.no_grad():
+            return failing_part(self._module, self._input(x))
 
     def _targets(self, y: LabelArray) -> Tensor:
         self._check_labels(y)
@@ -371,15 +387,24 @@ class TorchBackend:
     def _logits(self, x: InputArray) -> Tensor:
         """What the module gives for samples, or where it is only the upper part, for features."""
         if self._replay is None:
-            logits: Tensor = self._module(self._input(x))
-            return logits
+            return self._checked(self._module(self._input(x)), len(x))
         try:
-            return self._replay.forward(self._module, np.asarray(x, np.float32))
+            return self._checked(self._replay.forward(self._module, np.asarray(x, np.float32)), len(x))
         except torch_replay.ReplayDiffers:
             raise ModelError(
                 f"model {self._spec.name}: what it calls depends on its samples, so its frozen part cannot be"
                 " left out of a step; let it call the same functions for all"
             ) from None
+
+    def _checked(self, logits: Tensor, num_samples: int) -> Tensor:
+        """Raises ModelError: they are not one row a sample."""
+        wanted = num_samples, self._spec.num_classes
+        if logits.shape != wanted:
+            raise ModelError(
+                f"model {self._spec.name} gives {tuple(logits.shape)} for a batch of {num_samples}; make it"
+                f" {wanted}: write flatten(1) where it calls squeeze()"
+            )
+        return logits
 
     def _input(self, x: InputArray) -> Tensor:
         return self._shaped(torch.from_numpy(x))

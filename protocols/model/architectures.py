@@ -73,6 +73,12 @@ def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
         raise ModelError(f"model {name!r} cannot be built for {where}: {as_line(problem)}") from problem
     if not isinstance(module, nn.Module):
         raise ModelError(f"model {name!r} returned {type(module).__name__}; return a torch.nn.Module")
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ModelError(
+                f"model {name!r}: {path or 'the model itself'} is a TorchScript module, whose layers are"
+                " hidden; return the nn.Module that it was made from"
+            )
     try_out(name, module, input_shape, num_classes)
     return module.train()
 

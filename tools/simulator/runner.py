@@ -197,7 +197,7 @@ def _chosen_aside(settings: RunSettings, beginning: Beginning, shares: Shares, w
 def _single_samples(
     settings: RunSettings, beginning: Beginning, shares: Shares, trains: Chosen, workers: int
 ) -> str:
-    """Which devices train on one sample a batch, and what the model's norms do there; "": none, or nothing."""
+    """Which devices train on one sample a batch, and what norms do there; "": none, or nothing special."""
     enrolment = beginning.enrolment
     spec, batch_size = enrolment.spec, settings.training.batch_size
     if settings.data.arrivals is not None:
