@@ -304,6 +304,34 @@ def invite(
 
 
 @app.command()
+def broker_config(
+    fleet: Annotated[list[str], typer.Option(help="name of a fleet; may repeat")],
+    out: Annotated[Path | None, typer.Option(help="folder to write both files to; else printed")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="of the listener; else 8883 with TLS, 1883 without")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option(help="PEM file of the broker's certificate (TLS)")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of its key (TLS)")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of the authority of devices' certificates, in place of passwords"),
+    ] = None,
+) -> None:
+    """Write settings and access rules for a mosquitto of your own: one user for each device."""
+    from fleetune.coordinator.broker.own_broker import CONFIGURATION, DEBIAN, RULES, OwnBroker
+
+    with one_line_errors("edge-coordinator"):
+        own = OwnBroker(fleet, port, cert, key, ca)
+        if out is not None:
+            own.write(out)
+            print(f"written: {out / CONFIGURATION}, {out / RULES}\n{own.next_steps(out)}")
+            return
+        print(f"### {DEBIAN / 'conf.d' / CONFIGURATION}\n{own.configuration(DEBIAN)}")
+        print(f"### {DEBIAN / RULES}\n{own.rules()}")
+        print("\n".join(f"# {line}" for line in own.next_steps(DEBIAN).splitlines()))
+
+
+@app.command()
 def weights(
     folder: RunFolder, out: Annotated[Path, typer.Argument(help="file to write, .safetensors")]
 ) -> None:

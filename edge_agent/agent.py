@@ -10,12 +10,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import fleetune.protocols.wire.messages as wire
 from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.policy_guard import PolicyGuard
 from fleetune.edge_agent.probes.board_profile import board_named
+from fleetune.edge_agent.probes.channel_rights import ChannelRights
 from fleetune.edge_agent.probes.link_speed import LinkSpeed
 from fleetune.edge_agent.run.activity import CONNECTED, Activity, Noted
 from fleetune.edge_agent.run.declining import declined
@@ -26,10 +28,18 @@ from fleetune.edge_agent.run.intake import Intake
 from fleetune.edge_agent.run.jobs import Jobs, Joined, Progress, Worked
 from fleetune.edge_agent.run.joined_run import JoinedRun
 from fleetune.edge_agent.run.outage_lines import OutageLines
+from fleetune.edge_agent.run.silence import SILENCE_S, Silence
 from fleetune.edge_agent.service.notify import service_manager
 from fleetune.edge_agent.state.agent_store import AgentStore
 from fleetune.edge_agent.stream.sample_stream import SampleStream
-from fleetune.protocols.errors import BaseUnknown, PacketError, PacketForeign, StoreError, TrainingStopped
+from fleetune.protocols.errors import (
+    BaseUnknown,
+    PacketError,
+    PacketForeign,
+    StoreError,
+    TrainingStopped,
+    TransportError,
+)
 from fleetune.protocols.one_line import unexpected
 from fleetune.protocols.version import VERSION
 from fleetune.protocols.wire import topics
@@ -61,6 +71,7 @@ class Agent:
         settings: of this device.
         make_transport: from the will and the queue of events, a transport that is not connected yet.
         measure_link: asked once a run, when nothing else is under way.
+        find_rights: asked when the coordinator is silent for too long; None: nothing is asked.
         meter: of this board.
         make_stream: opens the device's samples, where they come by and by, once its state folder is held.
         leave_after_run: stop when a run is finished, instead of waiting for the next.
@@ -80,6 +91,7 @@ class Agent:
         make_transport: Callable[[bytes, EventSink], Transport],
         *,
         measure_link: Callable[[], LinkSpeed] = LinkSpeed,
+        find_rights: Callable[[], ChannelRights] | None = None,
         meter: BoardMeter | None = None,
         make_stream: Callable[[], SampleStream] | None = None,
         leave_after_run: bool = False,
@@ -114,6 +126,7 @@ class Agent:
         self._stream = None if make_stream is None else make_stream()
         device = Device(settings, self._store, self._meter, self._guard, measure_link, self._stream)
         self._enrolling = Enrolling(device, self._jobs)
+        self._silence, self._find_rights, self._said = Silence(), find_rights, ""
         self._manager = service_manager()
         self._joined: JoinedRun | None = None
         self._working: TransferKey | None = None
@@ -137,6 +150,8 @@ class Agent:
                 self._pass(self._link.tick(self._clock()))
                 self._send(self._enrolling.tick(self._clock()))
                 self._look(self._clock())
+                if self._silence.look(self._link, self._clock()) and self._find_rights is not None:
+                    self._jobs.run(partial(self._explain_silence, self._find_rights))
                 self._ask_again(self._clock())
         finally:
             self._manager.stopping()
@@ -153,8 +168,10 @@ class Agent:
             self._enrolling.wake_at,
             self._intake.again_at,
             self._connect_at,
+            self._manager.wake_at,
+            self._silence.wake_at,
         )
-        wake_at = min((at for at in (*due, self._manager.wake_at) if at is not None), default=None)
+        wake_at = min((at for at in due if at is not None), default=None)
         timeout_s = None if wake_at is None else max(0.0, wake_at - self._clock())
         try:
             return self.events.get(timeout=timeout_s)
@@ -168,6 +185,7 @@ class Agent:
                 case Connected():
                     self._greet(now)
                 case Disconnected(reason):
+                    self._silence.disconnected()
                     self._note_lost(reason, now)
                 case Received(_, b""):
                     pass  # a message that the broker kept for us was removed
@@ -214,17 +232,37 @@ class Agent:
         presence = wire.Presence(True, self._instance, f"fleetune {VERSION}")
         self._transport.publish(self._topic("state"), wire.encode(presence), retain=True, qos=1)
         self._manager.ready()
+        self._silence.connected()
         self._noted.note(connection=CONNECTED)
         self._pass(self._link.reconnected(now))
 
     def _hear(self, channel: str, data: bytes, now: float) -> None:
+        if wire.read_pong(data) is not None:
+            return  # for a second connection of this device, which tests its access rights
         try:
-            self._pass(self._link.hear(channel, data, now))
+            items = self._link.hear(channel, data, now)
+            self._silence.heard(items)
+            self._pass(items)
         except (PacketError, StoreError):
             raise
         except Exception as fault:
             log.error("what came on %r is refused: %s", channel, unexpected(fault))  # noqa: TRY400 - one line
             log.debug("", exc_info=fault)
+
+    def _explain_silence(self, find_rights: Callable[[], ChannelRights]) -> None:
+        """Say in one line why the coordinator is silent, in the jobs' thread."""
+        waited = f"no answer from a coordinator of fleet {self._settings.fleet} for {SILENCE_S:g} s"
+        try:
+            rights = find_rights()
+        except TransportError as problem:
+            said = f"{waited}, and a second connection fails: {problem}"
+        else:
+            said = "" if rights.problem is None else f"{waited}: {rights.problem}"
+            if not (said or rights.has_coordinator) and self._silence.nothing_heard:
+                said = f"{waited}; this device joins when one comes. Is the fleet's name right?"
+        if said and said != self._said:
+            log.warning("%s", said)
+        self._said = said
 
     def _pass(self, items: Iterable[Item]) -> None:
         for item in items:

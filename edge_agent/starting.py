@@ -14,6 +14,7 @@ from fleetune.edge_agent.budget.board_meter import BoardMeter
 from fleetune.edge_agent.budget.owner_policy import Policy, read_policy
 from fleetune.edge_agent.probes.board_identity import board_name
 from fleetune.edge_agent.probes.board_profile import board_named
+from fleetune.edge_agent.probes.channel_rights import find_channel_rights
 from fleetune.edge_agent.probes.link_speed import measure_link
 from fleetune.edge_agent.probes.memory import attainable_bytes
 from fleetune.edge_agent.run.activity import Activity
@@ -76,6 +77,7 @@ def ready_agent(
         settings,
         make_transport,
         measure_link=lambda: measure_link(where, fleet, device),
+        find_rights=lambda: find_channel_rights(where, fleet, device),
         meter=BoardMeter(options.root),
         make_stream=make_stream,
         leave_after_run=options.leave_after_run,

@@ -14,13 +14,23 @@ DEVICE_READS = ("down", "task", "probe")
 
 
 def mosquitto_rules(fleet: str) -> str:
-    """The content of mosquitto's `acl_file`."""
+    """The content of mosquitto's `acl_file` on the embedded broker."""
+    return fleet_rules(fleet, "%c")
+
+
+def fleet_rules(fleet: str, who: str) -> str:
+    """Rules for mosquitto's `acl_file`.
+
+    Args:
+        fleet: its name.
+        who: what names a device: "%c", its client id, or "%u", its user.
+    """
     below = f"{ROOT}/{fleet}"
     rules = [f"user {COORDINATOR_USER}", f"topic readwrite {below}/#", ""]
     for channel in sorted({*DEVICE_WRITES, *DEVICE_READS}):
         both = channel in DEVICE_WRITES and channel in DEVICE_READS
         access = "readwrite" if both else "write" if channel in DEVICE_WRITES else "read"
-        rules.append(f"pattern {access} {below}/%c/{channel}")
+        rules.append(f"pattern {access} {below}/{who}/{channel}")
     return "\n".join(rules) + "\n"
 
 

@@ -39,6 +39,14 @@ STOP_S = 5.0
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 65_536
 MAX_QUEUED_MESSAGES = 50_000  # for one client that does not read
 MAX_QUEUED_BYTES = 512 * 2**20
+LIMITS = (  # of mosquitto
+    "set_tcp_nodelay true",
+    # A chunk is the largest thing that we send, and our windows bound what is on its way: what is beyond
+    # these is a flood. What an honest transfer loses by it is sent again.
+    f"message_size_limit {MAX_MESSAGE_BYTES}",
+    f"max_queued_messages {MAX_QUEUED_MESSAGES}",
+    f"max_queued_bytes {MAX_QUEUED_BYTES}",
+)
 MAX_LOG_BYTES = 5 * 2**20
 AMQTT_PATIENCE_S = 5  # beyond the keepalive; it has none of its own
 
@@ -291,12 +299,7 @@ def _mosquitto(folder: Path, listener: _Listener, user: str) -> list[str]:
     lines = [
         f"listener {listener.port} {_named(listener.bind)}".rstrip(),
         "persistence false",
-        "set_tcp_nodelay true",
-        # A chunk is the largest thing that we send, and our windows bound what is on its way: what is beyond
-        # these is a flood. What an honest transfer loses by it is sent again.
-        f"message_size_limit {MAX_MESSAGE_BYTES}",
-        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
-        f"max_queued_bytes {MAX_QUEUED_BYTES}",
+        *LIMITS,
         "log_type error",
         "log_type warning",
         f"allow_anonymous {'false' if listener.access else 'true'}",

@@ -16,7 +16,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = (
     0.5,
     30.0,
 )  # before a restart; doubles, and each is drawn from 0.5 to 1.0 of it
-STEADY_S = 60.0  # a broker that ran for so long starts the back-off anew
+STEADY_S = 10.0  # a broker that ran for so long starts the back-off anew
 
 
 class RestartedBroker:

@@ -141,6 +141,8 @@ class Dialogue:
                         self._pass(peer, peer.link.reconnected(self.timer()))
                 case Disconnected(reason):
                     self._note_outage(reason)
+                case Received(topic, data) if (ping := wire.read_ping(data)) is not None:
+                    self._answer_ping(topics.parse(topic, with_role=True), data, ping)
                 case Received(topic, data):
                     self._receive(topics.parse(topic), data)
                 case BundleMade():
@@ -150,6 +152,13 @@ class Dialogue:
                         self._give_bundle(self.peers[device], event)
         except PacketError as problem:
             self.refusals.note(problem)
+
+    def _answer_ping(self, address: topics.Address, data: bytes, ping: wire.Ping) -> None:
+        """Answer on each channel that the device may read: it tests which it may read and write."""
+        if self.gate.lets_in(address, data):
+            for channel in (*topics.TO_DEVICE, topics.PROBE):
+                topic = topics.topic(self.fleet, address.device, channel)
+                self.burst.say(partial(self.publish, topic, wire.encode(wire.Pong(ping.nonce))))
 
     def _note_outage(self, reason: str | None) -> None:
         """The broker is not reached for this reason; None: it is."""

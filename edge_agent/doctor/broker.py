@@ -1,7 +1,7 @@
-"""The way to the broker, step by step: name, connection, TLS, login, subscriptions, a message there and back.
+"""The way to the broker, step by step: name, connection, TLS, login, access rights, a message there and back.
 
-After a step that fails, those that follow are shown as skipped. We are the client `<fleet>-<device>-probe`,
-so that an agent that runs meanwhile is not thrown out.
+After a step that fails, those that follow are shown as skipped. We are the client `<fleet>-<device>-probe`:
+an agent that runs meanwhile stays connected.
 """
 
 import ipaddress
@@ -16,6 +16,7 @@ from statistics import median
 
 from fleetune.edge_agent.doctor import tls
 from fleetune.edge_agent.doctor.finding import Check, Finding, fenced
+from fleetune.edge_agent.probes.channel_rights import ChannelRights, find_channel_rights
 from fleetune.edge_agent.probes.link_speed import ProbeConnection
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.wire import topics
@@ -23,6 +24,7 @@ from fleetune.protocols.wire.transport.mqtt import ENCODE, Broker
 
 PATIENCE_S = 10.0
 _NUM_PINGS = 5
+_WRITES, _READS = ", ".join(topics.FROM_DEVICE), ", ".join(topics.TO_DEVICE)
 _ECHO_BYTES = 4096
 _MENDS = (  # by what stands in the reason
     (
@@ -143,7 +145,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
-    """Log in; then, with the same connection, check what we may read, and send a message there and back."""
+    """Log in; then test what we may write and read, and send a message there and back."""
     what = "login"
     topics.check_name(fleet, "fleet")
     topics.check_name(device, "device")
@@ -155,12 +157,29 @@ def _logs_in(broker: Broker, fleet: str, device: str) -> Iterator[Finding]:
             what = "subscriptions"
             if broker.username != topics.JOIN_USER:  # else they are for the agent's client id alone
                 yield _subscribed(visit, topics.device_subscriptions(fleet, device))
-            what = "round trip"
+        what = "access rights"
+        yield _access(find_channel_rights(broker, fleet, device))
+        what = "round trip"
+        with closing(_Visit(broker, fleet, device)) as visit:
+            visit.open()
             yield _there_and_back(visit)
     except TransportError as problem:
         found, _, advice = str(problem).partition("; ")
         mend = next((mend for words, mend in _MENDS if words in str(problem).lower()), advice)
         yield Finding("fail", what, found, mend or "look at the broker's log: it says why")
+
+
+def _access(rights: ChannelRights) -> Finding:
+    """Whether the device may write and read each of its channels."""
+    what = "access rights"
+    if rights.problem is not None:
+        found, _, mend = rights.problem.partition(": ")
+        return Finding("fail", what, found, mend)
+    if rights.has_coordinator:
+        return Finding("ok", what, f"writes {_WRITES} and reads {_READS}: the coordinator answers")
+    known = f"may write {_WRITES}; " if all(rights.acknowledged.values()) else ""
+    found = f"{known}no coordinator of fleet {rights.fleet} answers; with one that runs doctor tests the rest"
+    return Finding("skip", what, found)
 
 
 def _subscribed(visit: _Visit, filters: list[str]) -> Finding:

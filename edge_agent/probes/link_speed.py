@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from paho.mqtt.enums import MQTTProtocolVersion
+
 from fleetune.protocols.errors import TransportError
 from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import Connected, Disconnected, Received, Will
@@ -25,6 +27,7 @@ LAST_BYTES = 2**20
 ENOUGH_S = 0.5
 _IN_FLIGHT_BYTES = 2**17
 _CONNECT_S = 10.0
+_ALLOWED_S, _ALLOWED_TRIPS = 3.0, 20  # for one byte to come back: if it does not, that is forbidden
 _NUM_PINGS = 5
 
 
@@ -55,24 +58,31 @@ class ProbeConnection(MqttTransport):
     """
 
     def __init__(
-        self, broker: Broker, client_id: str, topic: str, clock: Callable[[], float], patience_s: float
+        self,
+        broker: Broker,
+        client_id: str,
+        topic: str,
+        clock: Callable[[], float],
+        patience_s: float,
+        protocol: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
     ) -> None:
         arrivals: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        super().__init__(broker, client_id, subscriptions=(), events=arrivals, will=Will(topic, b""))
+        will = Will(topic, b"")
+        super().__init__(broker, client_id, subscriptions=(), events=arrivals, will=will, protocol=protocol)
         self._arrivals, self._topic, self._clock, self._patience_s = arrivals, topic, clock, patience_s
         self._client.on_publish = lambda _client, _data, message, *_: arrivals.put(_Acknowledged(message))
 
     def close(self, farewell: bytes | None = b"") -> None:
         super().close(farewell)
 
-    def open(self) -> None:
-        """Connect to the broker.
+    def open(self, patience_s: float = _CONNECT_S) -> None:
+        """Connect to the broker within so many seconds.
 
         Raises:
             TransportError: the broker cannot be reached, or refuses us.
         """
         self.connect()
-        self._wait(lambda event: isinstance(event, Connected), _CONNECT_S, f"{self._broker} does not answer")
+        self._wait(lambda event: isinstance(event, Connected), patience_s, f"{self._broker} does not answer")
 
     def deliver(self, data: bytes, *, retain: bool = False) -> float:
         """Publish a message and return the seconds until the broker has it.
@@ -85,11 +95,16 @@ class ProbeConnection(MqttTransport):
         self._wait(lambda event: event == _Acknowledged(sent.mid), self._patience_s, failure)
         return self._clock() - began
 
-    def fetch(self, num_bytes: int, times: int) -> float:
+    def fetch(self, num_bytes: int, times: int, patience_s: float | None = None) -> float:
         """Have the retained message of this size sent `times` in a row; return the seconds until all have
         come.
 
         Only so many are asked for at once: mosquitto drops what a slow client's socket cannot take.
+
+        Args:
+            num_bytes: of the message.
+            times: how often it is sent.
+            patience_s: how long one may take, if not as long as any message.
 
         Raises:
             TransportError: they do not come back in time, or the connection is lost.
@@ -101,7 +116,8 @@ class ProbeConnection(MqttTransport):
             if asked < times:
                 self._client.subscribe(self._topic)
             if asked >= window:
-                self._wait(lambda event: _is_whole(event, num_bytes), self._patience_s, failure)
+                patience = self._patience_s if patience_s is None else patience_s
+                self._wait(lambda event: _is_whole(event, num_bytes), patience, failure)
         seconds = self._clock() - began
         self._client.unsubscribe(self._topic)
         return seconds
@@ -167,6 +183,8 @@ def _measure(line: ProbeConnection) -> Iterator[LinkSpeed]:
     trip_s = median(line.deliver(b".") for _ in range(_NUM_PINGS))
     found, num_bytes, times, up_s, down_s = LinkSpeed(round_trip_s=trip_s), FIRST_BYTES, 1, 0.0, 0.0
     yield found
+    line.deliver(b".", retain=True)
+    line.fetch(1, 1, max(_ALLOWED_S, _ALLOWED_TRIPS * trip_s))  # else each message would be waited for
     while True:
         up_s = line.deliver(os.urandom(num_bytes), retain=True)
         found = replace(found, uplink_bps=_rate(num_bytes, up_s, trip_s))

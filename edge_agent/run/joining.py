@@ -118,6 +118,8 @@ def join(
     before = _known_before(store, enrolment, kind, settings.train_on)
     cost_history = before.cost_history if before and _trains_as(before, kind, settings.train_on) else None
     link = device.measure_link() if before is None else _link_before(before)
+    if link.unknown:
+        log.warning("the link's speed is not known: %s", link.unknown)
     report = _report(settings, enrolment, own, link)
     ratio_controller = _ratio_controller(
         settings, enrolment, method, trainer, kind, report, link, cost_history or CostHistory(), conditions

@@ -190,12 +190,18 @@ class NameTaken(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Coordinator: are you there?"""
+    """Either side: are you there?
+
+    A device that tests its access rights sends one on each channel that it may write, always as JSON. The
+    coordinator answers each by a `Pong` on `task`, `down` and `probe`.
+    """
 
     nonce: Nonce
 
 
 class Pong(Message, frozen=True):
+    """I am there: the answer to the `Ping` of this nonce."""
+
     nonce: Nonce
 
 
@@ -206,6 +212,8 @@ ToDevice = Offer | Resume | Ack | Refuse | Lacking | Finish | NameTaken | Ping
 
 _from_device: msgspec.json.Decoder[FromDevice] = msgspec.json.Decoder(FromDevice)
 _to_device: msgspec.json.Decoder[ToDevice] = msgspec.json.Decoder(ToDevice)
+_ping: msgspec.json.Decoder[Ping] = msgspec.json.Decoder(Ping)
+_pong: msgspec.json.Decoder[Pong] = msgspec.json.Decoder(Pong)
 
 
 def encode(message: Message, *, briefly: bool = False) -> bytes:
@@ -227,6 +235,26 @@ def read_from_device(data: bytes) -> FromDevice:
 def read_to_device(data: bytes) -> ToDevice:
     """Raises PacketTooLarge or PacketCorrupt."""
     return _read(_to_device, data)
+
+
+def read_ping(data: bytes) -> Ping | None:
+    """The `Ping` that came on any channel; None: it is something else."""
+    return _read_if(_ping, b'{"type":"Ping"', data)
+
+
+def read_pong(data: bytes) -> Pong | None:
+    """The `Pong` that came on any channel; None: it is something else."""
+    return _read_if(_pong, b'{"type":"Pong"', data)
+
+
+def _read_if(decoder: msgspec.json.Decoder[M], beginning: bytes, data: bytes) -> M | None:
+    """No chunk begins like that: its first 16 bytes are a hash."""
+    if not data.startswith(beginning):
+        return None
+    try:
+        return _read(decoder, data)
+    except (PacketCorrupt, PacketTooLarge):
+        return None
 
 
 def _read(decoder: msgspec.json.Decoder[M], data: bytes) -> M:

@@ -19,6 +19,8 @@ TO_DEVICE: tuple[Channel, ...] = ("down", "task")
 JOIN_USER, COORDINATOR_USER = "join", "coordinator"  # on an embedded broker with passwords
 ROOT = "fleetune/v1"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME_AND_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}(~[a-z]{1,16})?")  # of a second connection, see `client_id`
+PROBE: Channel = "probe"
 
 
 class Address(NamedTuple):
@@ -59,8 +61,12 @@ def client_id(fleet: str, device: str, user: str | None, role: str = "") -> str:
 
 def probe(fleet: str, device: str, user: str | None) -> tuple[str, str]:
     """Client id and topic of a device's second connection, which measures its link."""
-    name = client_id(fleet, device, user, "probe")
-    return name, topic(fleet, name if user == JOIN_USER else device, "probe")
+    return client_id(fleet, device, user, PROBE), topic(fleet, probe_name(device, user), PROBE)
+
+
+def probe_name(device: str, user: str | None) -> str:
+    """The device's name in the topics of its second connection, which tests and measures its link."""
+    return f"{device}~{PROBE}" if user == JOIN_USER else device
 
 
 def device_subscriptions(fleet: str, device: str) -> list[str]:
@@ -76,9 +82,21 @@ def coordinators(fleet: str) -> str:
     return f"{ROOT}/{fleet}/~coordinator/here"
 
 
-def parse(name: str) -> Address:
-    """Raises PacketForeign when `name` is no topic of ours."""
-    parts = name.split("/")
-    if len(parts) != 5 or name[: len(ROOT)] != ROOT or not all(map(_NAME.fullmatch, parts[2:4])):
+def parse(name: str, *, with_role: bool = False) -> Address:
+    """The parts of a topic.
+
+    Args:
+        name: the topic.
+        with_role: the device's name may have a role behind it, as a device's second connection has.
+
+    Raises:
+        PacketForeign: it is no topic of ours.
+    """
+    parts, device = name.split("/"), _NAME_AND_ROLE if with_role else _NAME
+    if (
+        len(parts) != 5
+        or name[: len(ROOT)] != ROOT
+        or not (_NAME.fullmatch(parts[2]) and device.fullmatch(parts[3]))
+    ):
         raise PacketForeign(f"topic {name!r} is not fleetune/v1/<fleet>/<device>/<channel>")
     return Address(*parts[2:])

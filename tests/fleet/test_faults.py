@@ -30,11 +30,24 @@ def play_often(folder):
         power_cuts.cut(folder / str(seed), "fedavg", seed, CUTS)
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    return kills.undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
 @pytest.mark.fleet
-def test_kills_change_nothing(tmp_path):
-    (tmp_path / "undisturbed").mkdir()
-    (tmp_path / "struck").mkdir()
-    wanted = kills.undisturbed(tmp_path / "undisturbed")
-    found, count = kills.struck(tmp_path / "struck", seed=1, most=6, mean_s=0.5)
-    assert count >= 2
-    assert_equal(found, wanted)
+@pytest.mark.parametrize(
+    ("victims", "most"), [(["coordinator", "device-0", "device-1", "device-2"], 6), (["broker"], 5)]
+)
+def test_kills_change_nothing(tmp_path, calm, victims, most):
+    found, counts = kills.struck(tmp_path, seed=1, most=most, mean_s=0.5, victims=victims)
+    assert counts.total() >= 2
+    assert_equal(found, calm)
+
+
+@pytest.mark.fleet
+@pytest.mark.nightly
+def test_200_kills_of_agents_coordinator_and_broker_change_nothing(tmp_path):
+    *_, last = kills.play(tmp_path, count=200, seed=0)
+    assert ", 0 of them not equal" in last
+    assert "broker" in last

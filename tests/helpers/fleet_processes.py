@@ -212,8 +212,8 @@ class Fleet:
 
     def embedded_broker(self):
         """The process of the coordinator's own broker; None: it does not run just now."""
-        for child in psutil.Process(self.coordinator.pid).children():
-            with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.coordinator.pid).children():
                 if any("mosquitto" in word or "amqtt" in word for word in child.cmdline()[:4]):
                     return child
         return None
@@ -221,9 +221,11 @@ class Fleet:
     def kill_embedded_broker(self):
         """Kill it, and return whether it ran."""
         broker = self.embedded_broker()
-        if broker is not None:
-            broker.kill()
-        return broker is not None
+        with suppress(psutil.NoSuchProcess):
+            if broker is not None and broker.status() != psutil.STATUS_ZOMBIE:
+                broker.kill()
+                return True
+        return False
 
     def start_coordinator(self, *options, **environment):
         command = [

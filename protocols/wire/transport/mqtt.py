@@ -24,10 +24,9 @@ from paho.mqtt.client import (
     ConnectFlags,
     DisconnectFlags,
     MQTTMessage,
-    MQTTv311,
     topic_matches_sub,
 )
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -139,6 +138,7 @@ class MqttTransport:
         subscriptions: topic filters.
         events: where events go; paho's thread puts them.
         will: published by the broker when we vanish.
+        protocol: MQTT 3.1.1, which every broker speaks; 5 for what only that tells.
 
     Raises:
         TransportError: a TLS file is missing or unreadable.
@@ -152,9 +152,11 @@ class MqttTransport:
         subscriptions: Iterable[str],
         events: EventSink,
         will: Will | None = None,
+        protocol: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
     ) -> None:
         self.events = events
         self._broker = broker
+        self._protocol = protocol
         self._client_id = client_id
         self._subscriptions = [(filter_, 0) for filter_ in subscriptions]
         self._will = will
@@ -179,8 +181,12 @@ class MqttTransport:
         self._client.loop_stop()
 
     def _make_client(self) -> Client:
+        clean = True if self._protocol == MQTTProtocolVersion.MQTTv311 else None  # paho: not with MQTT 5
         client = Client(
-            CallbackAPIVersion.VERSION2, client_id=self._client_id, clean_session=True, protocol=MQTTv311
+            CallbackAPIVersion.VERSION2,
+            client_id=self._client_id,
+            clean_session=clean,
+            protocol=self._protocol,
         )
         if self._broker.username is not None:
             client.username_pw_set(self._broker.username, self._broker.password)

@@ -165,6 +165,9 @@ def visit(fleet="f", device="a", **settings):
 def test_a_broker_that_takes_us(kind, tmp_path):
     with EmbeddedBroker.start(tmp_path, which=kind) as broker:
         found = visit(port=broker.port)
+    rights = found.pop("access rights")
+    assert (rights.verdict, "no coordinator of fleet f answers" in rights.found) == ("skip", True)
+    assert rights.found.startswith("may write state, up, update") == (kind == "mosquitto")
     assert {one.verdict for one in found.values()} == {"ok"}
     assert list(found) == ["broker's name", "connection", "TLS", "login", "subscriptions", "round trip"]
 
@@ -205,6 +208,17 @@ def mosquitto(folder, *lines):
     (folder / "mosquitto.conf").write_text("\n".join([f"listener {port} 127.0.0.1", *user, *lines]) + "\n")
     with serving([MOSQUITTO, "-c", folder / "mosquitto.conf"], folder / "log", port):
         yield port
+
+
+@contextmanager
+def mosquitto_at(configuration, port):
+    """A broker with a configuration that is given, on the loopback."""
+    text = configuration.read_text().replace(f"listener {port}\n", f"listener {port} 127.0.0.1\n")
+    user = "user root\n" if os.geteuid() == 0 else ""
+    changed = configuration.with_suffix(".here")
+    changed.write_text(user + text)
+    with serving([MOSQUITTO, "-c", changed], configuration.with_suffix(".log"), port):
+        yield
 
 
 @contextmanager
@@ -278,6 +292,9 @@ def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monk
     with mosquitto(tmp_path / "b", *access) as port:
         found = visit(port=port, username="me", password="secret")
     assert found["subscriptions"].verdict == "ok"
+    assert found["access rights"].verdict == "fail"
+    assert "user 'me' may not publish to fleetune/v1/f/a/probe" in found["access rights"].found
+    assert "edge-coordinator broker-config" in found["access rights"].mend
     assert (
         "does not come back (this device must be allowed to write and read it)" in found["round trip"].found
     )
@@ -364,6 +381,7 @@ def visit_tls(tmp_path, certificate, **settings):
 class TestTls:
     def test_a_broker_whose_certificate_is_good(self, tmp_path, authority):
         found = visit_tls(tmp_path, authority.issue("good", last=100.5), ca=str(authority.pem))
+        assert found.pop("access rights").verdict == "skip", "there is no coordinator"
         assert {one.verdict for one in found.values()} == {"ok"}
         assert "valid for 100 more days" in found["broker's certificate"].found
         assert "round trip" in found

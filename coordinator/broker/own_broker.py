@@ -1,0 +1,105 @@
+"""Settings and access rules for a mosquitto of one's own, as `edge-coordinator broker-config` writes them.
+
+Each device has a user of its own, whose name is the device's. The coordinator's user is `coordinator`. They
+prove who they are by a password or, with an authority's file, by a certificate whose common name is the user.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetune.coordinator.broker.access_rules import fleet_rules
+from fleetune.coordinator.broker.embedded_broker import LIMITS
+from fleetune.protocols.errors import SettingError, StoreError
+from fleetune.protocols.wire.topics import COORDINATOR_USER, check_name
+
+CONFIGURATION, RULES, PASSWORDS = "fleetune.conf", "fleetune.acl", "fleetune.passwords"
+PORT, TLS_PORT = 1883, 8883
+DEBIAN = Path("/etc/mosquitto")  # where files are said to be that are printed
+
+_RULES_HEAD = """\
+# Access rules of Fleetune for mosquitto (acl_file), written by `edge-coordinator broker-config`.
+# A device's user has the device's name (1 to 64 letters, digits, _ or -). It reaches its own topics only.
+# `probe` is where a device measures its link and tests these rules.
+# Client ids: FLEET-DEVICE, FLEET-DEVICE-probe, coordinator-FLEET and coordinator-FLEET-... (12 hex digits).
+# A forbidden message is dropped without a word: `edge-agent doctor` shows what is missing.
+"""
+_CONFIGURATION_HEAD = """\
+# mosquitto's settings for Fleetune, written by `edge-coordinator broker-config`.
+# Copy it to /etc/mosquitto/conf.d/, or start mosquitto -c with it.
+# Leave use_username_as_clientid off: the coordinator and each agent have two connections with one user, and
+# each would end the other.
+"""
+
+
+@dataclass(frozen=True)
+class OwnBroker:
+    """A mosquitto for some fleets.
+
+    Attributes:
+        fleets: their names.
+        port: of its listener; None: 8883 with TLS, else 1883.
+        cert: PEM file of the broker's certificate, for TLS; with its `key`.
+        key: PEM file of the certificate's key.
+        ca: PEM file of the authority that signed the certificates of devices and coordinator; None: they have
+            passwords.
+
+    Raises:
+        SettingError: a name is none, or one of the files for TLS is missing.
+    """
+
+    fleets: Sequence[str]
+    port: int | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        for fleet in self.fleets:
+            check_name(fleet, "fleet")
+        if (self.cert is None) != (self.key is None):
+            raise SettingError("TLS needs both --cert and --key of the broker")
+        if self.ca is not None and self.cert is None:
+            raise SettingError("--ca (certificates of devices) needs --cert and --key of the broker too")
+
+    def rules(self) -> str:
+        """The content of mosquitto's `acl_file`."""
+        return _RULES_HEAD + "\n".join(fleet_rules(fleet, "%u") for fleet in self.fleets)
+
+    def configuration(self, folder: Path) -> str:
+        """The content of its configuration; `folder` has the files that it names."""
+        port = self.port or (PORT if self.cert is None else TLS_PORT)
+        lines = [f"listener {port}", f"acl_file {folder / RULES}", "allow_anonymous false", *LIMITS]
+        if self.cert is not None and self.key is not None:
+            lines += [f"certfile {self.cert.absolute()}", f"keyfile {self.key.absolute()}"]
+        if self.ca is not None:
+            lines += [f"cafile {self.ca.absolute()}", "require_certificate true"]
+            lines += ["use_identity_as_username true"]  # the certificate's common name is the user
+        else:
+            lines += [f"password_file {folder / PASSWORDS}"]
+        return _CONFIGURATION_HEAD + "\n".join(lines) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write both files.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / RULES).write_text(self.rules(), encoding="utf-8")
+            (folder / CONFIGURATION).write_text(self.configuration(folder.absolute()), encoding="utf-8")
+        except OSError as problem:
+            raise StoreError(f"cannot write {folder}: {problem.strerror}") from None
+
+    def next_steps(self, folder: Path) -> str:
+        """How users get in, in lines."""
+        if self.ca is not None:
+            return (
+                f"common name of the coordinator's certificate: {COORDINATOR_USER}; of a device's: its name"
+            )
+        passwords = folder / PASSWORDS
+        return (
+            f"mosquitto_passwd -c {passwords} {COORDINATOR_USER}   # asks for the coordinator's password\n"
+            f"mosquitto_passwd {passwords} NAME             # once for each device, NAME as in --device NAME"
+        )

@@ -1,0 +1,207 @@
+"""What a device's user may write and read at its broker, tested with messages that the coordinator answers.
+
+To a publication or a subscription that the access rules forbid, MQTT 3.1.1 says "success". So rights are read
+off what comes back. The device sends a `Ping` on each channel that it writes, and on its own `probe`:
+
+    its ping on `probe` comes back      it may write and read there
+    a `Pong` comes, by any channel      the coordinator is there, and the ping's channel may be written
+    no `Pong` for one channel's ping    that channel may not be written (where others are answered)
+    no `Pong` by one channel            that channel may not be read (where others bring some)
+
+MQTT 5 acknowledges a forbidden publication with an error. Where the broker speaks it, that tells what may be
+written without a coordinator.
+"""
+
+import queue
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from fleetune.edge_agent.probes.link_speed import ProbeConnection
+from fleetune.protocols.errors import TransportError
+from fleetune.protocols.wire import topics
+from fleetune.protocols.wire.messages import Ping, encode, read_ping, read_pong
+from fleetune.protocols.wire.topics import FROM_DEVICE, PROBE, TO_DEVICE, Channel
+from fleetune.protocols.wire.transport import Disconnected, Received
+from fleetune.protocols.wire.transport.mqtt import Broker
+
+ANSWER_S = 3.0  # for the answers, once all pings are acknowledged
+_ACKNOWLEDGE_S = 5.0  # for each ping
+_CONNECT_S = 10.0
+_SPEAKS_5_S = 3.0  # a broker that does not speak MQTT 5 may say nothing
+# `up` last: a broker keeps the order of a connection, so where `up` is answered the others would be too.
+_PINGED: tuple[Channel, ...] = (PROBE, *(one for one in FROM_DEVICE if one != "up"), "up")
+
+
+@dataclass(frozen=True)
+class ChannelRights:
+    """What came back.
+
+    Attributes:
+        fleet: of the device.
+        name: of the device in the topics that were tested, see `topics.probe_name`.
+        user: at the broker; None: without a user name.
+        echo: the ping on `probe` came back.
+        acknowledged: by channel, whether the broker took the ping; None: MQTT 3.1.1, which does not tell.
+        answered: by channel of a ping, the channels by which its answer came.
+    """
+
+    fleet: str
+    name: str
+    user: str | None
+    echo: bool
+    acknowledged: Mapping[Channel, bool | None]
+    answered: Mapping[Channel, frozenset[str]]
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether a coordinator answered."""
+        return any(self.answered.values())
+
+    @property
+    def unwritable(self) -> list[str]:
+        """Topics that the user may not write."""
+        found = [channel for channel in _PINGED if self.acknowledged[channel] is False]
+        if self.has_coordinator:
+            found += [one for one in FROM_DEVICE if not self.answered[one] and one not in found]
+        return [self._topic(channel) for channel in found]
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Topics that the user may not read."""
+        came = frozenset().union(*self.answered.values())
+        found = [channel for channel in TO_DEVICE if self.has_coordinator and channel not in came]
+        if not self.echo and self.acknowledged[PROBE] is True:
+            # Nothing that is readable by the rules came: without a coordinator that is so for all channels.
+            found = [*found, PROBE] if self.has_coordinator else [*TO_DEVICE, PROBE]
+        return [self._topic(channel) for channel in found]
+
+    @property
+    def problem(self) -> str | None:
+        """What is forbidden and what to do, in one line; None: nothing is, as far as it shows."""
+        who = "a client without user name" if self.user is None else f"user {self.user!r}"
+        said = []
+        if self.unwritable:
+            said.append(f"publish to {', '.join(self.unwritable)}")
+        if self.unreadable:
+            said.append(f"read {', '.join(self.unreadable)}")
+        if not said and not self.echo:
+            below = f"{topics.ROOT}/{self.fleet}/{self.name}/"
+            said.append(f"publish to its own topics, or may not read them ({below}...)")
+        if not said:
+            return None
+        return (
+            f"{who} may not {', and may not '.join(said)}: allow that in the broker's access rules, as "
+            f"`edge-coordinator broker-config --fleet {self.fleet}` writes them"
+        )
+
+    def _topic(self, channel: Channel) -> str:
+        return topics.topic(self.fleet, self.name, channel)
+
+
+@dataclass(frozen=True)
+class _Acknowledged:
+    message: int
+    refused: bool
+
+
+class _Tester(ProbeConnection):
+    """A connection that pings."""
+
+    def __init__(self, broker: Broker, fleet: str, device: str, protocol: MQTTProtocolVersion) -> None:
+        client_id, topic = topics.probe(fleet, device, broker.username)
+        super().__init__(broker, client_id, topic, time.monotonic, _CONNECT_S, protocol)
+        self._fleet, self._name = fleet, topics.probe_name(device, broker.username)
+        self._client.on_publish = lambda _client, _data, message, reason, _properties: self.events.put(
+            _Acknowledged(message, reason.is_failure)  # type: ignore[arg-type]
+        )
+        self._nonce = uuid.uuid4().hex[:12]
+        self._echo = False
+        self._answered: dict[Channel, set[str]] = {channel: set() for channel in _PINGED}
+
+    def test(self) -> ChannelRights:
+        """Ping on each channel; return what came back."""
+        for channel in (*TO_DEVICE, PROBE):
+            self._client.subscribe(topics.topic(self._fleet, self._name, channel))
+        acknowledged = {channel: self._ping(channel) for channel in _PINGED}
+        give_up_at = time.monotonic() + ANSWER_S
+        while not self._has_all and self._next(give_up_at) is not None:
+            pass
+        speaks_5 = self._protocol == MQTTProtocolVersion.MQTTv5
+        return ChannelRights(
+            self._fleet,
+            self._name,
+            self._broker.username,
+            self._echo,
+            {one: taken if speaks_5 or not taken else None for one, taken in acknowledged.items()},
+            {one: frozenset(came) for one, came in self._answered.items() if one != PROBE},
+        )
+
+    def _ping(self, channel: Channel) -> bool:
+        """Whether the broker takes it; one that closes the connection for it, as some do, does not."""
+        topic = topics.topic(self._fleet, self._name, channel)
+        sent = self._client.publish(topic, encode(Ping(f"{self._nonce}/{channel}")), qos=1)
+        give_up_at = time.monotonic() + _ACKNOWLEDGE_S
+        while (event := self._next(give_up_at)) is not None:
+            if isinstance(event, _Acknowledged) and event.message == sent.mid:
+                return not event.refused
+            if isinstance(event, Disconnected):
+                return False
+        return False
+
+    @property
+    def _has_all(self) -> bool:
+        wanted = {*TO_DEVICE, PROBE}
+        return self._echo and all(self._answered[channel] == wanted for channel in FROM_DEVICE)
+
+    def _next(self, give_up_at: float) -> Any:
+        """The next event, what it tells noted; None: none came in time."""
+        try:
+            event = self._arrivals.get(timeout=max(0.0, give_up_at - time.monotonic()))
+        except queue.Empty:
+            return None
+        if isinstance(event, Received):
+            self._note(event)
+        return event
+
+    def _note(self, event: Received) -> None:
+        by = event.topic.rpartition("/")[2]
+        ping, pong = read_ping(event.data), read_pong(event.data)
+        if ping is not None and ping.nonce == f"{self._nonce}/{PROBE}":
+            self._echo = True
+        for channel, came in self._answered.items():
+            if pong is not None and pong.nonce == f"{self._nonce}/{channel}":
+                came.add(by)
+
+
+def find_channel_rights(broker: Broker, fleet: str, device: str) -> ChannelRights:
+    """Test what the user of a device may write and read, within about 10 s.
+
+    An agent may stay connected: this is another client (`topics.probe`). Where the broker makes client ids of
+    user names, the agent's connection ends, and it connects again.
+
+    Args:
+        broker: where, and who we are to it.
+        fleet: of the device.
+        device: its name.
+
+    Raises:
+        TransportError: the broker cannot be reached, or refuses us.
+    """
+    try:
+        return _tested(broker, fleet, device, MQTTProtocolVersion.MQTTv5, _SPEAKS_5_S)
+    except TransportError:  # amqtt speaks MQTT 3.1.1 only
+        return _tested(broker, fleet, device, MQTTProtocolVersion.MQTTv311, _CONNECT_S)
+
+
+def _tested(
+    broker: Broker, fleet: str, device: str, protocol: MQTTProtocolVersion, connect_s: float
+) -> ChannelRights:
+    with closing(_Tester(broker, fleet, device, protocol)) as tester:
+        tester.open(connect_s)
+        return tester.test()
