@@ -2,13 +2,14 @@
 
 import queue
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from tests.edge_agent.doctor.test_doctor import mosquitto_at
+from tests.edge_agent.doctor.test_doctor import mosquitto_at, needs_mosquitto
 from tests.helpers.fleet_processes import Fleet, assert_equal, expected, run_toml
 from tests.helpers.ports import free_port
-from tests.protocols.wire.test_transport import MOSQUITTO_MARKS, is_connected, wait_for
+from tests.protocols.wire.test_transport import is_connected, wait_for
 from typer.testing import CliRunner
 
 from fleetune.coordinator.broker.own_broker import CONFIGURATION, PASSWORDS, RULES
@@ -20,7 +21,7 @@ from fleetune.protocols.wire import topics
 from fleetune.protocols.wire.transport import Received
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport
 
-pytestmark = [pytest.mark.fleet, *MOSQUITTO_MARKS]
+pytestmark = [pytest.mark.fleet, needs_mosquitto]
 
 TOML = run_toml()
 DEVICES = ["device-0", "device-1", "device-2"]
@@ -151,9 +152,11 @@ def test_what_a_user_may_not_do_is_said_by_doctor_and_by_run(tmp_path):
         )
         fleet.agents["no-probe"].kill()
         fleet.serve().wait_for("begins")
-        for user, lacks in LACKING.items():
-            rights = find_channel_rights(fleet.where(user), fleet.name, user)
-            forbidden = {topics.topic("fleet", user, channel) for channel in lacks}
+        with ThreadPoolExecutor() as threads:
+            found = threads.map(lambda user: find_channel_rights(fleet.where(user), "fleet", user), LACKING)
+            found = dict(zip(LACKING, found, strict=True))
+        for user, rights in found.items():
+            forbidden = {topics.topic("fleet", user, channel) for channel in LACKING[user]}
             assert {*rights.unwritable, *rights.unreadable} == forbidden, (user, rights)
             assert f"user '{user}' may not" in rights.problem
             assert "edge-coordinator broker-config --fleet fleet" in rights.problem

@@ -25,13 +25,16 @@ from fleetune.protocols.wire.transport.memory import MemoryBroker
 from fleetune.protocols.wire.transport.mqtt import Broker, MqttTransport, parse_broker
 from fleetune.tools.bench.endpoint import Endpoint, subscriptions
 
-MOSQUITTO_MARKS = [
-    pytest.mark.skipif(
-        not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
-        reason="mosquitto is not installed",
-    )
+KINDS = [
+    pytest.param(
+        "mosquitto",
+        marks=pytest.mark.skipif(
+            not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"),
+            reason="mosquitto is not installed",
+        ),
+    ),
+    "amqtt",
 ]
-KINDS = [pytest.param("mosquitto", marks=MOSQUITTO_MARKS), "amqtt"]
 PATIENCE_S = 30
 
 
