@@ -95,9 +95,7 @@ class OwnBroker:
     def next_steps(self, folder: Path) -> str:
         """How users get in, in lines."""
         if self.ca is not None:
-            return (
-                f"common name of the coordinator's certificate: {COORDINATOR_USER}; of a device's: its name"
-            )
+            return f"common names of certificates: {COORDINATOR_USER}, and of each device its name"
         passwords = folder / PASSWORDS
         return (
             f"mosquitto_passwd -c {passwords} {COORDINATOR_USER}   # asks for the coordinator's password\n"
