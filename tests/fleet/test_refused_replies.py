@@ -74,7 +74,7 @@ class Listener:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_reason_to_refuse_costs_a_few_messages(tmp_path, method):
     rounds = len(KINDS) + 3
-    toml = run_toml(method=method, rounds=rounds, quorum=3, deadline_s=4) + '[encoding]\nup = "raw"\n'
+    toml = run_toml(method=method, rounds=rounds, quorum=3, deadline_s=2) + '[encoding]\nup = "raw"\n'
     with Fleet(tmp_path, toml) as fleet:
         fleet.start_coordinator()
         with Listener(fleet) as listener:
@@ -83,6 +83,7 @@ def test_every_reason_to_refuse_costs_a_few_messages(tmp_path, method):
             hostile = fleet.start_agent(
                 "device-1", program="tests.helpers.hostile_agent", FORGED=",".join(KINDS)
             )
+            fleet.coordinator.wait_for("finished: ")  # most of the time is deadlines
             fleet.wait_finished()
         refused = fleet.summary()["refused"]
         assert len(hostile.lines("asking for all of it")) == 1
