@@ -1,4 +1,4 @@
-"""Plugins that amqtt loads in its own process: passwords and rules of one fleet.
+"""Plugins that amqtt loads in its own process: passwords and rules of one fleet, one connection a client id.
 
 See `access_rules`. amqtt has no types.
 """
@@ -6,9 +6,10 @@ See `access_rules`. amqtt has no types.
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from amqtt.contexts import Action
-from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
+from amqtt.contexts import Action, BaseContext
+from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 from amqtt.session import Session
 
 from fleetune.coordinator.broker.access_rules import may
@@ -38,6 +39,30 @@ class FleetPasswords(BaseAuthPlugin):  # type: ignore[misc]
 
         fleet: str = ""
         password_file: str = ""
+
+
+class OneConnection(BasePlugin):  # type: ignore[misc]
+    """Closes a client's connection when another one comes with its client id (MQTT 3.1.1, 3.1.4-2).
+
+    amqtt 0.12 leaves the earlier one open without subscriptions: its agent would never hear of the other.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        super().__init__(context)
+        self._handlers: dict[str, Any] = {}
+
+    async def on_broker_client_connected(self, *, client_id: str, client_session: Session) -> None:
+        before = self._handlers.get(client_id)
+        # The public context gives no handler.
+        self._handlers[client_id] = self.context._broker_instance.sessions[client_id][1]  # noqa: SLF001
+        if before is not None and before.session is not client_session:
+            await before.handle_connection_closed()
+            await before.stop()
+
+    async def on_broker_client_disconnected(self, *, client_id: str, client_session: Session) -> None:
+        handler = self._handlers.get(client_id)
+        if handler is not None and (handler.session is None or handler.session is client_session):
+            del self._handlers[client_id]  # `is`: sessions of one client id are equal
 
 
 class FleetTopics(BaseTopicPlugin):  # type: ignore[misc]

@@ -325,7 +325,7 @@ def _copied(file: Path, to: Path) -> Path:
 
 
 def _amqtt(folder: Path, listener: _Listener) -> list[str]:
-    plugins: dict[str, dict[str, object]] = {}
+    plugins: dict[str, dict[str, object]] = {"fleetune.coordinator.broker.amqtt_access.OneConnection": {}}
     if listener.access:
         passwords, _ = listener.access.write(folder)
         fleet = listener.access.fleet

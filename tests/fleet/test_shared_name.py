@@ -11,7 +11,7 @@ pytestmark = pytest.mark.fleet
 DEVICE = "device-0"
 
 
-@pytest.mark.parametrize("which", KINDS[:1])  # amqtt does not disconnect the client that was there before
+@pytest.mark.parametrize("which", KINDS)
 def test_the_first_goes_on_and_the_second_is_told(tmp_path, which):
     toml = run_toml(devices=1, start_with=1, rounds=100_000, method="fedavg")
     with Fleet(tmp_path, toml, which) as fleet:
