@@ -5,11 +5,13 @@ is common.
 """
 
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -23,12 +25,44 @@ class _CurrentFolder(MetaPathFinder):
 
 
 _finders = (_CurrentFolder(), OldNames())
+_PYTHON = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, "<frozen", "built-in")
+_PACKAGE = str(Path(__file__).parents[1])  # src/fleetune, or the installed package
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 
 
 def user_module(name: str) -> ModuleType:
     """The module `name`, imported. Raises whatever its code raises, ImportError when there is none."""
-    sys.meta_path.extend(finder for finder in _finders if finder not in sys.meta_path)
+    _look_here_too()
     return import_module(name)
+
+
+def user_module_file(name: str) -> Path | None:
+    """The file of the module `name`, which is not imported (the packages that it is in are); None: there is
+    none, or it is one of Python's or of ours.
+    """
+    _look_here_too()
+    try:
+        found = find_spec(name)
+    except Exception:  # noqa: BLE001 - a user's package may raise anything
+        return None
+    file = None if found is None or not found.has_location else found.origin
+    if file is None or file.startswith(_PACKAGE) or (file.startswith(_PYTHON) and not is_installed(file)):
+        return None
+    return Path(file)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file lies where packages are installed."""
+    return file.startswith(_INSTALLED)
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is of Python, of an installed package, or of Fleetune."""
+    return file.startswith((*_PYTHON, *_INSTALLED, _PACKAGE))
+
+
+def _look_here_too() -> None:
+    sys.meta_path.extend(finder for finder in _finders if finder not in sys.meta_path)
 
 
 def as_line(problem: Exception) -> str:

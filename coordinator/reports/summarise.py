@@ -23,6 +23,7 @@ from fleetune.coordinator.reports.metrics import (
 )
 from fleetune.coordinator.reports.predictions import predicted_vs_actual
 from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
+from fleetune.coordinator.reports.provenance import provenance_of
 from fleetune.coordinator.reports.summary import (
     Accuracies,
     BestRound,
@@ -70,7 +71,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
     if run.settings.proposes_ratios:
         used = by_encoding(records) or UNSET
         summary = structs.replace(summary, by_ratio=by_ratio(state, records), by_encoding=used)
-    return summary
+    return structs.replace(summary, provenance=provenance_of(run))
 
 
 def summarise(
@@ -115,7 +116,7 @@ def summarise(
         simulated=simulated,
         accuracy=judged if by_accuracy else Accuracies(),
         bytes=_bytes(spec, ledger),
-        seconds=_seconds(training, ledger, past),
+        seconds=_seconds(training, ledger, past, simulated=simulated),
         ratios=_by_device(training, lambda reply: reply.ratio),
         joules=total([past.joules, *(ENERGY.of_reply(reply) for reply in _replies(training))]),
         predicted_vs_actual=predicted_vs_actual(training),
@@ -176,11 +177,13 @@ def _bytes(spec: ModelSpec, ledger: Ledger) -> PayloadBytes:
     )
 
 
-def _seconds(training: Sequence[RoundRecord], ledger: Ledger, past: Past) -> Seconds:
+def _seconds(training: Sequence[RoundRecord], ledger: Ledger, past: Past, *, simulated: bool) -> Seconds:
     replies = [reply.actual for reply in _replies(training)]
     began_at, ended_at = ledger.began_at, ledger.ended_at
+    whole_s = None if began_at is None or ended_at is None else ended_at - began_at
     return Seconds(
-        wall=None if began_at is None or ended_at is None else ended_at - began_at,
+        wall=None if simulated else whole_s,
+        virtual=whole_s if simulated and whole_s is not None else UNSET,
         rounds=training[-1].closed_s if training else None,
         train=total([past.train_s, *(actual.train_s for actual in replies)]),
         up=total([past.upload_s, *(actual.upload_s for actual in replies)]),

@@ -84,12 +84,14 @@ class PayloadBytes(Struct, frozen=True):
 
 
 class Seconds(Struct, frozen=True):
-    """Times; those of a simulation are simulated.
+    """Times; those of a simulation are of its virtual clock.
 
     Attributes:
-        wall: from the run's begin to its end; None: it has not ended.
+        wall: of a real fleet, from the run's begin to its end; None: it has not ended, or was simulated.
         rounds: until the last training round closed.
         train, up, down: of all devices together.
+        virtual: of a simulation, from its begin to its end on the virtual clock. What it took of a processor
+            is `Provenance.processor_s`.
     """
 
     wall: float | None = None
@@ -97,6 +99,42 @@ class Seconds(Struct, frozen=True):
     train: float | None = None
     up: float | None = None
     down: float | None = None
+    virtual: float | UnsetType = UNSET
+
+
+class Host(Struct, frozen=True):
+    """What kind of computer the coordinator or simulation ran on.
+
+    Attributes:
+        system, machine: e.g. Linux, x86_64.
+        processor: its model, e.g. Intel(R) Xeon(R) Platinum 8370C CPU @ 2.80GHz; "": unknown.
+        cores: that it has.
+    """
+
+    system: str = ""
+    machine: str = ""
+    processor: str = ""
+    cores: int | None = None
+
+
+class Provenance(Struct, frozen=True):
+    """What a run was made with.
+
+    Attributes:
+        versions: of Fleetune, Python, torch, NumPy and ONNX Runtime, as far as they are installed.
+        commits: of the folder it was started in (`folder`), and of Fleetune (`fleetune`), where these are git
+            trees; `-dirty` behind one says that files had been edited since.
+        host: see there.
+        sources: a digest of each file of the user's code that its settings name, see `user_sources`.
+        processor_s: processor time that the coordinator, or the simulation with its workers, took; a process
+            that was killed is not in it.
+    """
+
+    versions: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, str] = field(default_factory=dict)
+    host: Host = Host()
+    sources: dict[str, str] = field(default_factory=dict)
+    processor_s: float | None = None
 
 
 class Errors(Struct, frozen=True):
@@ -298,6 +336,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         by_ratio: ascending; in runs whose coordinator proposes ratios.
         by_encoding: those of most bytes first; in runs whose coordinator proposes encodings.
         agents: devices by program and version of their agent, as it reports them; not in simulations.
+        provenance: see there; not there in files of older versions.
     """
 
     method: str
@@ -329,6 +368,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     by_ratio: list[RatioSummary] | UnsetType = UNSET
     by_encoding: list[EncodingSummary] | UnsetType = UNSET
     agents: dict[str, int] | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
 
     @property
     def judged_by(self) -> Score:
@@ -369,8 +409,16 @@ def read_summary(folder: Path | str) -> Summary:
     """
     path = Path(folder) / SUMMARY
     try:
-        return json.decode(path.read_bytes(), type=Summary)
+        return _as_today(json.decode(path.read_bytes(), type=Summary))
     except OSError as problem:
         raise StoreError(f"{folder} holds no summary of a run: {problem.strerror}") from None
     except MsgspecError as problem:
         raise StoreError(f"{path} is damaged: {problem}") from None
+
+
+def _as_today(summary: Summary) -> Summary:
+    """An older version's summary under today's names."""
+    seconds = summary.seconds
+    if summary.simulated and seconds.wall is not None:
+        seconds = replace(seconds, wall=None, virtual=seconds.wall)
+    return replace(summary, seconds=seconds)

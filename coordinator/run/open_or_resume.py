@@ -25,11 +25,14 @@ from fleetune.coordinator.run.changed_settings import (
 )
 from fleetune.coordinator.run.enrolment import Beginning, beginning_of
 from fleetune.coordinator.run.models import Model, find_model
+from fleetune.coordinator.run.processor_time import ProcessorTime
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.run.stored_run import (
     BUNDLE,
     FINISHED,
+    SOURCES,
     Run,
+    edited_sources,
     method_of,
     read_enrolment,
 )
@@ -40,6 +43,7 @@ from fleetune.protocols.errors import SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.model.spec import Backbone
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.user_sources import user_sources
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
@@ -83,7 +87,7 @@ def open_run(
         find: the model of a new run.
 
     Raises:
-        SettingError: the folder holds a finished run, or one of other settings.
+        SettingError: the folder holds a finished run, or one of other settings or other code of the user's.
         ModelError, StoreError: see `prepare` and `RunStore`.
     """
     beginning = None if enrolment is None else Beginning(enrolment, backbone, bundle)
@@ -134,6 +138,7 @@ def _begin(folder: Path, store: RunStore, new: _New, *, durable: bool) -> Run:
         store.clear()
         store.put("enrolment", new.payload)
         store.put("settings", msgspec.json.encode(new.settings))
+        store.put(SOURCES, msgspec.json.encode(user_sources(new.settings)))
         if new.bundle is not None:
             store.put(BUNDLE, new.bundle)
     return _run(new.settings, folder, store, new.payload, resumed=False)
@@ -149,10 +154,16 @@ def _go_on(settings: RunSettings, folder: Path, store: RunStore, payload: bytes)
     enrolment = read_enrolment(payload, folder)
     before = stored_settings(store.get("settings") or b"null", folder)
     settings = going_on(before, settings)
-    found = differences(before, settings, enrolment.spec)
-    if found and store.get("engine") is None:
-        log.warning("%s begins anew, nobody had joined it: %s", folder, difference_words(found))
+    found, edited = differences(before, settings, enrolment.spec), edited_sources(store, settings)
+    if (found or edited) and store.get("engine") is None:
+        words = "; ".join(filter(None, (difference_words(found), edited)))
+        log.warning("%s begins anew, nobody had joined it: %s", folder, words)
         return None
+    if edited:
+        raise SettingError(
+            f"{folder} was begun with other code: {edited}; put that back to go on with the run, or take "
+            "another run.name (--fresh deletes the run)"
+        )
     if isinstance(enrolment.spec.backbone, Backbone):
         backbone_payload(folder, enrolment.spec)
     run = _run(settings, folder, store, payload, resumed=True)
@@ -184,4 +195,7 @@ def _run(settings: RunSettings, folder: Path, store: RunStore, payload: bytes, *
     enrolment = read_enrolment(payload, folder)
     method = method_of(enrolment)
     controller = RunController(settings, enrolment, method, store)
-    return Run(folder, settings, enrolment, payload, method, store, controller, resumed=resumed)
+    processor = ProcessorTime(store)
+    return Run(
+        folder, settings, enrolment, payload, method, store, controller, resumed=resumed, processor=processor
+    )

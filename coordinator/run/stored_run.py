@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fleetune.coordinator.run.changed_settings import stored_settings
+from fleetune.coordinator.run.processor_time import ProcessorTime
 from fleetune.coordinator.run.run_controller import RunController
 from fleetune.coordinator.store.run_folder import SHARED, STATE
 from fleetune.coordinator.store.run_store import RunStore
@@ -15,11 +18,13 @@ from fleetune.protocols.errors import PacketError, PacketVersion, SettingError, 
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.user_sources import Sources, changed, user_sources
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.payloads import Enrolment
 
 BUNDLE, FINISHED = "bundle", "finished"  # names in the store, once the bundle is made and the run is over
+SOURCES = "sources"  # likewise: `user_sources` of the run when it began
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Run:
         store: its durable state.
         controller: its engine and method at work.
         resumed: it was stopped before and goes on.
+        processor: what working at it takes of this machine.
     """
 
     folder: Path
@@ -45,6 +51,7 @@ class Run:
     store: RunStore
     controller: RunController
     resumed: bool
+    processor: ProcessorTime
 
 
 @dataclass(frozen=True)
@@ -91,13 +98,33 @@ def look_at(folder: Path) -> Iterator[Run]:
         controller = RunController(kept.settings, kept.enrolment, method, kept.store)
         controller.recall()
         yield Run(
-            folder, kept.settings, kept.enrolment, kept.payload, method, kept.store, controller, resumed=True
+            folder,
+            kept.settings,
+            kept.enrolment,
+            kept.payload,
+            method,
+            kept.store,
+            controller,
+            resumed=True,
+            processor=ProcessorTime(kept.store),
         )
 
 
 def method_of(enrolment: Enrolment) -> Method[Any, Any, Any, Any]:
     """The run's method. Raises SettingError when its settings are wrong, or it is not for the run's task."""
     return from_section(enrolment.method, enrolment.spec, enrolment.learns.kind)
+
+
+def stored_sources(store: RunStore) -> Sources | None:
+    """`user_sources` of a run when it began; None: an older version began it."""
+    data = store.get(SOURCES)
+    return None if data is None else msgspec.json.decode(data, type=dict[str, str])
+
+
+def edited_sources(store: RunStore, settings: RunSettings) -> str:
+    """Which files of the user's code differ from those that a run began with, in words; "": none does."""
+    before = stored_sources(store)
+    return "" if before is None else changed(before, user_sources(settings))
 
 
 def mark_finished(run: Run) -> None:

@@ -132,6 +132,7 @@ def finish(run: Run, reason: str | None, console: Console, following: Following 
     Of a stopped run that need not end summary.json is written: else there would never be one. A finished one
     that is interrupted in its report, which takes its time, has what scripts read; served again it writes it.
     """
+    run.processor.note()
     if reason is None:
         if run.settings.run.is_open:
             write_atomically(run.folder / SUMMARY, encoded(summary_of(run, simulated=False)), mode=None)

@@ -7,13 +7,11 @@ device, or the next attempt, may begin with the same arrays.
 
 import dataclasses
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -26,13 +24,8 @@ from fleetune.protocols.skeletons.choice import Budget, DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round
 from fleetune.protocols.skeletons.trainer import Trainer
 from fleetune.protocols.update.arrays import can_travel
-from fleetune.protocols.user_code import as_line
+from fleetune.protocols.user_code import as_line, is_library
 
-_LIBRARIES = (
-    "<frozen",
-    str(Path(__file__).parents[2]),  # this package
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-)
 _PLAIN = (bool, int, float, str, bytes, bytearray, Enum, set, frozenset, type(None), msgspec.UnsetType)
 _READ_ONLY = "a state's arrays are read-only: make new ones and return them in a new state"
 
@@ -143,7 +136,7 @@ def _place(method: AnyMethod, problem: Exception) -> str:
     """File and line of the user's code that ran last when `problem` arose."""
     frames = traceback.extract_tb(problem.__traceback__)
     home = getattr(sys.modules.get(type(method).__module__), "__file__", None)
-    own = [one for one in frames if one.filename == home or not one.filename.startswith(_LIBRARIES)]
+    own = [one for one in frames if one.filename == home or not is_library(one.filename)]
     return "".join(f" at {one.filename}:{one.lineno}" for one in own[-1:])
 
 

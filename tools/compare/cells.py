@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
 
@@ -18,7 +18,7 @@ import msgspec
 from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import figures
-from fleetune.coordinator.reports.summary import read_summary
+from fleetune.coordinator.reports.summary import Summary, read_summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.observers import ClosedRounds
 from fleetune.coordinator.run.round_journal import ROUNDS
@@ -29,6 +29,7 @@ from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError, SettingError, StoreError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.user_sources import Sources, changed
 from fleetune.tools.compare.played import Played
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.power.energy import idle_watts
@@ -48,6 +49,7 @@ class Cell:
     Attributes:
         given: what the caller gives it instead of what [data] names; `settings` say so already.
         trackers: experiment trackers that follow it.
+        sources: digests of the user's code that it needs, see `user_sources`.
         within: once these are finished, it ends with the first round that closes later than all of them did;
             (): it plays all its rounds.
     """
@@ -59,6 +61,7 @@ class Cell:
     given: Given = NOTHING_GIVEN
     trackers: tuple[str | Make, ...] = ()
     within: "tuple[Cell, ...]" = ()
+    sources: Sources = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -78,12 +81,11 @@ class RoundDone:
 
 
 def finished(cell: Cell) -> Played | None:
-    """The run as it was kept; None if it was not finished, or was played with other settings."""
+    """The run as it was kept; None if it was not finished, or was played with other settings or code."""
     try:
-        kept = msgspec.json.decode((cell.folder / SETTINGS).read_bytes(), type=RunSettings)
-        if with_start(kept) != with_start(cell.settings):  # older versions wrote the default out
+        summary = _kept(cell)
+        if summary is None or _edited(cell, summary):
             return None
-        summary = read_summary(cell.folder)
         lines = (cell.folder / ROUNDS).read_bytes().splitlines()
         records = [msgspec.json.decode(line, type=RoundRecord) for line in lines]
     except (OSError, msgspec.MsgspecError, StoreError):
@@ -93,6 +95,28 @@ def finished(cell: Cell) -> Played | None:
         return None  # it was ended when what it is held against was shorter
     idle_w = idle_watts(cell.settings)
     return Played(cell.label, cell.settings.run.seed, with_personal(summary, records), training, idle_w)
+
+
+def edited(cell: Cell) -> str:
+    """Which files of the user's code differ from those that a finished run was played with, in words; "":
+    none does, or it was not finished with these settings.
+    """
+    with suppress(OSError, msgspec.MsgspecError, StoreError):
+        summary = _kept(cell)
+        return "" if summary is None else _edited(cell, summary)
+    return ""
+
+
+def _kept(cell: Cell) -> Summary | None:
+    """What a run of these settings came to; None: it was played with others."""
+    kept = msgspec.json.decode((cell.folder / SETTINGS).read_bytes(), type=RunSettings)
+    same = with_start(kept) == with_start(cell.settings)  # older versions wrote the default out
+    return read_summary(cell.folder) if same else None
+
+
+def _edited(cell: Cell, summary: Summary) -> str:
+    made = summary.provenance
+    return "" if made is msgspec.UNSET else changed(made.sources, cell.sources)
 
 
 def ends_s(cell: Cell) -> float | None:

@@ -17,6 +17,7 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.rate_schedule import with_schedule_of_run
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
+from fleetune.protocols.settings.user_sources import Sources, user_sources
 from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.cells import Cell
 from fleetune.tools.compare.comparison import Contender
@@ -96,6 +97,7 @@ def cells_of(
 ) -> list[Cell]:
     """A run for each contender and seed, all contenders with the first seed first."""
     cells = []
+    sources: dict[str, Sources] = {}
     for seed in seeds_of(settings, seeds):
         of_seed: dict[str, Cell] = {}
         seeded = replace(settings, run=replace(settings.run, seed=seed), compare={})
@@ -111,7 +113,11 @@ def cells_of(
                 training=with_schedule_of_run(played.training, played.run.last_round),
             )
             kept_in = folder / folder_name(one.label) / f"seed-{seed}"
-            of_seed[one.label] = Cell(one.label, played, kept_in, folder.parent, given)
+            if one.label not in sources:
+                sources[one.label] = user_sources(played)
+            of_seed[one.label] = Cell(
+                one.label, played, kept_in, folder.parent, given, sources=sources[one.label]
+            )
         for one in contenders:
             within = tuple(of_seed[label] for label in one.within)
             cells.append(dataclasses.replace(of_seed[one.label], within=within))

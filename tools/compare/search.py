@@ -20,6 +20,7 @@ from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.reports.outcome import better_by
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
+from fleetune.protocols.settings.user_sources import user_sources
 from fleetune.protocols.tasks import task_of
 from fleetune.tools.compare.axes import Axis, Range, combination
 from fleetune.tools.compare.comparison import Contender
@@ -166,11 +167,13 @@ class Search:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._work.folder.mkdir(parents=True, exist_ok=True)
-        asked = (
+        asked: tuple[Any, ...] = (
             replaced(self._settings, compare={}),
             [_words(axis) for axis in self._axes],
             list(self._seeds),
         )
+        if sources := user_sources([self._settings, [_ends(axis) for axis in self._axes]]):
+            asked = (*asked, sources)
         name = blake2b(msgspec.json.encode(asked), digest_size=8).hexdigest()
         return optuna.create_study(
             study_name=name,

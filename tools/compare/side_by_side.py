@@ -1,5 +1,6 @@
 """Contenders side by side: what is not finished is played, and all is reported."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
-from fleetune.tools.compare.cells import Cell, RoundDone, again, finished, forget, play_all
+from fleetune.tools.compare.cells import Cell, RoundDone, again, edited, finished, forget, play_all
 from fleetune.tools.compare.comparison import Comparison, Contender, target_of
 from fleetune.tools.compare.contenders import Give, cells_of, check_methods, check_target, nothing_given
 from fleetune.tools.simulator.show import progress_bar
 from fleetune.tools.stop_signals import ToldInterrupt
+
+log = logging.getLogger(__name__)
 
 Hear = Callable[[RoundDone], None]
 FEW = 3  # failures that all are told once more in the end
@@ -106,6 +109,7 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
         for cell in cells_of(settings, contenders, question.seeds, work.folder, work.give)
     ]
     missing = [cell for cell in cells if work.fresh or not finished(cell)]
+    _say_edited(missing, len(cells), work)
     if missing:
         check_methods(missing)
     for cell in missing:
@@ -132,6 +136,18 @@ def side_by_side(question: Question, work: Work, report: Report) -> Comparison:
     if watch.failed:
         raise FleetuneError(_not_played(watch.failed, len(cells)))
     return comparison
+
+
+def _say_edited(missing: Sequence[Cell], num_runs: int, work: Work) -> None:
+    """Say which finished runs are played again because the user's code was edited."""
+    edits = [words for cell in missing if not work.fresh and (words := edited(cell))]
+    if not edits:
+        return
+    line = f"{len(edits)} of {num_runs} finished runs are played again: {', '.join(dict.fromkeys(edits))}"
+    if work.console.quiet:
+        log.warning("%s", line)
+    else:
+        work.console.print(line, soft_wrap=True)
 
 
 def comparison_of(question: Question, work: Work) -> Comparison:

@@ -151,10 +151,12 @@ def simulate(
         with _executor(run, workers, given, cluster, watching) as executor:
             _play(opened, executor, workers, watching, on_round)
     except BaseException:
+        run.processor.note()
         run.store.close()
         raise
     finally:
         watching.tell(RunLeft())
+    run.processor.note()
     summary, growing = summary_of(run, simulated=True), opened.growing
     return run, summary if growing is None else replace(summary, days=growing.days.ended)
 
@@ -271,9 +273,11 @@ def _go_on(there: Standing, folder: Path, given: Given) -> _Opened:
 
 
 def _words(there: Standing | None, folder: Path) -> str:
-    """What is done with a run that was stopped."""
+    """What is done with a run that was there."""
     if there is None:
         return ""
+    if there.edited:
+        return f"{folder} was begun with other code ({there.edited}): it begins anew"
     if there.why_anew:
         return f"{folder} was stopped: it begins anew ({there.why_anew}), and comes to the same figures"
     return f"{folder} was stopped: it goes on after round {there.rounds}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fleetune.coordinator.run.changed_settings import difference_words, differences, going_on
-from fleetune.coordinator.run.stored_run import FINISHED, stored_run
+from fleetune.coordinator.run.stored_run import FINISHED, edited_sources, stored_run
 from fleetune.coordinator.store.device_rows import read_engine
 from fleetune.coordinator.store.folder_lock import is_claimed
 from fleetune.coordinator.store.run_folder import STATE
@@ -34,6 +34,7 @@ class Standing:
         rounds: that are kept.
         finished: to its end, and what it leaves is written.
         why_anew: why it cannot be gone on with, for people; "": it can.
+        edited: which files of the user's code differ, in words; "": none. Such a run is not finished.
     """
 
     settings: RunSettings
@@ -41,6 +42,7 @@ class Standing:
     rounds: int
     finished: bool
     why_anew: str
+    edited: str = ""
 
 
 def standing(asked: RunSettings, folder: Path) -> Standing | None:
@@ -64,9 +66,10 @@ def standing(asked: RunSettings, folder: Path) -> Standing | None:
             why_anew = "its caller had ended it early"
         elif read_snapshot(kept.store) is None:
             why_anew = "it is of another release" if engine is not None else "no round had ended"
-        finished = kept.store.get(FINISHED) is not None
+        edited = edited_sources(kept.store, asked)
+        finished = kept.store.get(FINISHED) is not None and not edited
         rounds = 0 if engine is None else engine.rounds_done
-        return Standing(kept.settings, kept.enrolment, rounds, finished, why_anew)
+        return Standing(kept.settings, kept.enrolment, rounds, finished, edited or why_anew, edited)
 
 
 def _has_begun(folder: Path) -> bool:

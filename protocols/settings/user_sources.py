@@ -1,0 +1,160 @@
+"""Which files of a user's code a run depends on, and what they hold: it belongs to the run's identity.
+
+Settings name code as `package.module:function`: methods, models, losses, data, augmentation. A file counts
+with those that it imports from the same folder; of an installed package, with those of this package.
+"""
+
+import ast
+import hashlib
+import linecache
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import invalidate_caches
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import msgspec
+
+from fleetune.protocols.user_code import is_installed, user_module_file
+
+MOST_FILES = 1000
+_OF_OTHER_RUNS = ("compare", "paper")  # sections of a run.toml
+_NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+_BEGAN_S = time.time()
+_loaded: dict[str, str] = {}  # by file, the digest of what this process has imported
+
+Sources = Mapping[str, str]
+
+
+def user_sources(settings: object) -> Sources:
+    """A digest of each file of a user's code that `settings` name, by its path in its folder.
+
+    A module that this process imported, and whose file was edited since, is imported anew at its next use.
+
+    Args:
+        settings: of a run, or anything that holds some.
+    """
+    values = msgspec.to_builtins(settings)
+    if isinstance(values, dict):
+        values = {section: value for section, value in values.items() if section not in _OF_OTHER_RUNS}
+    sources: dict[str, str] = {}
+    files: dict[Path, str] = {}
+    for module, attribute in dict.fromkeys(_named(values)):
+        file = user_module_file(module)
+        if file is not None:
+            folder, within = _root(file, module)
+            for one in _with_imports(file, module, folder, within):
+                files[one] = sources[one.relative_to(folder).as_posix()] = _digest(_content(one))
+        elif module == "__main__":
+            typed = _typed_in(getattr(sys.modules[module], attribute, None))
+            sources[f"{module}:{attribute}"] = _digest(typed)
+    _import_anew({str(file): digest for file, digest in files.items()})
+    return dict(sorted(sources.items()))
+
+
+def changed(before: Sources, now: Sources) -> str:
+    """The files that differ, in words; "": none does."""
+    words = [
+        f"{name} is {'new' if name not in before else 'gone' if name not in now else 'edited'}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+
+
+def _named(value: Any) -> Iterator[tuple[str, str]]:
+    """Module and attribute of each `package.module:function` in settings."""
+    if isinstance(value, dict):
+        for one in value.values():
+            yield from _named(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _named(one)
+    elif isinstance(value, str) and (found := _NAMED.match(value)):
+        yield found[1], found[2]
+
+
+def _root(file: Path, module: str) -> tuple[Path, Path]:
+    """The folder in which a module's name begins, and the one that its imports must lie in to count."""
+    parts = module.split(".")
+    is_package = file.name == "__init__.py"
+    folder = file.parents[len(parts) - (0 if is_package else 1)]
+    return folder, folder / parts[0] if is_installed(str(file)) else folder
+
+
+def _with_imports(file: Path, module: str, folder: Path, within: Path) -> list[Path]:
+    """A module's file, those of the packages that it is in, and all that they import from `within`."""
+    found = dict.fromkeys([file, *_files(folder, module.split("."))])
+    todo = list(found)
+    while todo and len(found) < MOST_FILES:
+        for one in _imported(todo.pop(), folder):
+            if one not in found and one.is_relative_to(within):
+                found[one] = None
+                todo.append(one)
+    return list(found)
+
+
+def _imported(file: Path, folder: Path) -> Iterator[Path]:
+    """The files in `folder` that one of them imports, with the packages that they are in."""
+    try:
+        tree = ast.parse(_content(file))
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    package = file.relative_to(folder).parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files(folder, alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            start = [*above, *(node.module or "").split(".")] if node.module else list(above)
+            for alias in node.names:
+                yield from _files(folder, [*start, alias.name])
+
+
+def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """Of a dotted name: each package's `__init__.py`, and the module; the last part may be no module."""
+    for end in range(1, len(parts) + 1):
+        place = folder.joinpath(*parts[:end])
+        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if file.is_file():
+                yield file
+
+
+def _content(file: Path) -> bytes:
+    """Of a file; of one that cannot be read, which importing it will say, nothing."""
+    with suppress(OSError):
+        return file.read_bytes()
+    return b""
+
+
+def _typed_in(thing: Any) -> bytes:
+    """The text of notebook cells, or of a script, that a class or function stands in."""
+    codes = [one.__code__ for one in (thing, *vars(thing).values()) if _has_code(one)] if thing else []
+    files = dict.fromkeys(code.co_filename for code in codes)
+    return "".join(line for file in files for line in linecache.getlines(file)).encode()
+
+
+def _has_code(thing: Any) -> bool:
+    return isinstance(getattr(thing, "__code__", None), CodeType)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
+
+
+def _import_anew(files: Mapping[str, str]) -> None:
+    """Forget these modules where one of them was edited since this process imported it."""
+    edited = [file for file, digest in files.items() if _loaded.get(file, digest) != digest]
+    edited += [file for file in files if file not in _loaded and Path(file).stat().st_mtime > _BEGAN_S]
+    if edited:
+        mine = [name for name, one in sys.modules.items() if getattr(one, "__file__", None) in files]
+        for name in mine:
+            if name != "__main__":
+                del sys.modules[name]
+        invalidate_caches()
+    _loaded.update(files)
