@@ -9,7 +9,13 @@ from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.averages import mean, weighted_mean
 from fleetune.coordinator.reports.metric import Metric, Place, Value
 from fleetune.coordinator.reports.metrics import shown_at, title_in_predictions
-from fleetune.coordinator.reports.summary import DeviceSummary, Errors, PredictionErrors, Summary
+from fleetune.coordinator.reports.summary import (
+    DeviceSummary,
+    Errors,
+    PredictionErrors,
+    Summary,
+    over_participants,
+)
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols import errors
 from fleetune.protocols.skeletons.method import DeviceId
@@ -118,6 +124,7 @@ def with_personal(summary: Summary, records: Sequence[RoundRecord]) -> Summary:
             personal_mean=mean(row.personal for row in rows.values()),
             personal_weighted=weighted_mean((row.personal, row.num_samples or 0) for row in rows.values()),
         )
+        judged = over_participants(judged, rows.values())
     return replace(summary.with_judged(judged), by_device=rows)
 
 
@@ -133,10 +140,18 @@ def personal(summary: Summary) -> dict[DeviceId, float]:
     return {device: row.personal for device, row in rows if row.personal is not None}
 
 
+def trained(summary: Summary) -> dict[DeviceId, float]:
+    """Personal score of every device that took part and has one."""
+    rows = summary.by_device
+    return {device: score for device, score in personal(summary).items() if rows[device].took_part}
+
+
 def gains(summary: Summary, rival: Summary) -> dict[DeviceId, float]:
-    """By how much each device's personal score is better than the rival's, of every device that both know."""
-    theirs, sign = personal(rival), better_by(summary.judged_by)
-    ours = personal(summary).items()
+    """By how much each device's personal score is better than the rival's, of devices that took part in both
+    runs.
+    """
+    theirs, sign = trained(rival), better_by(summary.judged_by)
+    ours = trained(summary).items()
     return {device: sign * (value - theirs[device]) for device, value in ours if device in theirs}
 
 

@@ -43,6 +43,7 @@ from fleetune.coordinator.reports.outcome import (
     ratio_of,
     ratio_range,
     refused,
+    trained,
     yardstick,
 )
 from fleetune.coordinator.reports.summary import Summary
@@ -72,7 +73,8 @@ _BEHIND = (
 )
 _ABOUT_ACCURACY = (
     "Personal accuracy: each device's own model on its own test samples after the last round it took part "
-    "in, mean over devices. One more round: the final evaluation, before and after local training."
+    "in, mean over the devices that took part. One more round: the final evaluation, before and after local "
+    "training."
 )
 _CAPTIONS = {
     "accuracy-by-round": "Mean over each round's participants: the model local training starts from "
@@ -165,12 +167,12 @@ def _counted(versions: Mapping[str, int]) -> str:
 
 def _headline(page: Page) -> Element:
     summary = page.summary
-    own, score = personal(summary), summary.judged_by
+    own, score = trained(summary), summary.judged_by
     sign = better_by(score)
     worst = min(own, key=lambda device: sign * own[device], default=None)
     weighted = f"mean; by samples {_run_text(PERSONAL_WEIGHTED, summary)}"
     cards = [
-        _card(PERSONAL_MEAN, summary, weighted, *_over_rivals(page)),
+        _card(PERSONAL_MEAN, summary, weighted, *filter(None, [summary.who_took_part]), *_over_rivals(page)),
         card("Worst device", unit_of(score).text(own[worst]), worst) if worst else None,
         card("One more round", _ONE_MORE.seen_as(score).of_run(summary), "before → after")
         if AFTER_MEAN.of_run(summary) is not None

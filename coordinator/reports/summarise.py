@@ -31,6 +31,7 @@ from fleetune.coordinator.reports.summary import (
     PayloadBytes,
     Seconds,
     Summary,
+    over_participants,
 )
 from fleetune.coordinator.rounds.engine import ALL_DONE
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
@@ -105,7 +106,8 @@ def summarise(
     rows = _devices(training, final_evaluation, ledger, reports or {}, of_updates)
     past = ledger.past if isinstance(ledger.past, Past) else Past()
     score = task_of(settings.task).score
-    judged, by_accuracy = _accuracies(training, final_evaluation, score), score == ACCURACY
+    judged = over_participants(_accuracies(training, final_evaluation, score), rows.values())
+    by_accuracy = score == ACCURACY
     return Summary(
         method=settings.method["name"],
         model=spec.name,
@@ -137,8 +139,8 @@ def summarise(
 
 
 def _mean_scores(rows: Iterable[DeviceSummary]) -> dict[str, float | None] | UnsetType:
-    """Of each score the mean over the devices that could tell it."""
-    told = [row.scores for row in rows if row.scores is not UNSET]
+    """Of each score the mean over the devices that took part and could tell it."""
+    told = [row.scores for row in rows if row.took_part and row.scores is not UNSET]
     names = dict.fromkeys(name for scores in told for name in scores)
     return {name: mean(scores.get(name) for scores in told) for name in names} or UNSET
 

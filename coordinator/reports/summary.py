@@ -3,11 +3,13 @@
 Keys stay as they are, new ones come after them. What an older file does not have has its default here.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from msgspec import UNSET, MsgspecError, Struct, UnsetType, field, json
 from msgspec.structs import replace
 
+from fleetune.coordinator.reports.averages import mean, weighted_mean
 from fleetune.coordinator.reports.proposals.summaries import EncodingSummary, RatioSummary
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.tasks.scores import ACCURACY, Score
@@ -28,13 +30,15 @@ class Accuracies(Struct, frozen=True):
     and weighted by training samples.
 
     Attributes:
-        personal_mean, personal_weighted: each device's personal model as it stood after the last round.
+        personal_mean, personal_weighted: each device's personal model as it stood after the last round, of
+            the devices that took part: the others have a model that was never trained.
         before_mean, before_weighted: in the final evaluation, of the model local training starts from.
         after_mean, after_weighted: in the final evaluation, of the personal model that it leads to.
         kept_mean, kept_weighted: of the model that the device would serve, of all that the run led it to
             (docs/personal-models.md).
         local_only, fedavg: of runs beside this one; nothing fills them in today.
         best_round: see there.
+        personal_mean_all, personal_weighted_all: of all devices; not there where all took part.
     """
 
     personal_mean: float | None = None
@@ -48,6 +52,8 @@ class Accuracies(Struct, frozen=True):
     local_only: float | None = None
     fedavg: float | None = None
     best_round: BestRound | None = None
+    personal_mean_all: float | UnsetType | None = UNSET
+    personal_weighted_all: float | UnsetType | None = UNSET
 
 
 class PayloadBytes(Struct, frozen=True):
@@ -283,6 +289,11 @@ class DeviceSummary(Struct, frozen=True):
     metrics: dict[str, float | None] | UnsetType = UNSET
     scores: dict[str, float] | UnsetType = UNSET
 
+    @property
+    def took_part(self) -> bool:
+        """Whether it sent an update that counted."""
+        return self.updates > 0
+
 
 class DaySummary(Struct, frozen=True, omit_defaults=True):
     """A day of a simulation whose devices' data grow.
@@ -386,9 +397,17 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def ranked(self) -> list[float]:
-        """The personal scores of all devices that have one, the worst first."""
-        own = (row.personal for row in self.by_device.values() if row.personal is not None)
+        """The personal scores of the devices that took part, the worst first."""
+        rows = self.by_device.values()
+        own = (row.personal for row in rows if row.took_part and row.personal is not None)
         return sorted(own, reverse=self.judged_by.better == "lower")
+
+    @property
+    def who_took_part(self) -> str:
+        """How many devices took part, in words; "": all did."""
+        taking = sum(row.took_part for row in self.by_device.values())
+        count = len(self.by_device)
+        return "" if taking == count else f"{taking} of {count} devices took part"
 
     @property
     def inside(self) -> dict[str, InternalCourse]:
@@ -421,4 +440,22 @@ def _as_today(summary: Summary) -> Summary:
     seconds = summary.seconds
     if summary.simulated and seconds.wall is not None:
         seconds = replace(seconds, wall=None, virtual=seconds.wall)
-    return replace(summary, seconds=seconds)
+    summary = replace(summary, seconds=seconds)
+    return summary.with_judged(over_participants(summary.judged, summary.by_device.values()))
+
+
+def over_participants(judged: Accuracies, rows: Collection[DeviceSummary]) -> Accuracies:
+    """Scores whose personal ones are means over all devices, with the means over those that took part; as
+    they are where all did, or where this was done before.
+    """
+    untrained = any(row.personal is not None and not row.took_part for row in rows)
+    if not untrained or judged.personal_mean is None or judged.personal_mean_all is not UNSET:
+        return judged
+    taking = [row for row in rows if row.took_part]
+    return replace(
+        judged,
+        personal_mean=mean(row.personal for row in taking),
+        personal_weighted=weighted_mean((row.personal, row.num_samples or 0) for row in taking),
+        personal_mean_all=judged.personal_mean,
+        personal_weighted_all=judged.personal_weighted,
+    )

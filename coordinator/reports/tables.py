@@ -74,8 +74,11 @@ def run_table(summary: Summary, rivals: Mapping[str, Summary] | None = None) -> 
     for name, rival in (rivals or {}).items():
         table.add_row(name, *(one.of_run(rival) for one in columns))
     table.add_row(summary.method, *(one.of_run(summary) for one in columns), style="bold")
+    lines = [f"personal models: {summary.who_took_part}"] if summary.who_took_part else []
     if summary.ended is not UNSET:
-        table.caption = readable.printable(f"training is over: {summary.ended}")
+        lines.append(f"training is over: {summary.ended}")
+    if lines:
+        table.caption = readable.printable("; ".join(lines))
     table.columns[len(_RUN)].no_wrap = False  # "1 min 10 s" goes into two lines before a name does
     table.columns[0].no_wrap = max(map(len, [summary.method, *(rivals or {})])) <= _SHORT
     return table

@@ -23,7 +23,9 @@ from fleetune.coordinator.reports.metrics import (
     BYTES_UP_PAPER,
     DURATION,
     PERSONAL_MEAN,
+    PERSONAL_MEAN_ALL,
     PERSONAL_WEIGHTED,
+    PERSONAL_WEIGHTED_ALL,
     PERSONAL_WORST,
     PERSONAL_WORST_DECILE,
     ROUNDS,
@@ -140,6 +142,16 @@ def _of_run(metric: Metric) -> Figure:
     return Figure(metric, lambda run, _: metric.of_run(run.summary))
 
 
+def _of_all(metric: Metric, same: Metric) -> Callable[[Played, Target | None], Value]:
+    """Over all devices; where all took part, the `same` as over these."""
+
+    def of(run: Played, _: Target | None) -> Value:
+        found = metric.of_run(run.summary)
+        return same.of_run(run.summary) if found is None else found
+
+    return of
+
+
 def _of_best(side: Side, part: int) -> Callable[[Played, Target | None], Value]:
     return lambda run, _: best_point(run.settled, side, better_by(run.summary.judged_by))[part]
 
@@ -161,6 +173,8 @@ def _at_target(read: Callable[[Point], float | None]) -> Callable[[Played, Targe
 FIGURES = (
     *map(_of_run, (ROUNDS, TOOK_PART, PERSONAL_MEAN, PERSONAL_WEIGHTED, PERSONAL_WORST_DECILE)),
     *map(_of_run, (PERSONAL_WORST, BEFORE_MEAN, BEFORE_WEIGHTED, AFTER_MEAN, AFTER_WEIGHTED)),
+    Figure(PERSONAL_MEAN_ALL, _of_all(PERSONAL_MEAN_ALL, PERSONAL_MEAN)),
+    Figure(PERSONAL_WEIGHTED_ALL, _of_all(PERSONAL_WEIGHTED_ALL, PERSONAL_WEIGHTED)),
     Figure(_BEST_BEFORE, _of_best("before", 0)),
     Figure(_BEST_BEFORE_ROUND, _of_best("before", 1)),
     Figure(BEST_AFTER, _of_best("after", 0)),
@@ -185,6 +199,12 @@ def _others() -> list[Metric]:
 def metrics() -> list[Metric]:
     """The columns of runs.csv behind contender, method and seed."""
     return [*(figure.metric for figure in FIGURES), *_others()]
+
+
+def accuracies(runs: Iterable[Played]) -> tuple[Metric, ...]:
+    """What the table of accuracies of these runs shows: also over all devices where not all took part."""
+    all_took_part = not any(run.summary.who_took_part for run in runs)
+    return ACCURACIES if all_took_part else (*ACCURACIES, PERSONAL_MEAN_ALL)
 
 
 def costs(runs: Iterable[Played]) -> tuple[Metric, ...]:

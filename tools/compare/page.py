@@ -10,10 +10,10 @@ from fleetune.coordinator.reports.metrics import BEFORE_MEAN, PERSONAL_MEAN, PER
 from fleetune.coordinator.reports.page import in_words_of
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.figures import (
-    ACCURACIES,
     BYTES_UP_TO_TARGET,
     SECONDS_TO_TARGET,
     TO_TARGET,
+    accuracies,
     costs,
     inside,
 )
@@ -96,7 +96,7 @@ def write_comparison(page: ComparisonPage) -> bytes:
         *(element("p", line, class_="bad") for line in page.failed),
         _headline(comparison),
         element("h2", "Accuracy"),
-        _figures(comparison, ACCURACIES),
+        _figures(comparison, accuracies(comparison.runs)),
         element("p", in_words_of(comparison.score, _ABOUT_ACCURACY), class_="faint"),
         element("h2", "Cost of the whole run"),
         _figures(comparison, costs(comparison.runs)),

@@ -22,7 +22,15 @@ from fleetune.coordinator.reports.metrics import (
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.comparison import Comparison, Contender, Spread
-from fleetune.tools.compare.figures import ACCURACIES, BEST_AFTER, TO_TARGET, costs, inside, metrics
+from fleetune.tools.compare.figures import (
+    ACCURACIES,
+    BEST_AFTER,
+    TO_TARGET,
+    accuracies,
+    costs,
+    inside,
+    metrics,
+)
 from fleetune.tools.compare.played import Point
 
 NOT_REACHED = "not reached"
@@ -76,7 +84,7 @@ def tables(comparison: Comparison) -> Group:
     """Accuracies, costs and what the target cost, at most 100 columns wide; the best of a column bold."""
     parts: list[RenderableType] = [
         Text(),
-        _table(_what(comparison.score), comparison, ACCURACIES),
+        _table(_what(comparison.score), comparison, accuracies(comparison.runs)),
         _note(about_seeds(comparison)),
         _note("mean, weighted by samples, what 9 in 10 devices reach: personal models after the last round"),
         _note("best round: of the whole fleet; before, after: local training in one more round"),
@@ -97,13 +105,14 @@ def tables(comparison: Comparison) -> Group:
 
 def markdown(comparison: Comparison) -> bytes:
     """What a page of documentation says of it: a row a contender, accuracies in percent; the best bold."""
-    columns = (*ACCURACIES, *_COSTS_OF_A_PAGE)
+    scores = accuracies(comparison.runs)
+    columns = (*scores, *_COSTS_OF_A_PAGE)
     heads = ["method", "settings", *(metric.head("comparison") for metric in columns)]
     what = "Accuracy in percent" if comparison.score == ACCURACY else f"By {_what(comparison.score)}"
     lines = [f"{what}; {about_seeds(comparison)}.", ""]
     lines += [f"| {' | '.join(heads)} |", f"|---|---|{'--:|' * len(columns)}"]
     for contender in comparison.shown:
-        found = cells(comparison, contender, ACCURACIES) + cells(comparison, contender, _COSTS_OF_A_PAGE)
+        found = cells(comparison, contender, scores) + cells(comparison, contender, _COSTS_OF_A_PAGE)
         row = [f"**{cell.text}**" if cell.best else cell.text for cell in found]
         lines.append(f"| {' | '.join((title_of(comparison, contender), contender.options, *row))} |")
     return "\n".join([*lines, "", *_differences(comparison)]).encode()
@@ -272,7 +281,7 @@ def _text(metric: Metric, found: Spread | None, there: int, columns: Sequence[Me
     if not found:
         return readable.UNKNOWN
     text = metric.unit.spread(found.mean, found.deviation)
-    text = text.removesuffix(f" {metric.unit.sign}") if columns is ACCURACIES else text
+    text = text.removesuffix(f" {metric.unit.sign}") if columns[: len(ACCURACIES)] == ACCURACIES else text
     return text + (f" ({found.count} of {there})" if found.count < there else "")
 
 

@@ -19,7 +19,9 @@ from fleetune.coordinator.reports.metrics import (
     BYTES_DOWN,
     BYTES_UP,
     PERSONAL_MEAN,
+    PERSONAL_MEAN_ALL,
     PERSONAL_WEIGHTED,
+    PERSONAL_WEIGHTED_ALL,
     ROUNDS,
 )
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -83,9 +85,14 @@ def best_of_participants(average: Average) -> Callable[[Played], float | None]:
     )
 
 
-def at_the_end(metric: Metric) -> Callable[[Played], float | None]:
-    """As summary.json has it: of all devices, after the last round."""
-    return lambda played: metric.of_run(played.summary)
+def at_the_end(*metrics: Metric) -> Callable[[Played], float | None]:
+    """As summary.json has it: of all devices, after the last round; the first of these that it has."""
+
+    def of(played: Played) -> float | None:
+        values = (metric.of_run(played.summary) for metric in metrics)
+        return next((value for value in values if value is not None), None)
+
+    return of
 
 
 def seconds_up(played: Played) -> float | None:
@@ -111,8 +118,12 @@ MEASURES: Mapping[str, Measure] = {
         "best round, its participants weighted by samples", best_of_participants(after_weighted)
     ),
     "best-before-mean": Measure("best round, mean, before local training", best_of_fleet(before_mean)),
-    "final-mean": Measure("after the last round, mean over all devices", at_the_end(PERSONAL_MEAN)),
-    "final-weighted": Measure("after the last round, weighted by samples", at_the_end(PERSONAL_WEIGHTED)),
+    "final-mean": Measure(
+        "after the last round, mean over all devices", at_the_end(PERSONAL_MEAN_ALL, PERSONAL_MEAN)
+    ),
+    "final-weighted": Measure(
+        "after the last round, weighted by samples", at_the_end(PERSONAL_WEIGHTED_ALL, PERSONAL_WEIGHTED)
+    ),
     "final-before-mean": Measure(
         "after the last round, mean, before one more round's training", at_the_end(BEFORE_MEAN)
     ),

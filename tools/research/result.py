@@ -88,9 +88,10 @@ class Result:
     def __repr__(self) -> str:
         summary = with_personal(self.summary, self.records)
         score = summary.judged_by
-        told = f"{score.title} {unit_of(score).text(PERSONAL_MEAN.of_run(summary))}"
+        scored = f"{score.title} {unit_of(score).text(PERSONAL_MEAN.of_run(summary))}"
         sent = f"{readable.size(summary.bytes.up)} up"
         state = "" if self.finished else ", not finished"
+        told = f"{scored} ({summary.who_took_part})" if summary.who_took_part else scored
         return f"<{summary.method}, {summary.rounds} rounds{state}, personal {told}, {sent}: {self.folder}>"
 
     if not TYPE_CHECKING:

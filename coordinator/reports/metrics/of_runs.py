@@ -1,6 +1,7 @@
 """What a whole run came to, as its summary tells."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 
 from msgspec import UNSET, UnsetType
@@ -18,7 +19,7 @@ def _worst_decile(summary: Summary) -> Value:
     return own[ceil(_WORST * len(own)) - 1] if own else None
 
 
-def _known(told: int | UnsetType) -> Value:
+def _known(told: Value | UnsetType) -> Value:
     return None if told is UNSET else told
 
 
@@ -34,6 +35,12 @@ def _of_all(name: str, about: str, shown: Mapping[Place, str]) -> Metric:
         judges=True,
         shown=shown,
     )
+
+
+def _of_all_devices(name: str, about: str, shown: Mapping[Place, str]) -> Metric:
+    """Likewise, of all devices; None where all took part."""
+    metric = _of_all(name, about, shown)
+    return replace(metric, run=lambda summary: _known(getattr(summary.judged, name)))
 
 
 ROUNDS = Metric(
@@ -55,7 +62,7 @@ TOOK_PART = Metric(
 )
 PERSONAL_MEAN = _of_all(
     "personal_mean",
-    "Accuracy of the personal models after the last round, mean over devices.",
+    "Accuracy of the personal models after the last round, mean over the devices that took part.",
     {
         "run table": "personal\nmean",
         "page cards": "Personal accuracy",
@@ -65,7 +72,7 @@ PERSONAL_MEAN = _of_all(
 )
 PERSONAL_WEIGHTED = _of_all(
     "personal_weighted",
-    "Accuracy of the personal models after the last round, weighted by training samples.",
+    "The same, weighted by training samples.",
     {
         "run table": "personal\nweighted",
         "page cards": "",
@@ -73,10 +80,19 @@ PERSONAL_WEIGHTED = _of_all(
         "comparison": "weighted",
     },
 )
+PERSONAL_MEAN_ALL = _of_all_devices(
+    "personal_mean_all",
+    "Accuracy of the personal models after the last round, mean over all devices. One that did not take part "
+    "has a model that was never trained.",
+    {"page methods": "all devices", "run table": "all\ndevices", "comparison": "all devices"},
+)
+PERSONAL_WEIGHTED_ALL = _of_all_devices(
+    "personal_weighted_all", "The same, weighted by training samples.", {"comparison": ""}
+)
 PERSONAL_WORST_DECILE = Metric(
     "personal_worst_decile",
     ACCURACY_TITLE,
-    "Accuracy that nine in ten personal models reach or exceed after the last round.",
+    "Accuracy that nine in ten personal models of devices that took part reach or exceed in the end.",
     FRACTION,
     "higher",
     run=_worst_decile,
@@ -86,7 +102,7 @@ PERSONAL_WORST_DECILE = Metric(
 PERSONAL_WORST = Metric(
     "personal_worst",
     ACCURACY_TITLE,
-    "Accuracy of the personal model that does worst after the last round.",
+    "Accuracy of the personal model that does worst in the end, of the devices that took part.",
     FRACTION,
     "higher",
     run=lambda summary: next(iter(summary.ranked), None),

@@ -22,6 +22,7 @@ from fleetune.coordinator.reports.metrics import (
     BYTES_UP_PAPER,
     EVERYWHERE,
     METRICS,
+    PERSONAL_MEAN_ALL,
     shown_at,
 )
 from fleetune.coordinator.reports.report import write_report
@@ -185,7 +186,12 @@ def by_hand(columns):
     ],
 )
 def test_what_a_view_composes_by_hand_the_table_says_is_shown_there(place, names):
-    where_known = (*ADOPTION_METRICS, BYTES_UP_PAPER, BYTES_DOWN_PAPER)  # in runs that have them
+    where_known = (
+        *ADOPTION_METRICS,
+        PERSONAL_MEAN_ALL,
+        BYTES_UP_PAPER,
+        BYTES_DOWN_PAPER,
+    )  # in runs that have them
     behind = {metric.name for metric in where_known if place in metric.shown}
     assert names | behind == {metric.name for metric in shown_at(place)}
 

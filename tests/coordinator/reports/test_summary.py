@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from tests.helpers.places import ROOT
 from fleetune.coordinator.reports.outcome import gains, personal, prediction_rows, ratio_of, with_personal
 from fleetune.coordinator.reports.report import figures
 from fleetune.coordinator.reports.summarise import summarise
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.reports.summary import Summary, encoded, read_summary
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport
@@ -45,6 +46,13 @@ def kept():
     return msgspec.json.decode(data, type=Kept)
 
 
+def today(kept):
+    """The kept summary as it is written today: the virtual clock's seconds under a name of their own."""
+    told = json.loads(kept.summary)
+    told["seconds"] |= {"wall": None, "virtual": told["seconds"]["wall"]}
+    return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+
+
 def summary_of(kept, records=None):
     return summarise(
         kept.settings,
@@ -58,12 +66,12 @@ def summary_of(kept, records=None):
 
 
 def test_the_same_run_has_the_same_summary_to_the_byte(kept):
-    assert figures(summary_of(kept), kept.records)["summary.json"].decode() == kept.summary
+    assert figures(summary_of(kept), kept.records)["summary.json"].decode() == today(kept)
 
 
 def test_keys_are_there_whether_anything_is_known_or_not(kept):
     bare = summary_of(kept, records=[])
-    told, known = json.loads(msgspec.json.encode(bare)), json.loads(kept.summary)
+    told, known = json.loads(msgspec.json.encode(bare)), json.loads(today(kept))
     assert list(told) == list(known)
     assert told["predicted_vs_actual"] is told["joules"] is told["accuracy"]["personal_mean"] is None
     for part in ("accuracy", "bytes", "seconds"):
@@ -74,9 +82,26 @@ def test_keys_are_there_whether_anything_is_known_or_not(kept):
 
 
 def test_a_summary_is_read_and_written_alike(kept):
-    read = msgspec.json.decode(kept.summary, type=Summary)
+    read = msgspec.json.decode(today(kept), type=Summary)
     assert read == summary_of(kept)
-    assert figures(read, [])["summary.json"].decode() == kept.summary
+    assert figures(read, [])["summary.json"].decode() == today(kept)
+
+
+def test_an_older_summary_is_read_under_todays_names(kept, tmp_path):
+    """`seconds.wall` of a simulation was the virtual clock; a mean over all devices was the headline."""
+    old = json.loads(kept.summary)
+    last = list(old["by_device"])[-1]
+    old["by_device"][last] |= {"updates": 0, "personal": 0.05}
+    scores = [row["personal"] for row in old["by_device"].values()]
+    old["accuracy"] |= {"personal_mean": fmean(scores), "personal_weighted": 0.5}
+    (tmp_path / "summary.json").write_text(json.dumps(old))
+    read = read_summary(tmp_path)
+    assert (read.seconds.wall, read.seconds.virtual) == (None, old["seconds"]["wall"])
+    assert read.accuracy.personal_mean == pytest.approx(fmean(scores[:-1]))
+    assert (read.accuracy.personal_mean_all, read.accuracy.personal_weighted_all) == (fmean(scores), 0.5)
+    assert read.who_took_part == f"{len(scores) - 1} of {len(scores)} devices took part"
+    (tmp_path / "summary.json").write_bytes(encoded(read))
+    assert read_summary(tmp_path) == read
 
 
 LATER = {  # keys that older releases did not write
