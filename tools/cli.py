@@ -102,8 +102,9 @@ def run(
     with in_one_line("edge-sim"):
         _begin(workers)
         from fleetune.tools.simulator.show import show_run
+        from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
-        settings = read_run(run_file, _with_cards(changes, device))
+        settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
         folder = runs / settings.run.name
         with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             show_run(
@@ -151,8 +152,9 @@ def compare(
         from fleetune.tools.compare.compare import compare as side_by_side
         from fleetune.tools.compare.contenders import labels_of
         from fleetune.tools.simulator.show import console
+        from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
-        settings = read_run(run_file, _with_cards(changes, device))
+        settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
         folder = runs / f"{settings.run.name}.compare"
         with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             side_by_side(
@@ -205,8 +207,9 @@ def sweep(
         from fleetune.tools.compare.side_by_side import Work
         from fleetune.tools.compare.sweep import sweep as all_combinations
         from fleetune.tools.simulator.show import console
+        from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
-        settings = read_run(run_file, _with_cards(changes, device))
+        settings = with_group_devices(read_run(run_file, _with_cards(changes, device)))
         axes, folder = axes_of(over), runs / f"{settings.run.name}.sweep"
         with crew(engine, address, workers, len(settings.fleet.cards)) as (most, cluster):
             work = Work(folder, most, fresh=fresh, console=console, trackers=tuple(tracker), cluster=cluster)

@@ -303,7 +303,16 @@ def _devices(page: Page) -> Element:
     others = other_device_columns(_DEVICES, by_hand, page.summary.by_device.values())
     behind = [one.seen_as(score) for one in (*_BEHIND, *others, *device_columns(page.summary))]
     own, unit = _PERSONAL.seen_as(score), unit_of(score)
-    heads = ["device", "board", "p", _SAMPLES.head, *([rival] if rival else []), own.head]
+    grouped = any(row.group is not UNSET for row in page.summary.by_device.values())
+    heads = [
+        "device",
+        *["group"] * grouped,
+        "board",
+        "p",
+        _SAMPLES.head,
+        *([rival] if rival else []),
+        own.head,
+    ]
     heads += [
         *(["gain, points" if score.share else "gain"] if rival else []),
         *(one.head for one in behind),
@@ -314,6 +323,7 @@ def _devices(page: Page) -> Element:
         gain = gained.get(device)
         cells: list[str | Element] = [
             device,
+            *[element("td", told.group or readable.UNKNOWN, class_="text")] * grouped,
             element("td", page.boards.get(device, readable.UNKNOWN), class_="text"),
             _ratio(page.summary, device),
             _SAMPLES.of_device(told),
@@ -324,7 +334,7 @@ def _devices(page: Page) -> Element:
             element("td", told.reason or readable.UNKNOWN, class_="text"),
         ]
         rows.append(row(cells))
-    return table(heads, rows, left=["board", "why this p"])
+    return table(heads, rows, left=["group", "board", "why this p"])
 
 
 def _ratio(summary: Summary, device: DeviceId) -> str:

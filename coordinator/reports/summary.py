@@ -270,6 +270,7 @@ class DeviceSummary(Struct, frozen=True):
         scores: all scores of the run's task, of the personal model; not there in runs without a [task].
         metrics: those that have no key of their own: of `metrics.METRICS`, where there are none today, and
             `method.NAME`, the figures of the method's inner workings in its updates, means over its rounds.
+        group: of the data, that it has; in simulations of `data.partition.kind = "group"`.
     """
 
     ratio: float | None = None
@@ -288,6 +289,7 @@ class DeviceSummary(Struct, frozen=True):
     adoption: DeviceAdoption | UnsetType = UNSET
     metrics: dict[str, float | None] | UnsetType = UNSET
     scores: dict[str, float] | UnsetType = UNSET
+    group: str | UnsetType = UNSET
 
     @property
     def took_part(self) -> bool:

@@ -113,7 +113,9 @@ def device_table(
     heads = [_in_two(rival), _in_two(summary.method), "gain"] if rival else [one.head for one in alone]
     by_hand = [*_SENT, _SAMPLES, _PERSONAL, _ONE_MORE, _SERVED]
     last = [*_SENT, *other_device_columns("device table", by_hand, summary.by_device.values())]
-    table = _table("device", "board", "p", _SAMPLES.head, *heads, *(one.head for one in last), left=2)
+    grouped = any(row.group is not UNSET for row in summary.by_device.values())
+    first = ["device", *["group"] * grouped, "board"]
+    table = _table(*first, "p", _SAMPLES.head, *heads, *(one.head for one in last), left=len(first))
     shown = _worst_first(summary)[:limit] if len(summary.by_device) > limit else summary.by_device
     for device in shown:
         row = summary.by_device[device]
@@ -121,6 +123,7 @@ def device_table(
         beside = [rivals_own, own.of_device(row), _coloured(gained.get(device), unit_of(score))]
         table.add_row(
             readable.printable(device),
+            *[readable.printable(row.group or readable.UNKNOWN)] * grouped,
             readable.short_board(boards.get(device, readable.UNKNOWN)),
             readable.ratio(ratio_of(summary, device)),
             _SAMPLES.of_device(row),

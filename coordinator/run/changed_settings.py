@@ -80,6 +80,8 @@ def going_on(before: RunSettings, now: RunSettings) -> RunSettings:
         now = replace(now, round=replace(now.round, max_share=before.round.max_share))
     if now.round.start_with is None and before.round.start_with == 1:  # the default of older versions
         now = replace(now, round=replace(now.round, start_with=1))
+    if not now.fleet.devices:
+        now = replace(now, fleet=replace(now.fleet, devices=before.fleet.devices))
     now = replace(now, training=with_that_of_run(now.training, before.training), encoding=encoding)
     if before.method["name"] != now.method["name"]:
         return now

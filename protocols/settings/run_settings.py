@@ -83,7 +83,7 @@ def simulated_keys(settings: RunSettings) -> list[str]:
     and nothing else in the file but [compare] and [paper] means less to it than to a simulation.
     """
     fleet, plain = settings.fleet, FleetSection()
-    keys = [key for key in fleet.__struct_fields__ if key != "ratios"]
+    keys = [key for key in fleet.__struct_fields__ if key != "ratios" and (fleet.devices or key != "devices")]
     said = [f"fleet.{key}" for key in keys if getattr(fleet, key) != getattr(plain, key)]
     data = settings.data
     said += ["data.partition"] * (data.partition != Partition())

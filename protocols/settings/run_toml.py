@@ -78,6 +78,9 @@ def parse_run(content: dict[str, Any]) -> RunSettings:
     """The settings in an already parsed run.toml. Raises SettingError."""
     renamed = [where for where in _STORED if where[1] in _section(content, where[0])]
     content = _as_stored(content, renamed)
+    by_group = _section(_section(content, "data"), "partition").get("kind") == "group"
+    if by_group and "devices" not in _section(content, "fleet"):
+        content = {**content, "fleet": {**content.get("fleet", {}), "devices": 0}}
     try:
         settings = convert(content, RunSettings)
     except SettingError as problem:
@@ -85,6 +88,8 @@ def parse_run(content: dict[str, Any]) -> RunSettings:
         for section, key in renamed:
             line = line.replace(f"{section}.{_STORED[section, key]}: ", f"{section}.{key}: ")
         raise SettingError(line) from None
+    if not settings.fleet.devices and not by_group:
+        raise SettingError("fleet.devices: expected `int` >= 1")
     if not isinstance(settings.method.get("name"), str):
         raise SettingError('method.name is missing, e.g. [method] name = "fedspu"')
     return settings

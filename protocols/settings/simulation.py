@@ -118,7 +118,7 @@ class FleetSection(Settings, frozen=True):
     """[fleet] The simulated fleet (and the demo's). `serve` heeds `ratios` of it, and names what else is set.
 
     Attributes:
-        devices: how many.
+        devices: how many; left out, one for each group where `data.partition.kind` is `group`.
         boards: board name = how many; the rest, or all without it, are `generic`.
         uplink_mbps, downlink_mbps: instead of the boards' own links.
         links: preset or trace file (`4g`, `my-trace.csv`; `edge-sim link presets` lists them) = how many
@@ -150,7 +150,7 @@ class FleetSection(Settings, frozen=True):
             UTC unless it says otherwise.
     """
 
-    devices: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
+    devices: Annotated[int, Meta(ge=0, le=1_000_000)] = 10  # 0: one for each group, see `parse_run`
     boards: dict[str, Annotated[int, Meta(ge=0, le=MAX_NUMBER)]] = field(default_factory=dict)
     uplink_mbps: Rate | None = None
     downlink_mbps: Rate | None = None

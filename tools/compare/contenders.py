@@ -22,6 +22,7 @@ from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.cells import Cell
 from fleetune.tools.compare.comparison import Contender
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
+from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
 YARDSTICKS = ("local-only", "fedavg")
 OF_OTHER_SECTIONS = {
@@ -105,6 +106,8 @@ def cells_of(
         seeded = given.named_in(seeded)
         for one in contenders:
             played = varied(seeded, one)
+            if not played.fleet.devices:
+                played = with_group_devices(played, given.samples(played))
             played = replace(
                 played,
                 method=with_defaults_of_run(

@@ -11,6 +11,7 @@ from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import settings_of
 from fleetune.tools.simulator.given import Data, given_data
 from fleetune.tools.simulator.ray_engine.crew import Crew, Engine, crew
+from fleetune.tools.simulator.simulated_fleet import with_group_devices
 
 
 def asked_for(
@@ -24,8 +25,8 @@ def asked_for(
     """
     dataset = given_data(data)
     if isinstance(dataset, str):
-        return settings_of(settings, {**changes, "data.source": dataset}), None
-    return settings_of(settings, changes), dataset
+        return with_group_devices(settings_of(settings, {**changes, "data.source": dataset})), None
+    return with_group_devices(settings_of(settings, changes), dataset), dataset
 
 
 @contextmanager

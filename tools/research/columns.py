@@ -87,6 +87,7 @@ def device_rows(run: Played, settings: RunSettings | None) -> list[Row]:
         {
             "device": name,
             **fleet.get(name, {}),
+            **({} if row.group is UNSET else {"group": row.group}),
             "ratio": row.ratio,
             "reason": row.reason,
             **{column_of(metric, score): metric.of_device(row) for metric in OF_DEVICES},

@@ -1,9 +1,9 @@
 """A whole simulated run: from a run.toml to the folder it leaves."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from fleetune.tools.simulator.simulated_fleet import (
     check_counts,
     check_ends,
     simulated_devices,
+    with_group_devices,
 )
 from fleetune.tools.simulator.simulation import OnRound, Simulation
 from fleetune.tools.simulator.starting_models import carry_over
@@ -127,6 +128,8 @@ def simulate(
     """
     if workers:
         warm_up()
+    if not settings.fleet.devices:
+        settings = with_group_devices(settings, given.samples(settings))
     if cluster is not None and settings.fleet.cards:
         asked = settings.fleet.train_on
         raise SettingError(f"fleet.train_on {asked}: on a Ray cluster only processors train")
@@ -157,19 +160,28 @@ def simulate(
     finally:
         watching.tell(RunLeft())
     run.processor.note()
-    summary, growing = summary_of(run, simulated=True), opened.growing
+    summary, growing = opened.with_groups(summary_of(run, simulated=True)), opened.growing
     return run, summary if growing is None else replace(summary, days=growing.days.ended)
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A run to be played; `begins`: with what its devices do, "": with nothing special."""
+    """A run to be played; `begins`: with what its devices do, "": with nothing special; `groups`: those of
+    the data that each device has.
+    """
 
     run: Run
     players: list[Player]
     sent_bytes: int = 0
     growing: Growing | None = None
     begins: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+    def with_groups(self, summary: Summary) -> Summary:
+        """The summary that says which groups of the data a device has."""
+        rows = summary.by_device.items()
+        named = {name: replace(row, group=self.groups.get(name) or UNSET) for name, row in rows}
+        return replace(summary, by_device=named)
 
 
 def _found_aside(settings: RunSettings, *, workers: int) -> Model:
@@ -257,7 +269,8 @@ def _begin(
         names = [player.name for player in players]
         begins = carry_over(settings, run.enrolment, names, folder / DEVICES, runs)
         words = "; ".join(filter(None, (begins, trains.words, single)))
-        return _Opened(run, players, _sent_at_first(run, beginning, runs), growing, words)
+        sent_bytes = _sent_at_first(run, beginning, runs)
+        return _Opened(run, players, sent_bytes, growing, words, _groups(settings, shares))
     except BaseException:
         run.store.close()
         raise
@@ -269,7 +282,15 @@ def _go_on(there: Standing, folder: Path, given: Given) -> _Opened:
     players = _players(there.settings, there.enrolment, shares)
     run = open_run(there.settings, folder, durable=False)
     run.controller.recall()
-    return _Opened(run, players, growing=_growing(there.settings, shares))
+    growing, groups = _growing(there.settings, shares), _groups(there.settings, shares)
+    return _Opened(run, players, growing=growing, groups=groups)
+
+
+def _groups(settings: RunSettings, shares: Shares) -> dict[str, str]:
+    """By device, which groups of the data it has; {}: they are not dealt by group."""
+    if settings.data.partition.kind != "group":
+        return {}
+    return {device.name: shares.group(device.index) for device in simulated_devices(settings)}
 
 
 def _words(there: Standing | None, folder: Path) -> str:

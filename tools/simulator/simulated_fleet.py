@@ -1,5 +1,6 @@
 """The fleet of a run.toml as a simulation has it: names, boards, links, and each device's samples."""
 
+import logging
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from fleetune import firmware_profiles
+from fleetune.edge_agent.datasets.dataset import Dataset
+from fleetune.edge_agent.datasets.sources import load
 from fleetune.edge_agent.probes.board_profile import board_named
 from fleetune.edge_agent.training.device_data import (
     DeviceData,
@@ -30,6 +33,8 @@ from fleetune.tools.links.link import Constant, Link
 from fleetune.tools.simulator.given import NOTHING_GIVEN, Given
 from fleetune.tools.simulator.marked_samples import Splits, splits_of
 from fleetune.tools.simulator.partition import Rows
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,34 @@ class SimulatedDevice:
         if not self.jitter or self.key is None:
             return 1.0
         return math.exp(self.jitter * self.key.child("jitter", *turn).generator().standard_normal())
+
+
+def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) -> RunSettings:
+    """The settings with one device for each group of the data where they leave `fleet.devices` out. Where
+    devices are fewer than groups, the log says so.
+
+    Args:
+        settings: of a run.
+        dataset: its samples; None: they are loaded, if they have to be.
+
+    Raises:
+        DataError: see `edge_agent.datasets.sources.load`.
+        SettingError: the data has no groups.
+    """
+    if settings.data.partition.kind != "group":
+        return settings
+    group = (dataset or load(settings.data.source, None)).group
+    count = 0 if group is None else np.unique(group).size
+    devices = settings.fleet.devices
+    if not devices and not count:
+        raise SettingError("data.partition.kind: `group` needs a source with a `group` column")
+    if 0 < devices < count:
+        log.warning(
+            "%d groups are dealt to fleet.devices = %d, several to a device; without it each has a device",
+            count,
+            devices,
+        )
+    return settings if devices else replace(settings, fleet=replace(settings.fleet, devices=count))
 
 
 def simulated_devices(settings: RunSettings) -> list[SimulatedDevice]:
@@ -165,6 +198,12 @@ class Shares:
         data = take(self.dataset, train, test, self._held_out, key)
         fitting = check_fits(data, spec, task_of(settings.task))
         return scaled(fitting, settings.data.mean, settings.data.std, spec)
+
+    def group(self, index: int) -> str:
+        """Which groups of the data device `index` has, in words; "": they are not dealt by group."""
+        if self.dataset.group is None or self._settings.data.partition.kind != "group":
+            return ""
+        return ", ".join(map(str, np.unique(self.dataset.group[self.rows(index)])))
 
     def sizes(self, spec: ModelSpec) -> list[Sizes]:
         """How many samples each device has; none is looked for where that can be told without.

@@ -7,7 +7,7 @@ from fleetune.coordinator.run.models import find_model
 from fleetune.edge_agent.training.device_data import save_npz
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.tools.simulator.runner import with_model_shape
-from fleetune.tools.simulator.simulated_fleet import Shares, simulated_devices
+from fleetune.tools.simulator.simulated_fleet import Shares, simulated_devices, with_group_devices
 
 
 def write_shares(settings: RunSettings, folder: Path) -> Iterator[Path]:
@@ -18,6 +18,7 @@ def write_shares(settings: RunSettings, folder: Path) -> Iterator[Path]:
     Raises:
         DataError, SettingError, StoreError.
     """
+    settings = with_group_devices(settings)
     shares = Shares(settings)
     spec = find_model(with_model_shape(settings, shares)).spec
     for device in simulated_devices(settings):
