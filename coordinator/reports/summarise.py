@@ -19,6 +19,7 @@ from fleetune.coordinator.reports.metrics import (
     EXPECTED,
     PERSONAL,
     SERVED,
+    VALIDATION,
     shown_at,
 )
 from fleetune.coordinator.reports.predictions import predicted_vs_actual
@@ -107,6 +108,9 @@ def summarise(
     past = ledger.past if isinstance(ledger.past, Past) else Past()
     score = task_of(settings.task).score
     judged = over_participants(_accuracies(training, final_evaluation, score), rows.values())
+    validated = mean(VALIDATION.of_device(row) for row in rows.values() if row.took_part)
+    if validated is not None:
+        judged = structs.replace(judged, validation_mean=validated)
     by_accuracy = score == ACCURACY
     return Summary(
         method=settings.method["name"],
@@ -233,6 +237,7 @@ def _device(
         ratio=closing.ratio if closing else None,
         num_samples=closing.measures.num_samples if closing else None,
         personal=closing.measures.personal if closing else None,
+        validation=UNSET if closing is None else _or_unset(VALIDATION.of_reply(closing)),
         before=closing.measures.before if closing else None,
         after=closing.measures.after if closing else None,
         kept=SERVED.of_reply(closing) if closing else None,
@@ -247,6 +252,10 @@ def _device(
         adoption=last_told([*replies, *([closing] if closing else [])]) or UNSET,
         metrics={**{one.name: one.of_replies(replies) for one in shown_at("summary")}, **known} or UNSET,
     )
+
+
+def _or_unset(value: float | None) -> float | UnsetType:
+    return UNSET if value is None else value
 
 
 def _over_devices(rows: Sequence[DeviceSummary]) -> dict[str, float | None] | UnsetType:

@@ -39,6 +39,7 @@ class Accuracies(Struct, frozen=True):
         local_only, fedavg: of runs beside this one; nothing fills them in today.
         best_round: see there.
         personal_mean_all, personal_weighted_all: of all devices; not there where all took part.
+        validation_mean: as `personal_mean`, on the devices' validation samples; not there without any.
     """
 
     personal_mean: float | None = None
@@ -54,6 +55,7 @@ class Accuracies(Struct, frozen=True):
     best_round: BestRound | None = None
     personal_mean_all: float | UnsetType | None = UNSET
     personal_weighted_all: float | UnsetType | None = UNSET
+    validation_mean: float | UnsetType = UNSET
 
 
 class PayloadBytes(Struct, frozen=True):
@@ -270,6 +272,7 @@ class DeviceSummary(Struct, frozen=True):
         scores: all scores of the run's task, of the personal model; not there in runs without a [task].
         metrics: those that have no key of their own: of `metrics.METRICS`, where there are none today, and
             `method.NAME`, the figures of the method's inner workings in its updates, means over its rounds.
+        validation: of the personal model, on the validation samples; not there without any.
         group: of the data, that it has; in simulations of `data.partition.kind = "group"`.
     """
 
@@ -289,6 +292,7 @@ class DeviceSummary(Struct, frozen=True):
     adoption: DeviceAdoption | UnsetType = UNSET
     metrics: dict[str, float | None] | UnsetType = UNSET
     scores: dict[str, float] | UnsetType = UNSET
+    validation: float | UnsetType = UNSET
     group: str | UnsetType = UNSET
 
     @property

@@ -95,7 +95,7 @@ def check_scores(measures: Measures, task: Task) -> None:
         PacketOverclaimed: a figure is beyond what its score can be, or the task has no such score.
     """
     bounds = {one.name: one.bounds for one in task.scores}
-    places = ("before", "after", "personal", "kept", "alone")
+    places = ("before", "after", "personal", "validation", "kept", "alone")
     found = [(place, task.score.name, getattr(measures, place)) for place in places]
     found += [(f"scores[{name}]", name, value) for name, value in (measures.scores or {}).items()]
     for place, name, value in found:

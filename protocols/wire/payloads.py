@@ -219,6 +219,8 @@ class Measures:
         gain_error: standard error of `gain`.
         release: what it says of the shared model's versions, in runs with adoption.canary.
         local_work: how much of the run's local training it did, where that is not all of it, once.
+        validation: in a final evaluation, of the personal model as it was before, on the validation samples;
+            left out by devices that hold none out.
     """
 
     num_samples: NumSamples
@@ -235,6 +237,7 @@ class Measures:
     gain_error: NonNegative | UnsetType = UNSET
     release: ReleaseWord | UnsetType = UNSET
     local_work: LocalWork | UnsetType = UNSET
+    validation: ScoreValue | UnsetType | None = UNSET
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.reports.metrics import PERSONAL_MEAN, VALIDATION_MEAN
 from fleetune.coordinator.reports.outcome import better_by
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.figures import Figures, Target, figures_of
@@ -81,6 +81,19 @@ class Comparison:
     @cached_property
     def figures(self) -> tuple[Figures, ...]:
         return tuple(figures_of(run, self.target) for run in self.runs)
+
+    @property
+    def ranked_by(self) -> Metric:
+        """What a sweep ranks by: the score on validation samples; where a run has none, on test samples."""
+        told = [VALIDATION_MEAN.of_run(run.summary) for run in self.runs]
+        return PERSONAL_MEAN if None in told or not told else VALIDATION_MEAN
+
+    @property
+    def about_ranking(self) -> str:
+        """On which samples the ranking stands, for people."""
+        if self.ranked_by == VALIDATION_MEAN:
+            return "ranked by validation samples; the mean is on test samples"
+        return "ranked by test samples, so the best score is optimistic: hold out data.validation_fraction"
 
     @property
     def shown(self) -> list[Contender]:

@@ -30,6 +30,7 @@ from fleetune.coordinator.reports.metrics import (
     PERSONAL_WORST_DECILE,
     ROUNDS,
     TOOK_PART,
+    VALIDATION_MEAN,
     shown_at,
 )
 from fleetune.coordinator.reports.outcome import better_by
@@ -175,6 +176,7 @@ FIGURES = (
     *map(_of_run, (PERSONAL_WORST, BEFORE_MEAN, BEFORE_WEIGHTED, AFTER_MEAN, AFTER_WEIGHTED)),
     Figure(PERSONAL_MEAN_ALL, _of_all(PERSONAL_MEAN_ALL, PERSONAL_MEAN)),
     Figure(PERSONAL_WEIGHTED_ALL, _of_all(PERSONAL_WEIGHTED_ALL, PERSONAL_WEIGHTED)),
+    _of_run(VALIDATION_MEAN),
     Figure(_BEST_BEFORE, _of_best("before", 0)),
     Figure(_BEST_BEFORE_ROUND, _of_best("before", 1)),
     Figure(BEST_AFTER, _of_best("after", 0)),
@@ -202,9 +204,15 @@ def metrics() -> list[Metric]:
 
 
 def accuracies(runs: Iterable[Played]) -> tuple[Metric, ...]:
-    """What the table of accuracies of these runs shows: also over all devices where not all took part."""
-    all_took_part = not any(run.summary.who_took_part for run in runs)
-    return ACCURACIES if all_took_part else (*ACCURACIES, PERSONAL_MEAN_ALL)
+    """What the table of accuracies of these runs shows: also over all devices where not all took part, and
+    on validation samples where there are some.
+    """
+    summaries = [run.summary for run in runs]
+    more = (
+        *[PERSONAL_MEAN_ALL] * any(summary.who_took_part for summary in summaries),
+        *[VALIDATION_MEAN] * any(VALIDATION_MEAN.of_run(summary) is not None for summary in summaries),
+    )
+    return (*ACCURACIES, *more)
 
 
 def costs(runs: Iterable[Played]) -> tuple[Metric, ...]:

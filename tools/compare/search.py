@@ -16,7 +16,7 @@ from msgspec.structs import replace as replaced
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.metric import unit_of
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.reports.metrics import PERSONAL_MEAN, VALIDATION_MEAN
 from fleetune.coordinator.reports.outcome import better_by
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
@@ -67,6 +67,8 @@ class Search:
         self, settings: RunSettings, axes: Sequence[Axis | Range], seeds: Sequence[int], work: Work
     ) -> None:
         self._settings, self._axes, self._seeds, self._work = settings, axes, seeds, work
+        validates = settings.data.validation_fraction and settings.run.final_evaluation
+        self._metric = VALIDATION_MEAN if validates else PERSONAL_MEAN
         self._sign = better_by(task_of(settings.task).score)
         if work.fresh:
             (work.folder / JOURNAL).unlink(missing_ok=True)
@@ -104,8 +106,13 @@ class Search:
             score = unit_of(task_of(self._settings.task).score).text(best.value)
             told = readable.printable(self._contender(best).label)
             self._work.console.print(
-                f"{self._told()} of {trials} trials; best: {score} with {told}", soft_wrap=True
+                f"{self._told()} of {trials} trials; best on {self._samples} samples: {score} with {told}",
+                soft_wrap=True,
             )
+
+    @property
+    def _samples(self) -> str:
+        return "validation" if self._metric == VALIDATION_MEAN else "test"
 
     def _told(self) -> int:
         return sum(trial.state.is_finished() for trial in self._study.trials)
@@ -149,7 +156,7 @@ class Search:
         comparison = outcomes[0].comparison if outcomes else None
         for trial in batch:
             label = contenders[trial.number].label
-            found = comparison.spread(label, PERSONAL_MEAN) if comparison else None
+            found = comparison.spread(label, self._metric) if comparison else None
             if found is None or found.count < len(self._seeds):
                 self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             else:
@@ -174,6 +181,8 @@ class Search:
         )
         if sources := user_sources([self._settings, [_ends(axis) for axis in self._axes]]):
             asked = (*asked, sources)
+        if self._metric == VALIDATION_MEAN:  # a study of an older version ranked by test samples
+            asked = (*asked, self._metric.name)
         name = blake2b(msgspec.json.encode(asked), digest_size=8).hexdigest()
         return optuna.create_study(
             study_name=name,

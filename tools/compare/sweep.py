@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.markup import Plot
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.reports.metrics import VALIDATION_MEAN
 from fleetune.coordinator.reports.outcome import better_by
 from fleetune.coordinator.reports.report import paint
 from fleetune.protocols.errors import FleetuneError, SettingError
@@ -110,11 +110,11 @@ def combinations(settings: RunSettings, axes: Sequence[Axis], num_seeds: int) ->
 
 
 def ranked(comparison: Comparison) -> Comparison:
-    """With the best combination first: by the personal models' mean over seeds; who has none comes last."""
+    """With the best combination first: by `ranked_by`, mean over seeds; one without it comes last."""
     sign = better_by(comparison.score)
 
     def place(contender: Contender) -> float:
-        found = comparison.spread(contender.label, PERSONAL_MEAN)
+        found = comparison.spread(contender.label, comparison.ranked_by)
         return float("inf") if found is None else -sign * found.mean
 
     return replace(comparison, contenders=tuple(sorted(comparison.contenders, key=place)))
@@ -150,7 +150,9 @@ def _report(settings: RunSettings, axes: Sequence[Axis | Range], work: Work, out
     console.print(sweep_table(comparison, keys))
     for name in ("report.html", "sweep.csv", "summary.json"):
         console.print(f"  {work.folder / name}", soft_wrap=True)
-    console.print(f"[bold]{readable.printable(comparison.shown[0].label)}[/bold] does best")
+    samples = "validation" if comparison.ranked_by == VALIDATION_MEAN else "test"
+    best = readable.printable(comparison.shown[0].label)
+    console.print(f"[bold]{best}[/bold] does best on {samples} samples")
 
 
 def _asked(axis: Axis | Range) -> Any:

@@ -11,7 +11,13 @@ from rich.text import Text
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.metric import unit_of
-from fleetune.coordinator.reports.metrics import BYTES_UP, DURATION, PERSONAL_MEAN, PERSONAL_WORST_DECILE
+from fleetune.coordinator.reports.metrics import (
+    BYTES_UP,
+    DURATION,
+    PERSONAL_MEAN,
+    PERSONAL_WORST_DECILE,
+    VALIDATION_MEAN,
+)
 from fleetune.tools.compare.comparison import AS_ASKED, Comparison, Contender
 from fleetune.tools.compare.figures import BYTES_UP_TO_TARGET, SECONDS_TO_TARGET, metrics
 from fleetune.tools.compare.tables import NOT_REACHED, about_seeds, cells, csv_of, spread_names, spread_of
@@ -32,6 +38,8 @@ def sweep_table(comparison: Comparison, keys: Sequence[str]) -> Group:
     """
     target = comparison.target if comparison.target and comparison.target.reason == AS_ASKED else None
     columns = (PERSONAL_MEAN, *_TO_TARGET) if target else _SHOWN
+    if comparison.ranked_by == VALIDATION_MEAN:
+        columns = (VALIDATION_MEAN, *columns)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for key in short_names(keys):
         table.add_column(key, overflow="fold", min_width=len(key))
@@ -45,7 +53,11 @@ def sweep_table(comparison: Comparison, keys: Sequence[str]) -> Group:
         values = [readable.printable(in_words(value_of(one, key))) for key in keys]
         table.add_row(*values, *(Text(cell.text, "bold" if cell.best else "") for cell in found))
     more = len(shown) - MOST_ROWS
-    lines = [about_seeds(comparison), *([f"{more} more: sweep.csv"] if more > 0 else [])]
+    lines = [
+        about_seeds(comparison),
+        comparison.about_ranking,
+        *([f"{more} more: sweep.csv"] if more > 0 else []),
+    ]
     if target:
         lines.append(f"{readable.UNKNOWN}: {NOT_REACHED}")
     notes: list[RenderableType] = [Text(line, "dim italic") for line in lines]
@@ -82,6 +94,7 @@ def sweep_summary(comparison: Comparison, over: Mapping[str, Sequence[Any]], fai
         "better": comparison.score.better,
         "target": comparison.target.score if comparison.target else None,
         "best": found[0]["settings"] if found else None,
+        "ranked_by": comparison.ranked_by.name,
         "combinations": found,
         "failed": list(failed),
     }
@@ -89,7 +102,10 @@ def sweep_summary(comparison: Comparison, over: Mapping[str, Sequence[Any]], fai
 
 
 def _combination(comparison: Comparison, one: Contender, keys: Sequence[str]) -> dict[str, Any]:
-    found = {metric.name: comparison.spread(one.label, metric) for metric in (*_SHOWN, *_TO_TARGET)}
+    found = {
+        metric.name: comparison.spread(one.label, metric)
+        for metric in (*_SHOWN, VALIDATION_MEAN, *_TO_TARGET)
+    }
     figures = {
         name: {"mean": spread.mean, "deviation": spread.deviation, "count": spread.count}
         for name, spread in found.items()

@@ -95,8 +95,10 @@ class SweepResult:
 
     def __repr__(self) -> str:
         first = self.comparison.shown[:1]
-        found = self.comparison.spread(first[0].label, PERSONAL_MEAN) if first else None
-        best = f"; best: {first[0].label} ({found.mean:.3g})" if found else ""
+        metric = self.comparison.ranked_by
+        found = self.comparison.spread(first[0].label, metric) if first else None
+        samples = "test" if metric == PERSONAL_MEAN else "validation"
+        best = f"; best on {samples} samples: {first[0].label} ({found.mean:.3g})" if found else ""
         counts = f"{len(self.comparison.shown)} combinations, {len(self.comparison.runs)} runs"
         return f"<{counts}: {self.folder}{best}>"
 

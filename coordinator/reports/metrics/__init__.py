@@ -26,6 +26,7 @@ from fleetune.coordinator.reports.metrics.of_devices import (
     TRAINING,
     UPDATES,
     UPLOAD,
+    VALIDATION,
 )
 from fleetune.coordinator.reports.metrics.of_runs import (
     AFTER_MEAN,
@@ -46,6 +47,7 @@ from fleetune.coordinator.reports.metrics.of_runs import (
     SHARE_DOWN,
     SHARE_UP,
     TOOK_PART,
+    VALIDATION_MEAN,
 )
 
 __all__ = [
@@ -85,6 +87,8 @@ __all__ = [
     "TRAINING",
     "UPDATES",
     "UPLOAD",
+    "VALIDATION",
+    "VALIDATION_MEAN",
     "shown_at",
     "title_in_predictions",
 ]
@@ -105,6 +109,7 @@ METRICS: tuple[Metric, ...] = (
     BEFORE,
     AFTER,
     PERSONAL,
+    VALIDATION,
     SERVED,
     *ADOPTION_METRICS,
     SAMPLES,
@@ -115,6 +120,7 @@ METRICS: tuple[Metric, ...] = (
     PERSONAL_WEIGHTED,
     PERSONAL_MEAN_ALL,
     PERSONAL_WEIGHTED_ALL,
+    VALIDATION_MEAN,
     PERSONAL_WORST_DECILE,
     PERSONAL_WORST,
     BEFORE_MEAN,

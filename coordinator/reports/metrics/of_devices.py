@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from fleetune.coordinator.reports.averages import greatest, last, mean, middle, summed
 from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
 from fleetune.coordinator.rounds.records import DeviceRound
 
 ACCURACY_TITLE = "accuracy on own test samples"
+
+
+def _told(value: Value | UnsetType) -> Value:
+    return None if value is UNSET else value
 
 
 def _kept(reply: DeviceRound) -> Value:
@@ -149,6 +153,18 @@ PERSONAL = Metric(
     device=lambda row: row.personal,
     judges=True,
     shown={"device table": "accuracy", "page devices": "personal accuracy"},
+)
+VALIDATION = Metric(
+    "accuracy_validation",
+    "validation accuracy",
+    "Accuracy of the personal model as it stood after the last round, on a device's validation samples.",
+    FRACTION,
+    "higher",
+    reply=lambda reply: _told(reply.measures.validation),
+    over_devices=mean,
+    device=lambda row: _told(row.validation),
+    judges=True,
+    shown={"device table": "validation", "page devices": "validation"},
 )
 SERVED = Metric(
     "accuracy_served",

@@ -89,6 +89,15 @@ PERSONAL_MEAN_ALL = _of_all_devices(
 PERSONAL_WEIGHTED_ALL = _of_all_devices(
     "personal_weighted_all", "The same, weighted by training samples.", {"comparison": ""}
 )
+VALIDATION_MEAN = replace(
+    _of_all(
+        "validation_mean",
+        "Accuracy of the personal models after the last round on the devices' validation samples, mean over "
+        "the devices that took part.",
+        {"run table": "validation\nmean", "page methods": "validation", "comparison": "validation"},
+    ),
+    run=lambda summary: _known(summary.judged.validation_mean),
+)
 PERSONAL_WORST_DECILE = Metric(
     "personal_worst_decile",
     ACCURACY_TITLE,

@@ -1,0 +1,93 @@
+"""A sweep ranks by validation samples where devices hold some out; else it says that it ranks by test samples."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+import fleetune
+from fleetune.coordinator.reports.summary import Accuracies, Summary
+from fleetune.coordinator.reports.tables import device_table, run_table
+from fleetune.coordinator.run.reply_checks import check_scores
+from fleetune.protocols.errors import PacketOverclaimed
+from fleetune.protocols.settings.task import TaskSection
+from fleetune.protocols.tasks import task_of
+from fleetune.protocols.wire.payloads import Measures
+from fleetune.tools.compare.comparison import Comparison, Contender
+from fleetune.tools.compare.played import Played
+from fleetune.tools.compare.sweep import ranked
+from fleetune.tools.compare.sweep_tables import sweep_summary, sweep_table
+from fleetune.tools.compare.tables import tables
+
+RUN = {
+    "run": {"name": "r", "rounds": 1},
+    "data": {"source": "digits", "validation_fraction": 0.3},
+    "model": {"name": "mlp"},
+    "method": {"name": "fedavg"},
+    "training": {"epochs": 1},
+    "fleet": {"devices": 3},
+}
+
+
+def compared(**scores):
+    """Combinations by their (test, validation) scores."""
+    runs, contenders = [], []
+    for name, (test, validation) in scores.items():
+        given = {} if validation is None else {"validation_mean": validation}
+        judged = Accuracies(personal_mean=test, **given)
+        contenders.append(Contender(name, {"name": name}))
+        runs.append(Played(name, 0, Summary(method=name, accuracy=judged), ()))
+    return Comparison("r", tuple(contenders), (0,), tuple(runs), None, "combination")
+
+
+def shown(table):
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_validation_samples_decide_where_all_have_them():
+    found = ranked(compared(a=(0.9, 0.5), b=(0.7, 0.8), c=(0.8, 0.6)))
+    assert [one.label for one in found.shown] == ["b", "c", "a"]
+    assert "ranked by validation samples" in shown(sweep_table(found, ["method.name"]))
+    told = json.loads(sweep_summary(found, {"method.name": ["a", "b", "c"]}, ()))
+    assert (told["ranked_by"], told["best"]) == ("validation_mean", {"method.name": "b"})
+    assert told["combinations"][0]["validation_mean"]["mean"] == 0.8
+
+
+def test_without_them_test_samples_do_and_it_is_said():
+    found = ranked(compared(a=(0.9, 0.5), b=(0.7, None)))
+    assert [one.label for one in found.shown] == ["a", "b"]
+    assert "ranked by test samples, so the best score is optimistic" in shown(
+        sweep_table(found, ["method.name"])
+    )
+    assert json.loads(sweep_summary(found, {"method.name": ["a"]}, ()))["ranked_by"] == "personal_mean"
+
+
+def test_devices_tell_validation_scores_and_tables_show_them(tmp_path):
+    found = fleetune.sweep(RUN, {"training.learning_rate": [0.001, 0.1]}, runs=tmp_path)
+    means = found.frame["accuracy_validation_mean"]
+    assert means.iloc[0] == max(means) > min(means)
+    assert "best on validation samples" in repr(found)
+    summary = found.comparison.runs[0].summary
+    rows = summary.by_device.values()
+    assert summary.accuracy.validation_mean == pytest.approx(sum(row.validation for row in rows) / 3)
+    assert all(row.validation != row.personal for row in rows)
+    for table in (run_table(summary), device_table(summary), tables(found.comparison)):
+        assert "validation" in shown(table)
+
+
+def test_a_search_ranks_by_validation_samples_too(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    found = fleetune.sweep(RUN, {"training.learning_rate": "0.001..0.2:log"}, search=2, runs=tmp_path)
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(found.folder / "search.journal"))
+    )
+    [study] = optuna.get_all_study_summaries(storage)
+    assert study.best_trial.value == max(found.frame["accuracy_validation_mean"])
+
+
+def test_a_validation_score_that_cannot_be_is_refused():
+    with pytest.raises(PacketOverclaimed, match="validation is 2"):
+        check_scores(Measures(3, 3, validation=2.0), task_of(TaskSection()))
