@@ -1,4 +1,4 @@
-"""A sweep ranks by validation samples where devices hold some out; else it says that it ranks by test samples."""
+"""A sweep ranks by validation samples where devices hold some out, else by test samples, and says which."""
 
 import json
 
