@@ -24,7 +24,7 @@ RUN = {
     "data": {"source": "digits", "validation_fraction": 0.3},
     "model": {"name": "mlp"},
     "method": {"name": "fedavg"},
-    "training": {"epochs": 1},
+    "training": {"epochs": 5},
     "fleet": {"devices": 3},
 }
 
@@ -66,7 +66,7 @@ def test_without_them_test_samples_do_and_it_is_said():
 
 
 def test_devices_tell_validation_scores_and_tables_show_them(tmp_path):
-    found = fleetune.sweep(RUN, {"training.learning_rate": [0.001, 0.1]}, runs=tmp_path)
+    found = fleetune.sweep(RUN, {"training.learning_rate": [0.0001, 0.1]}, runs=tmp_path)
     means = found.frame["accuracy_validation_mean"]
     assert means.iloc[0] == max(means) > min(means)
     assert "best on validation samples" in repr(found)

@@ -69,7 +69,7 @@ def test_the_best_stands_first_everywhere(swept):
     assert [rows[0][key] for key in KEYS] == [json.dumps(summary["best"][key]) for key in KEYS]
     assert [one["personal_mean"]["mean"] for one in summary["combinations"]] == means
     assert (summary["score"], summary["seeds"], summary["failed"]) == ("accuracy", [3, 4], [])
-    assert said.rstrip().endswith(f"{comparison.shown[0].label} does best")
+    assert said.rstrip().endswith(f"{comparison.shown[0].label} does best on test samples")
 
 
 def test_a_run_of_it_is_the_run_that_set_would_have_made(swept, tmp_path):
