@@ -152,7 +152,7 @@ def _report(settings: RunSettings, axes: Sequence[Axis | Range], work: Work, out
         console.print(f"  {work.folder / name}", soft_wrap=True)
     samples = "validation" if comparison.ranked_by == VALIDATION_MEAN else "test"
     best = readable.printable(comparison.shown[0].label)
-    console.print(f"[bold]{best}[/bold] does best on {samples} samples")
+    console.print(f"[bold]{best}[/bold] does best on {samples} samples", soft_wrap=True)
 
 
 def _asked(axis: Axis | Range) -> Any:

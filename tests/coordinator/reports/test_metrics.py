@@ -23,6 +23,8 @@ from fleetune.coordinator.reports.metrics import (
     EVERYWHERE,
     METRICS,
     PERSONAL_MEAN_ALL,
+    VALIDATION,
+    VALIDATION_MEAN,
     shown_at,
 )
 from fleetune.coordinator.reports.report import write_report
@@ -189,6 +191,8 @@ def test_what_a_view_composes_by_hand_the_table_says_is_shown_there(place, names
     where_known = (
         *ADOPTION_METRICS,
         PERSONAL_MEAN_ALL,
+        VALIDATION,
+        VALIDATION_MEAN,
         BYTES_UP_PAPER,
         BYTES_DOWN_PAPER,
     )  # in runs that have them

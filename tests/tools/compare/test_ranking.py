@@ -73,7 +73,7 @@ def test_devices_tell_validation_scores_and_tables_show_them(tmp_path):
     summary = found.comparison.runs[0].summary
     rows = summary.by_device.values()
     assert summary.accuracy.validation_mean == pytest.approx(sum(row.validation for row in rows) / 3)
-    assert all(row.validation != row.personal for row in rows)
+    assert any(row.validation != row.personal for row in rows)
     for table in (run_table(summary), device_table(summary), tables(found.comparison)):
         assert "validation" in shown(table)
 
