@@ -63,7 +63,5 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    named = (
-        line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "model\t"))
-    )
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model\t")))
     return next(filter(None, named), platform.processor())
