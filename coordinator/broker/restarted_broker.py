@@ -57,7 +57,6 @@ class RestartedBroker:
             code = self.broker.wait()
             if self._closing.is_set():
                 return
-            self.broker.kill()  # removes its folder
             ended = time.monotonic()
             failures = 0 if ended - began > STEADY_S else failures
             log.warning(
