@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetune.protocols import disk
 from fleetune.protocols.errors import PacketForeign, PacketTooLarge, PacketTruncated, StoreError
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.wire.inbox import Arrived, Inbox
@@ -501,14 +502,13 @@ def test_a_chunk_beyond_the_limit_is_refused():
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch):
     part = PartFile(tmp_path / "x.part")
     part.append(b"abc")
-    real_open = Path.open
+    append = disk.DISK.append
 
-    def full(path, mode):
-        with real_open(path, mode) as file:
-            file.write(b"d")  # the disk took a part of it
+    def full(path, data):
+        append(path, data[:1])  # the disk took a part of it
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(disk.DISK, "append", full)
     with pytest.raises(StoreError, match="No space left"):
         part.append(b"defgh")
     monkeypatch.undo()
