@@ -24,6 +24,7 @@ class _CurrentFolder(MetaPathFinder):
         return PathFinder.find_spec(name, [str(Path.cwd())]) if path is None else None
 
 
+_MAX_LINE = 1000  # characters of what a user's code says
 _finders = (_CurrentFolder(), OldNames())
 _PYTHON = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, "<frozen", "built-in")
 _PACKAGE = str(Path(__file__).parents[1])  # src/fleetune, or the installed package
@@ -65,9 +66,14 @@ def _look_here_too() -> None:
     sys.meta_path.extend(finder for finder in _finders if finder not in sys.meta_path)
 
 
-def as_line(problem: Exception) -> str:
-    """An exception as one line."""
-    return " ".join(f"{type(problem).__name__}: {problem}".split())
+def as_line(problem: BaseException) -> str:
+    """An exception as one line of at most 1,000 characters."""
+    try:
+        words = str(problem)
+    except Exception:  # noqa: BLE001 - the exception's class is a user's, too
+        words = "its message cannot be read"
+    line = " ".join(f"{type(problem).__name__}: {words}".split())
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}..."
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from fleetune.coordinator.serving.disk_room import why_no_room
 from fleetune.coordinator.serving.peers import Peer, Peers
 from fleetune.coordinator.store.run_folder import INCOMING
 from fleetune.protocols.errors import PacketCorrupt, PacketForeign, PacketOverclaimed
+from fleetune.protocols.skeletons import steps
 from fleetune.protocols.update import codec
 from fleetune.protocols.wire.messages import Ready, TransferKey
 
@@ -38,7 +39,7 @@ def check_ready(ready: Ready, peer: Peer, run: Run) -> None:
         raise PacketForeign(f"ready in the name of {report.device!r}")
     if ready.model_hash != model:
         raise PacketForeign(f"ready with model {ready.model_hash!r}; the run's model is {model}")
-    ratios = [choice.ratio for choice in run.method.choices(report)]
+    ratios = [choice.ratio for choice in steps.choices(run.method, report)]
     if report.ratio not in ratios:
         raise PacketCorrupt(f"ready with ratio {report.ratio:g}; the method has {ratios}")
     offered = [] if report.affords is UNSET else [one.ratio for one in report.affords]

@@ -57,6 +57,7 @@ from fleetune.protocols.methods import from_section
 from fleetune.protocols.model.backbone_file import held_bytes
 from fleetune.protocols.model.carried_layers import carry_over
 from fleetune.protocols.model.spec import FlatArray
+from fleetune.protocols.skeletons import steps
 from fleetune.protocols.skeletons.choice import DeviceReport, as_encoded, values_of
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.update import codec
@@ -231,7 +232,7 @@ def _ratio_controller(
     )
     capability = replace(capability, train_on=settings.train_on)
     ratio_controller = RatioController(
-        as_encoded(method.choices(report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
+        as_encoded(steps.choices(method, report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
         capability,
         board,
         settings.policy,

@@ -1,14 +1,14 @@
 """Calls of a method's steps, with checks: a mistake in a user's method is one line that names the step.
 
-Coordinator, agent and simulator call `init_coordinator`, `admit`, `plan`, `aggregate`, `init_device` and
-`work` through here. A state's arrays are read-only, so that NumPy stops a step that writes into it: another
-device, or the next attempt, may begin with the same arrays.
+Coordinator, agent and simulator call `init_coordinator`, `admit`, `plan`, `aggregate`, `init_device`, `work`
+and `choices` through here. A state's arrays are read-only, so that NumPy stops a step that writes into it:
+another device, or the next attempt, may begin with the same arrays.
 """
 
 import dataclasses
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cache
@@ -20,7 +20,7 @@ import numpy as np
 from fleetune.protocols.errors import FleetuneError, MethodError
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
-from fleetune.protocols.skeletons.choice import Budget, DeviceReport
+from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round
 from fleetune.protocols.skeletons.trainer import Trainer
 from fleetune.protocols.update.arrays import can_travel
@@ -84,6 +84,20 @@ def work(
     return after, _checked(method, "work", update, method.update_type, "update")
 
 
+def choices(method: AnyMethod, report: DeviceReport) -> Sequence[Choice]:
+    """The ratios at which a device could work, at least one, ascending. Raises MethodError."""
+    given = _called(method, "choices", lambda: method.choices(report))
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Choice) for one in given):
+        raise MethodError(f"{title(method, 'choices')} returns {_kind(given)}; a list of Choice is due")
+    ratios = [one.ratio for one in given]
+    if not ratios or ratios != sorted(set(ratios)):
+        raise MethodError(
+            f"{title(method, 'choices')} returns the ratios {ratios}; "
+            "at least one is due, each once, ascending"
+        )
+    return given
+
+
 @dataclasses.dataclass(frozen=True)
 class _Tasks(Mapping[DeviceId, Any]):
     """The tasks of a round. One is checked when it is asked for, since it may only be made then."""
@@ -126,13 +140,14 @@ def _called(method: AnyMethod, step: str, call: Callable[[], T]) -> T:
         return call()
     except (FleetuneError, np.linalg.LinAlgError):
         raise
-    except Exception as problem:  # a user's method may raise anything
-        hint = f"; {_READ_ONLY}" if "read-only" in str(problem) else ""
-        line = f"{title(method, step)} failed{_place(method, problem)}: {as_line(problem)}{hint}"
+    except (Exception, SystemExit) as problem:  # a user's method may raise anything, and call sys.exit
+        why = as_line(problem)
+        hint = f"; {_READ_ONLY}" if "read-only" in why else ""
+        line = f"{title(method, step)} failed{_place(method, problem)}: {why}{hint}"
         raise MethodError(line) from problem
 
 
-def _place(method: AnyMethod, problem: Exception) -> str:
+def _place(method: AnyMethod, problem: BaseException) -> str:
     """File and line of the user's code that ran last when `problem` arose."""
     frames = traceback.extract_tb(problem.__traceback__)
     home = getattr(sys.modules.get(type(method).__module__), "__file__", None)

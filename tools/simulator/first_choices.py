@@ -13,6 +13,7 @@ from fleetune.edge_agent.budget.ratio_controller import RatioController
 from fleetune.edge_agent.probes.board_profile import report_of
 from fleetune.edge_agent.training.trainers import Kind
 from fleetune.protocols.conditions import Conditions
+from fleetune.protocols.skeletons import steps
 from fleetune.protocols.skeletons.choice import as_encoded, values_of
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.wire.payloads import Enrolment
@@ -86,7 +87,7 @@ def ratio_controller_of(
     )
     fixed = device.ratio is not None
     return RatioController(
-        as_encoded(method.choices(report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
+        as_encoded(steps.choices(method, report), enrolment.uplinks, enrolment.downlink, enrolment.spec.size),
         capability,
         board,
         Policy(ratio=device.ratio) if fixed else policy,

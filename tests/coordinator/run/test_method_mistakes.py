@@ -6,10 +6,12 @@ import pytest
 from tests.helpers import mistaken_methods
 from tests.helpers.hostile_world import World, stores_closed  # noqa: F401 - an autouse fixture
 
-from fleetune import ModelAveraging, Round
+from fleetune import Choice, Cost, ModelAveraging, Round
+from fleetune.protocols import methods
 from fleetune.protocols.errors import MethodError, TrainingStopped
 from fleetune.protocols.methods.fedavg import FedAvg
 from fleetune.protocols.skeletons import steps
+from fleetune.protocols.skeletons.choice import DeviceReport
 
 ROUND = Round(1, ("a",))
 MODULE = "tests.helpers.mistaken_methods"
@@ -101,3 +103,47 @@ def test_the_methods_of_fleetune_fail_as_they_are(spec, weights):
     tasks = method.plan(method.init_coordinator(weights), ROUND, None)[1]
     with pytest.raises(ZeroDivisionError):
         steps.work(method, method.init_device(weights), tasks["a"], Broken(), None, None)
+
+
+class _Unreadable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def _raises(problem):
+    def choices(self, report):
+        raise problem
+
+    return choices
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        (lambda self, report: None, "returns nothing (None); a list of Choice is due"),
+        (lambda self, report: [0.5], "returns a list; a list of Choice is due"),
+        (lambda self, report: [], "returns the ratios []; at least one is due"),
+        (
+            lambda self, report: [Choice(1.0, Cost(1, 1)), Choice(0.5, Cost(1, 1))],
+            "returns the ratios [1.0, 0.5]",
+        ),
+        (_raises(KeyError("own")), f"failed at {__file__}:"),
+        (_raises(SystemExit(3)), "SystemExit: 3"),
+        (_raises(_Unreadable()), "_Unreadable: its message cannot be read"),
+        (_raises(ValueError("x" * 100_000)), "ValueError: xxx"),
+    ],
+)
+def test_mistaken_choices_are_one_line(choices, said, spec):
+    kind = type("Chooses", (FedAvg,), {"choices": choices, "__module__": __name__})
+    with pytest.raises(MethodError) as problem:
+        steps.choices(kind(spec), DeviceReport("d"))
+    line = str(problem.value)
+    assert line.startswith(f"method {__name__}:Chooses: `choices` ")
+    assert said in line
+    assert len(line) < 2000
+
+
+@pytest.mark.parametrize("name", methods.REGISTRY)
+def test_choices_of_each_method_pass(name, spec):
+    method = methods.create(name, spec, {})
+    assert steps.choices(method, DeviceReport("d"))
