@@ -14,7 +14,7 @@ from fleetune.coordinator.broker.restarted_broker import RestartedBroker
 from fleetune.coordinator.store.run_folder import BROKER
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.wire.topics import COORDINATOR_USER
-from fleetune.protocols.wire.transport.mqtt import Broker, parse_broker
+from fleetune.protocols.wire.transport.mqtt import Broker, in_url, parse_broker
 
 BROKER_VARIABLE = "FLEETUNE_BROKER"
 _EMBEDDED, _TLS = ("bind", "port"), ("ca", "cert", "key")  # options of an embedded broker, and of another
@@ -103,7 +103,7 @@ def broker_at(
 
     with closing(RestartedBroker(start, port)) as embedded:
         where = Broker(embedded.broker.host, embedded.broker.port)
-        which = f"embedded {embedded.broker.which} at {where.place}"
+        which = f"embedded {embedded.broker.which}, listens on {in_url(bind or '*')}:{where.port}"
         print(f"broker: {which}; no --broker or {BROKER_VARIABLE} is given", flush=True)
         if credentials is None:
             Invitation(fleet, where.host, where.port).keep(folder)

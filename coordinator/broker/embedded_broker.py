@@ -177,6 +177,7 @@ class EmbeddedBroker:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": _OURS},  # amqtt loads our plugins
+                process_group=0,  # Ctrl-C in a terminal is for its coordinator, which still needs it then
             )
         broker = cls(kind, bind, port, process, log, place)
         broker._wait_until_listening(timeout_s)

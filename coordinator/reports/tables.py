@@ -168,7 +168,7 @@ def fleet_table(state: EngineState) -> Table:
         said = view.report
         cells = [
             readable.short_board(said.board) if said else readable.UNKNOWN,
-            state.members[view.device].agent or readable.UNKNOWN,
+            state.members[view.device].agent.removeprefix("fleetune ") or readable.UNKNOWN,
             readable.ratio(said.ratio if said else None),
             str(said.num_samples) if said else readable.UNKNOWN,
             readable.duration(said.round_s if said else None),

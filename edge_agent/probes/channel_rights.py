@@ -95,8 +95,15 @@ class ChannelRights:
             said.append(f"publish to its own topics, or may not read them ({below}...)")
         if not said:
             return None
+        other = self.user not in (None, topics.JOIN_USER, self.name)
         return (
-            f"{who} may not {', and may not '.join(said)}: allow that in the broker's access rules, as "
+            f"{who} may not {', and may not '.join(said)}: "
+            + (
+                f"give --device {self.user} if each user may reach the device of its name only, or "
+                if other
+                else ""
+            )
+            + "allow that in the broker's access rules, as "
             f"`edge-coordinator broker-config --fleet {self.fleet}` writes them"
         )
 

@@ -61,4 +61,4 @@ def test_the_first_line_says_which_broker_and_why(tmp_path, capsys):
         first = capsys.readouterr().out.splitlines()[0]
         socket.create_connection((where.host, where.port), timeout=5).close()
     assert first.startswith("broker: embedded ")
-    assert first.endswith(f" at 127.0.0.1:{where.port}; no --broker or FLEETUNE_BROKER is given")
+    assert first.endswith(f", listens on 0.0.0.0:{where.port}; no --broker or FLEETUNE_BROKER is given")

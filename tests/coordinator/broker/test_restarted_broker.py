@@ -82,3 +82,8 @@ def test_closed_in_the_midst_of_a_pause_it_starts_no_other(start, monkeypatch):
 def test_a_first_broker_that_does_not_start_is_an_error(start):
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TransportError, match="in use"):
         RestartedBroker(start, server.getsockname()[1])
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_broker(start):
+    with closing(RestartedBroker(start, 0)) as kept:
+        assert os.getpgid(kept.broker.pid) != os.getpgrp()

@@ -294,6 +294,7 @@ def test_a_topic_that_the_broker_does_not_let_us_write(tmp_path, passwords, monk
     assert found["subscriptions"].verdict == "ok"
     assert found["access rights"].verdict == "fail"
     assert "user 'me' may not publish to fleetune/v1/f/a/probe" in found["access rights"].found
+    assert found["access rights"].mend.startswith("give --device me if each user may reach the device of its")
     assert "edge-coordinator broker-config" in found["access rights"].mend
     assert (
         "does not come back (this device must be allowed to write and read it)" in found["round trip"].found
