@@ -45,5 +45,5 @@ def serve_folder(
         service = Service(folder, Supervisor(folder / RUNS, launcher))
         service.stop_at_signals()
         print(f"broker: {where}", flush=True)
-        print(f"service of {folder}: each run's words are in {own}", flush=True)
+        print(f"service of {folder}: the runs' logs are in {own}", flush=True)
         service.run()

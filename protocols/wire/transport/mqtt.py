@@ -242,7 +242,10 @@ class MqttTransport:
         _properties: Properties | None,
     ) -> None:
         self._connected = False
-        lost = f"connection to {self._broker} ended ({reason})"
+        why = (
+            "" if str(reason) == "Unspecified error" else f" ({reason})"
+        )  # paho's word for any lost connection
+        lost = f"connection to {self._broker} ended{why}"
         self.events.put(Disconnected(self._refusal or (lost if reason.is_failure else "closed")))
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
