@@ -99,6 +99,6 @@ class OwnBroker:
         passwords = folder / PASSWORDS
         return (
             f"mosquitto_passwd -c {passwords} {COORDINATOR_USER}   # asks for the coordinator's password\n"
-            f"mosquitto_passwd {passwords} NAME             # once for each device, NAME as in --device NAME\n"
-            f"chown mosquitto: {passwords}   # where root starts mosquitto, which then gives up root's rights"
+            f"mosquitto_passwd {passwords} NAME   # once for each device, NAME as in --device NAME\n"
+            f"chown mosquitto: {passwords}   # if root starts it: it then runs as that user"
         )

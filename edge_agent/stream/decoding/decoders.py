@@ -37,6 +37,7 @@ _BLOCK_BYTES = 2**20
 _BLOCK_ROWS = 256
 _CELL_BYTES = 64  # of a cell as text
 _MAX_CELL = 4096  # characters
+_NAMED, _NAME = 6, 60  # arrays that a message names, and characters of a name
 
 
 def decoded(asked: Decode) -> Iterator[Frame]:
@@ -83,10 +84,14 @@ def _shard(path: Path, max_bytes: int) -> Iterator[Frame]:
     """The samples of an .npz file with `x`, and perhaps `y` and `id`."""
     with open_npz(path, {"x", "y", "id"}, max_bytes) as file:
         if "x" not in file.headers or MARKS & set(file.names):
-            words = (
+            marks = (
                 "marks which samples are for what, which in a stream each one's own content does: write x, y"
             )
-            raise DataError(f"{path}: {words if MARKS & set(file.names) else 'there is no array x in it'}")
+            names = ", ".join(name[:_NAME] for name in file.names[:_NAMED]) + ", ..." * (
+                len(file.names) > _NAMED
+            )
+            lacks = f"there is no array x in it; it holds {names or 'nothing'}: save them as x, y and id"
+            raise DataError(f"{path}: {marks if MARKS & set(file.names) else lacks}")
         x = file.headers["x"]
         if any(one.shape[:1] != x.shape[:1] or not one.shape for one in file.headers.values()):
             raise DataError(f"{path}: x, y and id do not have as many rows")

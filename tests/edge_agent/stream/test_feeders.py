@@ -166,6 +166,15 @@ def test_shards_that_are_not_what_they_should_be_cost_a_line_each(store, folder,
     assert refused(store)["file"] == 4
 
 
+def test_a_shard_without_x_is_refused_with_the_names_that_it_has(store, folder, caplog):
+    np.savez(folder / "named.npz", images=np.eye(3, dtype=np.float32), labels=[0, 1, 2])
+    Looking(store, folder).look(3)
+    assert (
+        "named.npz: there is no array x in it; it holds images, labels: save them as x, y and id"
+        in caplog.text
+    )
+
+
 def test_rows_of_a_table_that_grows(store, folder):
     path, looking = folder / "log.csv", Looking(store, folder, labels=("kind",))
     path.write_text("temperature,kind,id,speed\n1.5,0,a,2\n2.5,,b,3\nbad,0,c,4\n")
