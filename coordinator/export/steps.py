@@ -134,7 +134,7 @@ def _copied(name: str, module: nn.Module) -> nn.Module:
         )
         raise ModelError(
             f"model {name!r} cannot be exported, for it cannot be copied: {where}, as torch.nn.utils'"
-            " weight_norm and spectral_norm do; leave that out, or let agents with torch train it"
+            " weight_norm does; leave that out, or let agents with torch train it"
         ) from problem
 
 

@@ -44,16 +44,25 @@ class RunFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[Path, RunFile] = {}
+        self._holders: dict[str, Path] = {}  # of each run.name, the file that has it
 
     def look(self) -> list[RunFile]:
-        """The files that are there, by path; of two with the same run.name the later one is wrong."""
+        """The files that are there, by path. Of several with one run.name, all are wrong but the one that had
+        the name at the last look, else the first.
+        """
         found = {path: mark for path in sorted(self._folder.glob("*.toml")) if (mark := _mark(path))}
         self._known = {path: self._read(path, mark) for path, mark in found.items()}
-        names, files = dict[str, Path](), list[RunFile]()
+        holders = dict[str, Path]()
         for one in self._known.values():
-            first = names.setdefault(one.name, one.path)
-            files.append(one if first == one.path else _named_twice(one, first))
-        return files
+            if one.path == self._holders.get(one.name):
+                holders[one.name] = one.path
+        for one in self._known.values():
+            holders.setdefault(one.name, one.path)
+        self._holders = holders
+        return [
+            one if holders[one.name] == one.path else _named_twice(one, holders[one.name])
+            for one in self._known.values()
+        ]
 
     def _read(self, path: Path, mark: Mark) -> RunFile:
         known = self._known.get(path)

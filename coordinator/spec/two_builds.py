@@ -40,6 +40,7 @@ def drawn_buffers(
     """
     if name in names():  # ours have none
         return frozenset()
+    _check_norms(name, module)
     _check_batch_size(name, module, input_shape, num_classes)
     other = drawn(name, input_shape, num_classes, key.child("other"))
     mine, others = (dict(one.named_buffers(remove_duplicate=False)) for one in (module, other))
@@ -55,6 +56,21 @@ def drawn_buffers(
             found.add(path)
     _check_the_rest(name, module, other, input_shape)
     return frozenset(found)
+
+
+def _check_norms(name: str, module: nn.Module) -> None:
+    """Refuse torch's first `spectral_norm`: it begins with random vectors and corrects them only in training.
+
+    A device evaluates with the vectors that the run began with, and these give the logits any sign and size.
+    """
+    for path, part in module.named_modules():
+        hooks = part._forward_pre_hooks.values()  # noqa: SLF001 - torch has no public way to list them
+        if any(type(hook).__name__ == "SpectralNorm" for hook in hooks):
+            where = path or "the model itself"
+            raise ModelError(
+                f"model {name!r}: {where} has torch.nn.utils.spectral_norm, whose vectors"
+                " are right only after training; use torch.nn.utils.parametrizations.spectral_norm"
+            )
 
 
 def _check_batch_size(name: str, module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:

@@ -103,6 +103,19 @@ def test_each_file_is_a_process_and_a_wrong_one_is_a_line_and_nothing_else(world
     assert world.begun[-1].file.name == "three"
 
 
+def test_a_running_run_keeps_its_name_from_a_new_file(world):
+    """Also from one whose path comes first."""
+    world.write("_.toml", name="two")
+    for _ in range(3):
+        world.look()
+    assert world.state("_.toml") == (
+        "wrong",
+        f'{world.folder}/_.toml: run.name = "two" is that of b.toml already',
+    )
+    assert world.state("b.toml")[0] == "running"
+    assert [one.file.name for one in world.begun] == ["one", "two"]
+
+
 def test_files_that_no_settings_can_be_in_cost_a_line_each_and_the_service_still_ends(world):
     nested, digits, huge = "x = " + "[" * 200_000, "[run]\nseed = " + "9" * 10_000, world.folder / "huge.toml"
     world.write("nested.toml", text=nested)

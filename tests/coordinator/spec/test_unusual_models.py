@@ -133,11 +133,21 @@ def test_one_test_sample_is_one_line(make, line):
     assert backend.evaluate(np.zeros((2, *SHAPE), np.float32), np.array([1, 2]))[1].shape == (2, CLASSES)
 
 
-@pytest.mark.parametrize("norm", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
+def normed_by(norm):
+    return nn.Sequential(nn.Flatten(), norm(nn.Linear(64, 16)), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def test_the_old_spectral_norm_is_refused_for_its_random_vectors():
+    """Its accuracy after six rounds on digits was 0.2 %, with exit code 0."""
+    with pytest.raises(ModelError, match=r"1 has torch.nn.utils.spectral_norm.*use torch.nn.utils.param"):
+        described(section(lambda: normed_by(torch.nn.utils.spectral_norm)), Key(1))
+    described(section(lambda: normed_by(torch.nn.utils.parametrizations.spectral_norm)), Key(1))
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_a_norm_that_keeps_what_it_computed_is_named_in_export(norm):
+def test_a_norm_that_keeps_what_it_computed_is_named_in_export():
     def normed():
-        return nn.Sequential(nn.Flatten(), norm(nn.Linear(64, 16)), nn.ReLU(), nn.Linear(16, CLASSES))
+        return normed_by(torch.nn.utils.weight_norm)
 
     described(section(normed), Key(1))
     with pytest.raises(ModelError, match=r"1 \(Linear\) keeps its computed tensor weight.*let agents with"):
