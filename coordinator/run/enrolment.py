@@ -73,6 +73,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
     """
     check_channels(settings.data.mean, settings.data.std, model.spec.input_shape)
     start, adoption = start_of(settings, model, runs), settings.adoption
+    validation_fraction = adoption.validation_fraction(settings.data.validation_fraction)
     spec, backbone = _with_digest(model.spec, start.frozen, settings.model.backbone)
     enrolment = Enrolment(
         run=f"{settings.run.name}-{uuid.uuid4().hex[:8]}",
@@ -84,7 +85,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         training=with_schedule_of_run(settings.training, settings.run.last_round),
         mean=settings.data.mean,
         std=settings.data.std,
-        validation_fraction=adoption.validation_fraction(settings.data.validation_fraction),
+        validation_fraction=validation_fraction,
         deadline_s=settings.round.deadline_s,
         flops_per_sample=model.flops_per_sample,
         activation_bytes_per_sample=model.activation_bytes_per_sample,
@@ -100,6 +101,7 @@ def beginning_of(settings: RunSettings, model: Model, runs: Path) -> Beginning:
         most_work=_other_than_once(settings, settings.objective.most_work),
         late=settings.objective.late if settings.proposes_ratios else UNSET,
         encodings=settings.uplinks[1:] or UNSET,
+        asks_validation=True if validation_fraction else UNSET,
     )
     return Beginning(enrolment, backbone)
 

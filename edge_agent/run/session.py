@@ -223,7 +223,7 @@ class Session:
         measures = done.measures
         personal, scores = self._judged(self.personal_model)
         measures = replace(measures, personal=personal, scores=scores)
-        if self._enrolment.validation_fraction:
+        if self._enrolment.asks_validation is True:
             measures = replace(measures, validation=self._trainer.score(self.personal_model, "validation"))
         if self._adoption is not None:
             measures = replace(measures, **self._adoption.told(done.alone))

@@ -86,6 +86,8 @@ class Enrolment:
         encodings: of updates, beside that of `encoding`, which it may propose; left out where there is none.
         late: share of a device's rounds that may take longer than the deadline; left out where the
             coordinator proposes no ratios.
+        asks_validation: in the final evaluation a device reports its model's score on its validation samples;
+            left out where it holds none out, and by coordinators that do not know such a score.
     """
 
     run: RunId
@@ -111,6 +113,7 @@ class Enrolment:
     most_work: LocalWork | UnsetType = UNSET
     late: Ratio | UnsetType = UNSET
     encodings: Annotated[tuple[Choice, ...], Meta(max_length=8)] | UnsetType = UNSET
+    asks_validation: bool | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         check_encodings(self.encodings or ())

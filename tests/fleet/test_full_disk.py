@@ -29,8 +29,9 @@ class SmallDisk(disk.Disk):
 
     room = 0
 
-    def write(self, path, data):
-        self._take(super().write, path, data)
+    def write(self, path, data, mode=disk.PRIVATE):
+        super().write(path, b"", mode)
+        self._take(super().append, path, data)
 
     def append(self, path, data):
         self._take(super().append, path, data)

@@ -125,7 +125,7 @@ def test_the_runs_samples_and_classes_are_in_its_bundle():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        (run_of("bundle:missing.bundle"), "cannot read bundle missing.bundle: No such file"),
+        (run_of("bundle:missing.bundle"), "cannot read bundle missing.bundle: no such file"),
         (run_of("bundle:pyproject.toml"), "pyproject.toml is no bundle, or damaged"),
         (run_of(data={"class_names": ["a"]}), "1 names; the model has 10 classes"),
         (run_of("cnn-kapc", data={"class_names": ["a"]}), "1 names; the model has 10 classes"),
