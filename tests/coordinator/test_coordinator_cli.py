@@ -84,7 +84,7 @@ def test_a_device_is_listed_with_its_conditions_and_what_became_of_it():
     rows = {line.split()[0]: line for line in capture.get().splitlines() if line[:1] in "abcd"}
     for wanted in (
         "rpi-4b",
-        "fleetune 0.2.0.dev900",
+        "0.2.0.dev900",
         "0.4",
         "120",
         "14 s",
