@@ -112,7 +112,7 @@ class Agent:
         self._farewell = wire.encode(wire.Presence(False, self._instance))
         self._transport = make_transport(self._farewell, self.events)
         self._outage = OutageLines()
-        self._connect_at: float | None = None  # when another device of this name was told to be the first
+        self._connect_at: float | None = None  # when to try again; None: no other device holds this name
         self._intake = Intake(
             settings.device,
             self._store,

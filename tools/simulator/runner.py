@@ -287,7 +287,7 @@ def _go_on(there: Standing, folder: Path, given: Given) -> _Opened:
 
 
 def _groups(settings: RunSettings, shares: Shares) -> dict[str, str]:
-    """By device, which groups of the data it has; {}: they are not dealt by group."""
+    """Names of the groups of data of each device; {}: the data are not split by group."""
     if settings.data.partition.kind != "group":
         return {}
     return {device.name: shares.group(device.index) for device in simulated_devices(settings)}

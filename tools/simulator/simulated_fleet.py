@@ -91,7 +91,7 @@ def with_group_devices(settings: RunSettings, dataset: Dataset | None = None) ->
         raise SettingError("data.partition.kind: `group` needs a source with a `group` column")
     if 0 < devices < count:
         log.warning(
-            "%d groups are dealt to fleet.devices = %d, several to a device; without it each has a device",
+            "%d groups share fleet.devices = %d, several to a device; leave it out for one device a group",
             count,
             devices,
         )
@@ -200,7 +200,7 @@ class Shares:
         return scaled(fitting, settings.data.mean, settings.data.std, spec)
 
     def group(self, index: int) -> str:
-        """Which groups of the data device `index` has, in words; "": they are not dealt by group."""
+        """Names of the groups of data that device `index` has; "": the data are not split by group."""
         if self.dataset.group is None or self._settings.data.partition.kind != "group":
             return ""
         return ", ".join(map(str, np.unique(self.dataset.group[self.rows(index)])))

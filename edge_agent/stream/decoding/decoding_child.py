@@ -117,7 +117,7 @@ class DecodingChild:
                         pipe.close()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # whoever forgot to close it, also while the interpreter ends
+        with suppress(Exception):  # not closed before, perhaps while the interpreter ends
             self.close()
 
     def _send(self, path: Path, request: Decode) -> None:

@@ -122,7 +122,7 @@ def _with_scheme(text: str) -> str:
 
 
 def _not_an_address(reason: str) -> SettingError:
-    """A line without any part of the text: where a password ends cannot be told in a text that is wrong."""
+    """A line without any part of the text: the place where a password ends is not known in a wrong text."""
     return SettingError(
         f"the broker's address cannot be read: {reason}; use host:port, mqtt://user:password@host:port"
         f" or mqtts://...; {ENCODE}"

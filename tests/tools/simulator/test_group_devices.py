@@ -57,7 +57,7 @@ def test_fewer_devices_than_groups_are_said_in_one_line(data, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         result = fleetune.simulate(RUN, tmp_path, data=data, set={"fleet.devices": 2}, report=False)
     assert [record.getMessage() for record in caplog.records] == [
-        "3 groups are dealt to fleet.devices = 2, several to a device; without it each has a device"
+        "3 groups share fleet.devices = 2, several to a device; leave it out for one device a group"
     ]
     groups = [one.split(", ") for one in result.devices["group"]]
     assert sorted(user for group in groups for user in group) == sorted(USERS)
