@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 export OMP_NUM_THREADS := 1
-# What becomes of mkdocs: docs/decisions.md, "Documentation".
+# What becomes of mkdocs: docs/decisions.md, mkdocs-material.
 export NO_MKDOCS_2_WARNING := 1
 # Tests and demo start processes by the hundred, each of which would compile what others have: up to 0.7 s.
 unexport PYTHONDONTWRITEBYTECODE

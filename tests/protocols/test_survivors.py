@@ -1,4 +1,4 @@
-"""What no other test noticed when it was changed on purpose (docs/mutation-testing.md)."""
+"""What no other test noticed when it was changed on purpose."""
 
 from dataclasses import replace
 

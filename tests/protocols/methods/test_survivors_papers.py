@@ -1,6 +1,5 @@
 """What no other test noticed in KAPC, BLS, DC-PFL, FedPURIN and SRP-pFed when it was changed on purpose.
 
-The judgements of all changes stand in docs/mutation-testing.md.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What no other test noticed when a rival method was changed on purpose (docs/mutation-testing.md)."""
+"""What no other test noticed when a rival method was changed on purpose."""
 
 import numpy as np
 import pytest
