@@ -1,6 +1,6 @@
 """Renaming and moving code changes no result: random draws and final weights of three runs equal stored ones.
 
-`python -m tests.project.test_unchanged_results` stores them again, after a change that is meant to change them.
+`python -m tests.project.test_unchanged_results` stores new ones, after a change that is meant to change them.
 """
 
 import platform

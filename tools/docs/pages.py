@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetune.tools.docs.file_map import file_map
 from fleetune.tools.docs.public_names import public_names
 from fleetune.tools.docs.run_toml_reference import run_toml_reference
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "docs/public-names.md": lambda _: public_names(),
     "docs/run-toml.md": lambda _: run_toml_reference(),
-    "docs/map.md": file_map,
 }

@@ -1,6 +1,4 @@
-"""What no other test noticed in KAPC, BLS, DC-PFL, FedPURIN and SRP-pFed when it was changed on purpose.
-
-"""
+"""What no other test noticed in KAPC, BLS, DC-PFL, FedPURIN and SRP-pFed when it was changed on purpose."""
 
 import math
 from dataclasses import replace
