@@ -2,7 +2,7 @@
 # make test    the tests
 # make nightly tests that take long and are much like others
 # make card    tests on a real graphics card, where torch (or onnxruntime-gpu) sees one
-# make check   style, types, layering, and that the documentation builds
+# make check   style, types, layering, that the documentation builds; lists large classes
 # make docs    the documentation: pages made from the code in docs/, and all of it as a site in site/
 
 PYTHON ?= python3
@@ -38,6 +38,7 @@ check: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/mkdocs build --quiet
+	@$(BIN)/python tests/project/structure.py
 
 docs: $(VENV)/dev
 	$(BIN)/python -m fleetune.tools.docs
