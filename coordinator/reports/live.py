@@ -12,7 +12,7 @@ from rich.text import Text
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.adoption.outcome import adoption_of_reply, adoption_over
 from fleetune.coordinator.reports.adoption.words import adoption_words
-from fleetune.coordinator.reports.internals.words import inside_line
+from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
 from fleetune.coordinator.reports.metric import Metric, Place, unit_of
 from fleetune.coordinator.reports.metrics import (
     AFTER,
@@ -25,7 +25,7 @@ from fleetune.coordinator.reports.metrics import (
 )
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.methods import internals_of
+from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import Score
@@ -71,8 +71,8 @@ class LiveView:
             head.append(_line((f"adopted   {', '.join(adoption_words(shot.adoption, shot.score))}", "")))
         if shot.versions:
             head.append(_line((f"versions  {shot.versions}", "")))
-        if shot.inside:
-            head.append(_line((f"inside    {shot.inside}", "")))
+        if shot.diagnostics:
+            head.append(_line((f"diagnostics  {shot.diagnostics}", "")))
         if shot.refused:
             kinds = (f"{count} {kind.removeprefix('Packet').lower()}" for kind, count in shot.refused.items())
             head.append(_line(("refused   " + ", ".join(kinds), "")))
@@ -91,7 +91,7 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
     what = "final evaluation" if record.final_evaluation else f"round {record.number}{last}"
     if record.attempt > 1:
         what += f" attempt {record.attempt}"
-    inside = inside_line(record, internals_of(settings.method), plain=True)
+    diagnosed = diagnostics_line(record, diagnostics_of(settings.method), plain=True)
     after = AFTER.seen_as(task_of(settings.task).score)
     return "  ".join(
         [
@@ -102,7 +102,7 @@ def plain_line(record: RoundRecord, settings: RunSettings) -> str:
             DURATION.unit.text(DURATION.of_round(record)),
             *(_named(metric, record) for metric in shown_at(_LINE, _IN_LINE)),
             *_adopted(record),
-            *([f"inside: {inside}"] if inside else []),
+            *([f"diagnostics: {diagnosed}"] if diagnosed else []),
         ]
     )
 

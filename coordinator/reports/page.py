@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.adoption.words import adoption_words
-from fleetune.coordinator.reports.internals.section import device_columns, section
+from fleetune.coordinator.reports.diagnostics.section import device_columns, section
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
 from fleetune.coordinator.reports.metric import Metric, Place, unit_of
 from fleetune.coordinator.reports.metrics import (

@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 
 from fleetune.coordinator.reports.adoption.outcome import adoption_of_reply, adoption_over
+from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
 from fleetune.coordinator.reports.due import held_by
-from fleetune.coordinator.reports.internals.words import inside_line
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, DURATION, EXPECTED, shown_at
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
@@ -18,7 +18,7 @@ from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.run_clock import schedule_of
 from fleetune.coordinator.run.run_events import Activity
-from fleetune.protocols.methods import internals_of
+from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks import task_of
@@ -41,9 +41,9 @@ class Watch:
         self._parameters = parameters
         self._schedule = schedule_of(settings.schedule)
         self._simulated = simulated
-        self._internals = internals_of(settings.method)
+        self._diagnostics = diagnostics_of(settings.method)
         self._curve: deque[RoundPoint] = deque(maxlen=_CURVE_ROUNDS)
-        self._inside = ""
+        self._latest_diagnostics = ""
         self._closed_s = deque([0.0], maxlen=_RECENT_ROUNDS + 1)
         self._last: dict[DeviceId, DeviceRound] = {}
         self._adoption: dict[DeviceId, DeviceAdoption] = {}
@@ -57,7 +57,7 @@ class Watch:
         if not record.final_evaluation:
             self._curve.append(point_of(record))
             self._closed_s.append(record.closed_s)
-            self._inside = inside_line(record, self._internals)
+            self._latest_diagnostics = diagnostics_line(record, self._diagnostics)
 
     def snapshot(
         self,
@@ -99,7 +99,7 @@ class Watch:
             elapsed_s=elapsed_s,
             remaining_s=self._remaining_s(open_round, elapsed_s),
             curve=tuple(self._curve),
-            inside=self._inside,
+            diagnostics=self._latest_diagnostics,
             bytes_up=sum(one.up for one in traffic),
             bytes_down=sum(one.down for one in traffic),
             dense_up=4 * self._parameters * sum(one.updates for one in traffic),

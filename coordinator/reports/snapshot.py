@@ -83,7 +83,7 @@ class Snapshot:
         elapsed_s: since the run began.
         remaining_s: estimate until its end; None: too early to tell.
         curve: of the latest closed training rounds, ascending.
-        inside: what the method told of its inner workings in the last one, in one line; "" for nothing.
+        diagnostics: of the method in the latest round, in one line; "" for none.
         bytes_up, bytes_down: payload of training so far.
         dense_up, dense_down: the same as whole models in float32.
         refused: what was refused, by kind.
@@ -111,7 +111,7 @@ class Snapshot:
     elapsed_s: float = 0.0
     remaining_s: float | None = None
     curve: tuple[RoundPoint, ...] = ()
-    inside: str = ""
+    diagnostics: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
     dense_up: int = 0

@@ -171,7 +171,7 @@ def _follow_plainly(folder: Path, console: Console, pause: Callable[[float], Non
     while True:
         status = status_of(folder, time.time())
         for record in status.records:
-            if record.number > told:  # of an open run older ones are thinned out
+            if record.number > told:  # of an open run older ones are downsampled out
                 _say(console, plain_line(record, status.settings))
         told = max((record.number for record in status.records), default=told)
         word = status.shot.problem or status.waits

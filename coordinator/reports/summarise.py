@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType, structs
 
 from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told, rollout_of
 from fleetune.coordinator.reports.averages import mean, total, weighted_mean
-from fleetune.coordinator.reports.internals.course import courses
-from fleetune.coordinator.reports.internals.entries import metric_of
+from fleetune.coordinator.reports.diagnostics.course import courses
+from fleetune.coordinator.reports.diagnostics.entries import metric_of
 from fleetune.coordinator.reports.metric import Metric
 from fleetune.coordinator.reports.metrics import (
     AFTER,
@@ -41,7 +41,7 @@ from fleetune.coordinator.run.stored_run import Run
 from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport
-from fleetune.protocols.skeletons.internals import Internal, declared_by
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, declared_by
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
@@ -62,7 +62,7 @@ def summary_of(run: Run, *, simulated: bool) -> Summary:
         state.counters,
         reports=reports,
         simulated=simulated,
-        internals=declared_by(run.method),
+        diagnostics=declared_by(run.method),
         rollout=controller.rollout,
     )
     agents = Counter(member.agent for member in state.members.values() if member.agent)
@@ -85,7 +85,7 @@ def summarise(
     *,
     reports: Mapping[DeviceId, DeviceReport] | None = None,
     simulated: bool,
-    internals: Sequence[Internal] = (),
+    diagnostics: Sequence[Diagnostic] = (),
     rollout: Rollout | None = None,
 ) -> Summary:
     """What a run came to.
@@ -98,12 +98,12 @@ def summarise(
         counters: of the engine: replies and declines that do not count, by objection, and the like.
         reports: the devices' latest.
         simulated: times are of a virtual clock.
-        internals: what its method tells of its inner workings.
+        diagnostics: what its method tells of its inner workings.
         rollout: of its shared model's versions; None: it has no roll-out groups.
     """
     training = [record for record in records if not record.final_evaluation]
     final_evaluation = next((record for record in records if record.final_evaluation), None)
-    of_updates = [metric_of(one) for one in internals if one.of == "update"]
+    of_updates = [metric_of(one) for one in diagnostics if one.of == "update"]
     rows = _devices(training, final_evaluation, ledger, reports or {}, of_updates)
     past = ledger.past if isinstance(ledger.past, Past) else Past()
     score = task_of(settings.task).score
@@ -133,8 +133,8 @@ def summarise(
         by_device=rows,
         adoption=adoption_of(rows.values()) or UNSET,
         metrics=_over_devices(list(rows.values())),
-        internals=courses(internals, training) or UNSET,
-        thinned=past.rounds or UNSET,
+        diagnostics=courses(diagnostics, training) or UNSET,
+        downsampled=past.rounds or UNSET,
         score=UNSET if by_accuracy else score,
         scored=UNSET if by_accuracy else judged,
         scores=_mean_scores(rows.values()),

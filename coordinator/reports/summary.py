@@ -160,8 +160,8 @@ class PredictionErrors(Struct, frozen=True):
     after_five_rounds: Errors | None = None
 
 
-class InternalCourse(Struct, frozen=True, omit_defaults=True):
-    """One figure of a method's inner workings over a run (`protocols.skeletons.internals`).
+class DiagnosticHistory(Struct, frozen=True, omit_defaults=True):
+    """One figure of a method's inner workings over a run (`protocols.skeletons.diagnostics`).
 
     The lists go together: an entry for each training round that tells it; in a long run for several rounds on
     end, then the means are over these, and `least` and `greatest` of all of them.
@@ -342,9 +342,9 @@ class Summary(Struct, frozen=True, kw_only=True):
         adoption: see there; in runs with [adoption].
         rollout: see there; in runs with adoption.canary.
         metrics: those that have no key of their own, see `metrics.METRICS`; there are none today.
-        internals: by name, what the method tells of its inner workings; not there where it tells nothing.
-        thinned: rounds whose records an open run has let go of: they are in all sums, and in no median, list
-            or picture; not there where there are none.
+        diagnostics: by name, what the method tells of its inner workings; not there where it tells nothing.
+        downsampled: rounds whose records an open run has let go of. All sums count them; no median, list
+            or picture does. Not there where there are none.
         score: by which the run's models are judged; not there where it is accuracy.
         scored: what `accuracy` is where it is accuracy.
         scores: all scores of the run's task, of the personal models, means over devices.
@@ -374,8 +374,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     by_device: dict[str, DeviceSummary] = field(default_factory=dict)
     adoption: AdoptionSummary | UnsetType = UNSET
     metrics: dict[str, float | None] | UnsetType = UNSET
-    internals: dict[str, InternalCourse] | UnsetType = UNSET
-    thinned: int | UnsetType = UNSET
+    diagnostics: dict[str, DiagnosticHistory] | UnsetType = UNSET
+    downsampled: int | UnsetType = UNSET
     score: Score | UnsetType = UNSET
     scored: Accuracies | UnsetType = UNSET
     scores: dict[str, float | None] | UnsetType = UNSET
@@ -416,9 +416,9 @@ class Summary(Struct, frozen=True, kw_only=True):
         return "" if taking == count else f"{taking} of {count} devices took part"
 
     @property
-    def inside(self) -> dict[str, InternalCourse]:
+    def diagnostics_by_name(self) -> dict[str, DiagnosticHistory]:
         """What the method tells of its inner workings, by name."""
-        return self.internals if isinstance(self.internals, dict) else {}
+        return self.diagnostics if isinstance(self.diagnostics, dict) else {}
 
 
 def encoded(summary: Summary) -> bytes:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.protocols.wire.payloads import Measures
 
-Internals = dict[str, float | dict[str, float]]
+Diagnostics = dict[str, float | dict[str, float]]
 """Figures of a method's inner workings by name: a number, or one for each part of several."""
 
 
@@ -22,7 +22,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
         actual: what the round took of it.
         staleness: by how many aggregations the model it trained from was older than the newest.
         predicted: what it expected the round to take.
-        internals: what the method tells of its update.
+        diagnostics: what the method tells of its update.
         local_work: the share of the local training that it did.
         encoding: that its update was asked for by, where the coordinator proposes encodings.
         counted_samples: that its update counted as, where `round.max_share` cut them; None: all.
@@ -35,7 +35,7 @@ class DeviceRound(Struct, frozen=True, omit_defaults=True):
     actual: RoundCost
     staleness: int = 0
     predicted: RoundCost = RoundCost()
-    internals: Internals = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=dict)
     local_work: float = 1.0
     encoding: str = ""
     counted_samples: int | None = None
@@ -55,7 +55,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
         opened_s, closed_s: since the run began; simulated seconds in a simulation.
         participants: the devices that were asked; semi-asynchronously, that were at work or had replied.
         devices: the replies that count.
-        internals: what the method tells of its state after the round.
+        diagnostics: what the method tells of its state after the round.
     """
 
     number: int
@@ -65,7 +65,7 @@ class RoundRecord(Struct, frozen=True, omit_defaults=True):
     closed_s: float
     participants: tuple[str, ...]
     devices: dict[str, DeviceRound]
-    internals: Internals = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=dict)
 
 
 class Traffic(Struct):
@@ -90,7 +90,7 @@ class Traffic(Struct):
 
 
 class Past(Struct, frozen=True, omit_defaults=True):
-    """What an open run let go of, added up; see `coordinator.run.thinning`.
+    """What an open run let go of, added up; see `coordinator.run.downsampling`.
 
     Attributes:
         rounds: how many.

@@ -7,7 +7,7 @@ import numpy as np
 
 from fleetune.coordinator.rounds.engine_state import Member, Turn
 from fleetune.coordinator.rounds.records import DeviceRound
-from fleetune.coordinator.run.method_internals import MethodInternals
+from fleetune.coordinator.run.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.run.partial_updates import share_done
 from fleetune.coordinator.tasks.downlink import Delivered
 from fleetune.protocols.errors import PacketForeign
@@ -56,11 +56,11 @@ class Recorder:
     """What is written down of a reply that counts.
 
     Attributes:
-        internals: what the method tells of its update.
+        diagnostics: what the method tells of its update.
         encodings: as the run may ask for updates, in words; none where it asks for one alone.
     """
 
-    internals: MethodInternals
+    diagnostics: MethodDiagnostics
     encodings: tuple[str, ...]
 
     def record(self, arriving: ArrivingReply, member: Member, bytes_down: int) -> DeviceRound:
@@ -75,7 +75,7 @@ class Recorder:
             actual=arriving.actual,
             staleness=arriving.staleness,
             predicted=arriving.predicted,
-            internals=self.internals.of_update(reply.update),
+            diagnostics=self.diagnostics.of_update(reply.update),
             local_work=share_done(member, reply.measures),
             encoding=self.encodings[asked] if self.encodings else "",
         )

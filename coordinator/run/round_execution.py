@@ -32,7 +32,8 @@ from fleetune.coordinator.rounds.participants import usual_start
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
 from fleetune.coordinator.rounds.rollout import Rollout
 from fleetune.coordinator.run.aggregation import Aggregating
-from fleetune.coordinator.run.method_internals import MethodInternals
+from fleetune.coordinator.run.downsampling import Downsampling
+from fleetune.coordinator.run.method_diagnostics import MethodDiagnostics
 from fleetune.coordinator.run.partial_updates import Normalising
 from fleetune.coordinator.run.replies import ArrivingReply, Recorder
 from fleetune.coordinator.run.reply_checks import Scrutiny, check_claims, check_scores
@@ -44,7 +45,6 @@ from fleetune.coordinator.run.run_events import (
     RoundClosed,
     RunFinished,
 )
-from fleetune.coordinator.run.thinning import Thinning
 from fleetune.coordinator.run.traffic_accounts import Accounts
 from fleetune.coordinator.store.device_rows import DeviceRows, read_ledger
 from fleetune.coordinator.store.method_state import forget_last, read_state, write_state
@@ -120,14 +120,14 @@ class RoundExecution:
         self._before: Any = None  # the state before the round that closed last; None: it is in the store only
         self._closes = False
         self._learns = enrolment.learns
-        self._internals = MethodInternals(method)
+        self._diagnostics = MethodDiagnostics(method)
         uplinks = settings.uplinks if len(settings.uplinks) > 1 else ()
-        self._recorder = Recorder(self._internals, tuple(map(in_words, uplinks)))
+        self._recorder = Recorder(self._diagnostics, tuple(map(in_words, uplinks)))
         key = run_key(settings.run.seed).child("canary")
         self._releases = ReleaseStore(store, settings.adoption, key) if settings.adoption.canary else None
         if self._releases is not None:
             self.tasks.release = self._releases.release
-        self._thinning = Thinning(store, store.path.parent) if settings.run.is_open else None
+        self._downsampling = Downsampling(store, store.path.parent) if settings.run.is_open else None
         self._scrutiny = Scrutiny(settings.round.max_strain, lambda: method.shared_model(self.method_state))
         self.replies = replies = OpenReplies(store, method)
         power = settings.round.staleness_power
@@ -372,15 +372,15 @@ class RoundExecution:
             closed_s=now - began,
             participants=tuple(self.tasks.planned),
             devices={device: self._arrived[device] for device in action.devices},
-            internals={} if final_evaluation else self._internals.of_round(self.method_state),
+            diagnostics={} if final_evaluation else self._diagnostics.of_round(self.method_state),
         )
         if self._arrived.keys() != record.devices.keys():  # some did not aggregate, and were left out
             self._store.drop_device_rounds(action.number)
             self._arrived, self._told = record.devices, set(action.devices)
         self._write_told(action.number, action.attempt)
         self._store.add_record(record)
-        if self._thinning is not None:
-            self._thinning.closed(record, self.accounts.ledger)
+        if self._downsampling is not None:
+            self._downsampling.closed(record, self.accounts.ledger)
         self._forget_replies()
         return RoundClosed(record)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
 from fleetune.coordinator.reports.due import held_by
-from fleetune.coordinator.reports.internals.table import internals_table
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.missing import Impatience, abandoned_line, missing_from
 from fleetune.coordinator.reports.outcome import with_personal
@@ -167,7 +167,7 @@ def report_run(run: Run, console: Console | None = None, *, live: bool = False) 
     shown = with_personal(summary, records)
     console.print(device_table(shown, boards=boards))
     console.print(run_table(shown))
-    for more in (internals_table(shown), prediction_table(shown)):
+    for more in (diagnostics_table(shown), prediction_table(shown)):
         if more:
             console.print(more)
     for file in files:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from fleetune.coordinator.run.downsampling import MOST_WHOLE
 from fleetune.coordinator.run.observers import Observer, Observers
 from fleetune.coordinator.run.round_journal import RoundJournal
 from fleetune.coordinator.run.run_events import ReplyDropped, RunEvent
 from fleetune.coordinator.run.stored_run import Run
-from fleetune.coordinator.run.thinning import MOST_WHOLE
 from fleetune.coordinator.serving.presenter import LiveScreen, LogLines
 
 log = logging.getLogger(__name__)

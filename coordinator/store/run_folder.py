@@ -12,7 +12,7 @@ from fleetune.protocols.errors import StoreError
 from fleetune.protocols.files import remove_empty, remove_tree
 
 STATE = "state.sqlite"
-INCOMING, BROKER, DEVICES, MODELS, INSIDE = "incoming", "broker", "devices", "models", "inside"
+INCOMING, BROKER, DEVICES, MODELS, DIAGNOSTICS = "incoming", "broker", "devices", "models", "diagnostics"
 PAST = "rounds-past.jsonl"  # records that the store of an open run has let go of
 DAYS = "days.jsonl"  # of simulated devices whose data grow
 SHARED = f"{MODELS}/shared.safetensors"
@@ -28,7 +28,7 @@ PICTURES = (
     "over-alone",
 )
 OURS = (
-    *(INCOMING, BROKER, DEVICES, INSIDE, SHARED, BACKBONE),
+    *(INCOMING, BROKER, DEVICES, DIAGNOSTICS, SHARED, BACKBONE),
     *("summary.json", "rounds.jsonl", "report.html", DAYS),
     *(PAST, f"{PAST}.1", ORDERS),
     *(f"{name}.png" for name in PICTURES),

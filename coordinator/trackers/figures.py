@@ -1,7 +1,8 @@
-"""What trackers are told of a run: plain numbers, `score/`, `cost/`, `round/`, `inside/` and `summary/` NAME.
+"""What trackers are told of a run: plain numbers by name, in the groups below.
 
-The names are those that data frames and CSV files have. `inside/NAME` is what the method tells of its inner
-workings, the mean over a round's updates and over parts, `inside/NAME/PART` each of few parts.
+`score/`, `cost/`, `round/` and `summary/` are followed by the names that data frames and CSV files use.
+`diagnostics/NAME` is a diagnostic of the method: its mean over a round's updates and over its parts.
+`diagnostics/NAME/PART` is one of few parts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,15 +14,15 @@ from msgspec.structs import fields
 
 from fleetune.coordinator.reports.averages import mean
 from fleetune.coordinator.reports.columns import OF_ROUNDS, column_of
-from fleetune.coordinator.reports.internals.course import told_in
+from fleetune.coordinator.reports.diagnostics.course import told_in
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, METRICS
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.trackers.tracker import Parameter, RoundFigures
-from fleetune.protocols.methods import internals_of
+from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.internals import Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic
 from fleetune.protocols.tasks import task_of
 
 MOST_PARTS = 32  # of a figure that are told one by one
@@ -38,7 +39,7 @@ class Course:
 
     def __init__(self, settings: RunSettings) -> None:
         self._score = task_of(settings.task).score
-        self._internals = tuple(internals_of(settings.method))
+        self._diagnostics = tuple(diagnostics_of(settings.method))
         self._fleet = {metric.name: _Latest() for metric in (BEFORE, AFTER)}
         self._known: set[str] = set()
 
@@ -59,8 +60,8 @@ class Course:
             for device, reply in record.devices.items():
                 latest.put(device, metric.of_reply(reply))
             told[f"score/{column_of(metric, self._score)}_of_fleet"] = latest.mean
-        for internal in self._internals:
-            told |= _inside(record, internal)
+        for diagnostic in self._diagnostics:
+            told |= _inside(record, diagnostic)
         return RoundFigures(record.number, _known(told.items()))
 
 
@@ -81,11 +82,11 @@ class _Latest:
         return self._total / len(self._values) if self._values else None
 
 
-def _inside(record: RoundRecord, internal: Internal) -> dict[str, float | None]:
-    told = told_in(record, internal)
+def _inside(record: RoundRecord, diagnostic: Diagnostic) -> dict[str, float | None]:
+    told = told_in(record, diagnostic)
     if not told:
         return {}
-    name = f"inside/{internal.name}"
+    name = f"diagnostics/{diagnostic.name}"
     found = {name: mean(value for parts in told for value in parts.values())}
     names = list(dict.fromkeys(part for parts in told for part in parts if part))
     if len(names) <= MOST_PARTS:

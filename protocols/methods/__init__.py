@@ -16,7 +16,7 @@ from fleetune.protocols.model.spec import ModelSpec
 from fleetune.protocols.one_line import flat
 from fleetune.protocols.settings.task import TaskKind
 from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.internals import Internal, declared_by
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, declared_by
 from fleetune.protocols.skeletons.method import Method
 from fleetune.protocols.skeletons.worth import usual_worth
 from fleetune.protocols.user_code import as_line, user_module
@@ -132,7 +132,7 @@ def with_those_of_run(section: Mapping[str, Any], begun: Mapping[str, Any]) -> d
     return {**section, **{key: begun[key] for key in decided if key in begun and key not in section}}
 
 
-def internals_of(section: Mapping[str, Any]) -> tuple[Internal, ...]:
+def diagnostics_of(section: Mapping[str, Any]) -> tuple[Diagnostic, ...]:
     """What the method of a [method] section tells of its inner workings; () too where it cannot be loaded."""
     try:
         return declared_by(_find(str(section.get("name"))))

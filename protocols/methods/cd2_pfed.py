@@ -34,7 +34,7 @@ from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, M
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import ModelAveraging, PersonalModel, SharedModel, Task, Update
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.submodels import cut
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
@@ -79,8 +79,8 @@ class CD2pFed(ModelAveraging):
 
     tasks = frozenset({"classification"})  # its two parts teach each other class probabilities
     extra_models: ClassVar[int] = 1
-    internals: ClassVar[tuple[Internal, ...]] = (
-        Internal(
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
+        Diagnostic(
             "private_share",
             "private",
             "p: the share of the parameters that stays on the device; it grows to its largest value.",
@@ -131,7 +131,7 @@ class CD2pFed(ModelAveraging):
         sent = Patch.of(fit.weights, part, self.spec)
         return PersonalModel(fit.weights), Update(sent, trainer.num_samples)
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         return {"private_share": 1 - update.patch.selection.count(self.spec) / self.spec.num_parameters}
 
     def _taught(

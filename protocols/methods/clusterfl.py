@@ -46,7 +46,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalModel, Task
 from fleetune.protocols.skeletons.choice import Budget
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.targets import PersonalTargets, Update
 from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
@@ -200,8 +200,8 @@ class ClusterFL(PersonalTargets[ServerState]):
     penalty: Annotated[float, Meta(gt=0)] | None = None
 
     state_type = ServerState
-    internals: ClassVar[tuple[Internal, ...]] = (
-        Internal(
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
+        Diagnostic(
             "group_devices",
             "devices in a group",
             "How many are in each group of K-means.",
@@ -209,7 +209,7 @@ class ClusterFL(PersonalTargets[ServerState]):
             of="round",
             by="groups",
         ),
-        Internal(
+        Diagnostic(
             "consensus_gap",
             "copies apart",
             "|O - F' W| / |F' W|: how far ADMM's copies are from what they stand for; falls as it converges.",
@@ -312,7 +312,7 @@ class ClusterFL(PersonalTargets[ServerState]):
         """The plain mean of the devices heard from, for newcomers to the model; no device trains on it."""
         return self._mean(state, state.models)
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         labels = sorted(set(state.groups.values()))
         sizes = {f"group {label + 1}": float(len(self._members(state, label))) for label in labels}
         seen: dict[str, Figure] = {"group_devices": sizes} if sizes else {}

@@ -37,7 +37,7 @@ from fleetune.protocols.skeletons.critical_parameters import (
     perturbation,
     seen_of,
 )
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
@@ -97,7 +97,7 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
     beta: Annotated[int, Meta(ge=0)] = EARLIER_BETA
 
     state_type, task_type, update_type = ServerState, Task, Update
-    internals: ClassVar[tuple[Internal, ...]] = COLLABORATION_INTERNALS
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_INTERNALS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, int]:
@@ -148,10 +148,10 @@ class FedCAC(PersonalDevice[ServerState, Task, Update]):
             state, weights=masked_mean(models), held={**state.held, **held}, collaboration=collaboration
         )
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         return {"critical": float(np.mean(update.critical)) if update.critical.size else 0.0}
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         return seen_of(state.collaboration)
 
     def _marks(self, critical: MaskArray) -> MaskArray:

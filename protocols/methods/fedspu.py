@@ -24,7 +24,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task, Update, covered_average
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.submodels import ACTIVE_SHARE, cut
@@ -91,9 +91,9 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
     task_type, update_type = Task, Update
     semi_asynchronous: ClassVar[bool] = True
     starts_from_task: ClassVar[bool] = True
-    internals: ClassVar[tuple[Internal, ...]] = (
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         ACTIVE_SHARE,
-        Internal(
+        Diagnostic(
             "devices_at", "devices at each p", "How many devices run at this p.", "count", "round", "ratios"
         ),
     )
@@ -157,11 +157,11 @@ class FedSPU(Method[ServerState, ClientState, Task, Update]):
         stop = below_largest(self.spec) if self.shallow_steps else 0
         return LowerLayers(stop, max(ratio, LEAST_DEEP)) if stop and ratio < 1 else None
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         """What early stopping goes by never leaves the device."""
         return {"active_share": update.patch.values.size / self.spec.num_parameters}
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         return {"devices_at": {f"{p:g}": n for p, n in sorted(Counter(state.ratios.values()).items())}}
 
     def finished(self, state: ClientState) -> bool:

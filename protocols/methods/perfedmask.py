@@ -40,7 +40,7 @@ from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Update, covered_average
 from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
@@ -158,8 +158,8 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
         fine_tuning_epochs: of the personal model.
     """
 
-    internals: ClassVar[tuple[Internal, ...]] = (
-        Internal(
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
+        Diagnostic(
             "trainers",
             "devices that train a layer",
             "M: the share of the devices whose mask has the layer; a layer at 0 stays as it was drawn.",
@@ -241,7 +241,7 @@ class PerFedMask(Method[ServerState, ClientState, Task, Update]):
     def discount(self, state: ServerState, update: Update, factor: float) -> Update:
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         shares = np.mean(list(state.masks.values()), axis=0).tolist() if state.masks else []
         names = [layers.names[0] for layers in self.maskable]
         return {"trainers": dict(zip(names, shares, strict=True))} if shares else {}

@@ -31,7 +31,7 @@ from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Task
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -155,8 +155,8 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
         hidden: neurons in each hidden layer of psi_i.
     """
 
-    internals: ClassVar[tuple[Internal, ...]] = (
-        Internal(
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
+        Diagnostic(
             "own_share",
             "own share",
             "alpha_i^li, mean over devices: how much of a layer is the device's own; 1 / devices at first.",
@@ -216,7 +216,7 @@ class PFedLA(PersonalDevice[ServerState, Task, Update]):
             mean.add(Patch.of(state.latest[device], Everything(), self.spec), 1)
         return mean.over(state.initial)
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         own = [
             self._shares(state, device)[:, at]
             for at, device in enumerate(state.devices)

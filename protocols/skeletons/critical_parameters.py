@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetune.protocols.model.spec import Kind, MaskArray, ModelSpec
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 
 Floats = NDArray[Any]
 
@@ -166,36 +166,36 @@ def collaborated_models(
 
 
 COLLABORATION_INTERNALS = (
-    Internal(
+    Diagnostic(
         "mean_overlap",
         "overlap, mean",
         "O_avg: how much devices' critical entries overlap, 1 where they are the same.",
         "number",
         "round",
     ),
-    Internal("largest_overlap", "overlap, largest", "O_max, of any two devices.", "number", "round"),
-    Internal(
+    Diagnostic("largest_overlap", "overlap, largest", "O_max, of any two devices.", "number", "round"),
+    Diagnostic(
         "overlap_threshold",
         "overlap needed",
         "T: from O_avg in the first round it rises to O_max at t = beta, so that ever fewer collaborate.",
         "number",
         "round",
     ),
-    Internal(
+    Diagnostic(
         "collaborators",
         "collaborators",
         "How many others a device's critical entries were averaged with, mean over devices; 0 beyond beta.",
         "number",
         "round",
     ),
-    Internal(
+    Diagnostic(
         "collaborating",
         "in the first phase",
         "1 up to t = beta, 0 beyond it, where nobody collaborates on critical entries.",
         "count",
         "round",
     ),
-    Internal(
+    Diagnostic(
         "critical",
         "critical",
         "The share of all parameters that the device marked as critical.",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import Budget, Choice, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.trainer import Trainer
 from fleetune.protocols.skeletons.worth import usual_worth
 
@@ -72,8 +72,8 @@ class Method(Protocol[S, D, T, U]):
     """Whether a device's own score tells what its ratio is worth. Where what it exchanges serves the others
     alone, that is nothing but noise: with an objective its ratio then goes by `worth`, and none is tried."""
 
-    internals: ClassVar[tuple[Internal, ...]] = ()
-    """What it tells of its inner workings, by `seen_in_update` and `seen_in_round`."""
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
+    """What it tells of its inner workings, by `diagnose_update` and `diagnose_round`."""
 
     spec: ModelSpec
 
@@ -147,12 +147,12 @@ class Method(Protocol[S, D, T, U]):
         """The coordinator's model, shape (spec.size,); its state's `weights` unless overridden."""
         return state.weights  # type: ignore[attr-defined,no-any-return]
 
-    def seen_in_update(self, update: U) -> Mapping[str, Figure]:
-        """The `internals` of an update, by name; what is not known of this one is left out."""
+    def diagnose_update(self, update: U) -> Mapping[str, Figure]:
+        """The `diagnostics` of an update, by name; what is not known of this one is left out."""
         return {}
 
-    def seen_in_round(self, state: S) -> Mapping[str, Figure]:
-        """The `internals` of the state that `aggregate` gave, by name; what is not known yet is left out."""
+    def diagnose_round(self, state: S) -> Mapping[str, Figure]:
+        """Return the `diagnostics` of the state that `aggregate` gave, by name; unknown ones are left out."""
         return {}
 
     @classmethod

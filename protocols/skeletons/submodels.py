@@ -28,7 +28,7 @@ from fleetune.protocols.model.spec import ALWAYS_ACTIVE, FlatArray, MaskArray, M
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import PersonalDevice, PersonalModel, Update
 from fleetune.protocols.skeletons.choice import RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -46,7 +46,7 @@ D = TypeVar("D")  # device state
 
 BYTES_PER_ENTRY = 4
 
-ACTIVE_SHARE = Internal(
+ACTIVE_SHARE = Diagnostic(
     "active_share",
     "trained and sent",
     "Share of the parameters that a device trained and sent, about p^2 (FedSPU's Lemma 1).",
@@ -124,7 +124,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
 
     state_type, task_type, update_type = ServerState, Task, Update
     starts_from_task: ClassVar[bool] = True
-    internals: ClassVar[tuple[Internal, ...]] = (ACTIVE_SHARE,)
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (ACTIVE_SHARE,)
 
     def known(self, ratio: float) -> Selection:
         """What to send a device of which no part is known; `Everything` leaves the choice to it."""
@@ -156,7 +156,7 @@ class PartAveraging(Method[ServerState, D, Task, Update]):
             parts[device] = update.patch.selection
         return replace(state, weights=mean.over(state.weights), parts=parts)
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         return {"active_share": update.patch.values.size / self.spec.num_parameters}
 
 

@@ -9,7 +9,7 @@ A method of your own (docs/add-a-method.md):
     Pull, Contrast, Distillation, Fit, lazily; what it costs: Choice, Cost, DeviceReport, estimate_bytes; the
     model: ModelSpec, TensorSpec, FlatArray, MaskArray; what travels: Patch, CoveredMean, Selection (one of
     Everything, Layers, Neurons, ChosenNeurons, Entries, DrawnEntries); random draws: Key; what it tells of
-    its inner workings: Internal; types for what a peer may say: `bounds`.
+    its inner workings: Diagnostic; types for what a peer may say: `bounds`.
 
 An agent in a program of yours (docs/library.md):
     Agent takes samples and gives a Prediction by the device's own model; its AgentState tells what stands.
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fleetune.protocols.skeletons.choice import Choice as Choice
     from fleetune.protocols.skeletons.choice import Cost as Cost
     from fleetune.protocols.skeletons.choice import DeviceReport as DeviceReport
-    from fleetune.protocols.skeletons.internals import Internal as Internal
+    from fleetune.protocols.skeletons.diagnostics import Diagnostic as Diagnostic
     from fleetune.protocols.skeletons.method import Method as Method
     from fleetune.protocols.skeletons.method import Round as Round
     from fleetune.protocols.skeletons.method import lazily as lazily
@@ -104,6 +104,7 @@ __all__ = [
     "CoveredMean",
     "Dataset",
     "DeviceReport",
+    "Diagnostic",
     "Distillation",
     "DrawnEntries",
     "Entries",
@@ -112,7 +113,6 @@ __all__ = [
     "FitPlan",
     "FlatArray",
     "FleetuneError",
-    "Internal",
     "Key",
     "Layers",
     "MaskArray",
@@ -170,7 +170,7 @@ _HOMES = {  # module: its public names, `name=theirs` where they are called othe
     "fleetune.protocols.settings.run_settings": "RunSettings",
     "fleetune.protocols.skeletons.averaging": "ModelAveraging PersonalModel SharedModel Task Update",
     "fleetune.protocols.skeletons.choice": "Budget Choice Cost DeviceReport",
-    "fleetune.protocols.skeletons.internals": "Internal",
+    "fleetune.protocols.skeletons.diagnostics": "Diagnostic",
     "fleetune.protocols.skeletons.method": "Method Round lazily",
     "fleetune.protocols.skeletons.submodels": "SubModels",
     "fleetune.protocols.skeletons.targets": "PersonalTargets",

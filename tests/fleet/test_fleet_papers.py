@@ -38,13 +38,14 @@ def state_of(folder):
     return state
 
 
-def internals_of(folder):
+def diagnostics_of(folder):
     """What the method told of each round of a finished run, and of each update in it."""
     store = RunStore.open(folder / "state.sqlite")
     records = store.records()
     store.close()
     return [
-        (one.internals, {device: reply.internals for device, reply in one.devices.items()}) for one in records
+        (one.diagnostics, {device: reply.diagnostics for device, reply in one.devices.items()})
+        for one in records
     ]
 
 
@@ -84,8 +85,8 @@ def play(fleet, tmp_path):
         found, wanted = fleet.outcome(name), simulated(text, tmp_path / name)
         assert_equal(found, wanted)
         assert set(found.personal) == set(DEVICES)
-        told = internals_of(fleet.folder / "runs" / name)
-        assert told == internals_of(tmp_path / name)
+        told = diagnostics_of(fleet.folder / "runs" / name)
+        assert told == diagnostics_of(tmp_path / name)
         assert any(of_round or any(of_updates.values()) for of_round, of_updates in told)
         return found, state_of(fleet.folder / "runs" / name), state_of(tmp_path / name)
 

@@ -158,8 +158,8 @@ def stopped(tmp_path_factory):
 
 def as_told_then(record):
     """Without what methods tell of their inner workings: that release asked for nothing of the kind."""
-    replies = {device: replace(reply, internals={}) for device, reply in record.devices.items()}
-    return replace(record, internals={}, devices=replies)
+    replies = {device: replace(reply, diagnostics={}) for device, reply in record.devices.items()}
+    return replace(record, diagnostics={}, devices=replies)
 
 
 @pytest.mark.parametrize(("mode", "method"), OLD_RUNS_HOLD)

@@ -127,7 +127,7 @@ def chosen(patches: Sequence[Sent]) -> list[Sent]:
 
 
 def keep(sent: Sent, every: int, path: Path) -> None:
-    """Write a thinned patch for tests: of each tensor the first of `every` parts."""
+    """Write a downsampled patch for tests: of each tensor the first of `every` parts."""
     tensors, counts = np.unique(sent.known.tensors, return_counts=True)
     starts = np.cumsum(counts) - counts
     rows = np.concatenate(

@@ -68,7 +68,7 @@ class Reading:
         threads: of the process.
         folder_mb: what it has on disk, the rounds that an open run has let go of apart.
         folder_files: how many.
-        past_mb: those rounds, bounded by `coordinator.run.thinning.MOST_BYTES` twice.
+        past_mb: those rounds, bounded by `coordinator.run.downsampling.MOST_BYTES` twice.
     """
 
     round: int

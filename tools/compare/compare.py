@@ -18,7 +18,7 @@ from fleetune.tools.compare.figures import inside
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.side_by_side import Hear, Outcome, Question, Work, side_by_side
 from fleetune.tools.compare.tables import (
-    internals_csv,
+    diagnostics_csv,
     markdown,
     methods_csv,
     rounds_csv,
@@ -89,7 +89,7 @@ def _report(settings: RunSettings, work: Work, outcome: Outcome) -> None:
         "rounds.csv": rounds_csv(comparison),
     }
     if inside(comparison.runs):
-        files["internals.csv"] = internals_csv(comparison)
+        files["diagnostics.csv"] = diagnostics_csv(comparison)
     plots: list[Plot] = []
     remark = unpainted(outcome)
     if not remark:

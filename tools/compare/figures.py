@@ -6,7 +6,7 @@ Those of the first kind are entries of `coordinator.reports.metrics`; the others
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fleetune.coordinator.reports.internals.entries import metrics_in
+from fleetune.coordinator.reports.diagnostics.entries import metrics_in
 from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
 from fleetune.coordinator.reports.metrics import (
     AFTER,

@@ -61,9 +61,9 @@ _OF_A_SETTING = (
     "Grey: each combination with that value, mean over seeds. Line: the best of each value, whatever the "
     "other settings are."
 )
-_ABOUT_INSIDE = (
+_ABOUT_DIAGNOSTICS = (
     "What the methods tell of their own mechanisms: of the devices' updates the mean over the run, of the "
-    "coordinator's state the last; of parts their mean. By round and part: internals.csv, each run's page."
+    "coordinator's state the last; of parts their mean. By round and part: diagnostics.csv, each run's page."
 )
 _BAND = " Band: standard deviation over seeds."
 
@@ -192,8 +192,11 @@ def _inside(comparison: Comparison) -> list[Element]:
                 title = element("td", metric.title, class_="text")
                 rows.append(row([one.label, title, value, element("td", metric.about, class_="prose")]))
     heads = ["method", "figure", "value", "what it is"]
-    shown = [element("p", _ABOUT_INSIDE, class_="faint"), table(heads, rows, left=["figure", "what it is"])]
-    return [element("h2", "Inside the methods"), *shown] if rows else []
+    shown = [
+        element("p", _ABOUT_DIAGNOSTICS, class_="faint"),
+        table(heads, rows, left=["figure", "what it is"]),
+    ]
+    return [element("h2", "Diagnostics of the methods"), *shown] if rows else []
 
 
 def _options(comparison: Comparison) -> Element:

@@ -241,19 +241,19 @@ def rounds_csv(comparison: Comparison) -> bytes:
     return csv_of(["contender", "seed", *of_point], rows)
 
 
-def internals_csv(comparison: Comparison) -> bytes:
+def diagnostics_csv(comparison: Comparison) -> bytes:
     """What the methods told of their inner workings: one row a figure, a round of a run, and a part."""
     rows = (
         {"contender": run.label, "seed": run.seed, **row}
         for run in comparison.runs
-        for row in internal_rows(run.summary)
+        for row in diagnostic_rows(run.summary)
     )
     return csv_of(["contender", "seed", "number", "figure", "part", "mean", "least", "greatest"], rows)
 
 
-def internal_rows(summary: Summary) -> Iterator[dict[str, object]]:
+def diagnostic_rows(summary: Summary) -> Iterator[dict[str, object]]:
     """Of one run: one row a figure, a round, and, behind that, a part."""
-    for name, course in summary.inside.items():
+    for name, course in summary.diagnostics_by_name.items():
         for at, number in enumerate(course.rounds):
             row = {"number": number, "figure": name}
             ends = {"mean": course.mean[at], "least": course.least[at], "greatest": course.greatest[at]}

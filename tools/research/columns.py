@@ -29,7 +29,7 @@ from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import internal_rows
+from fleetune.tools.compare.tables import diagnostic_rows
 from fleetune.tools.simulator.simulated_fleet import simulated_devices
 
 OF_DEVICES = tuple(metric for metric in METRICS if metric.device)
@@ -118,11 +118,12 @@ def day_rows(summary: Summary) -> list[Row]:
     ]
 
 
-def internals_rows(summary: Summary) -> list[Row]:
+def diagnostics_rows(summary: Summary) -> list[Row]:
     """What the method told of its inner workings: one row a figure, a round, and a part of it."""
     order = ("figure", "part", "mean", "least", "greatest")
     return [
-        {"round": row["number"], **{name: row.get(name) for name in order}} for row in internal_rows(summary)
+        {"round": row["number"], **{name: row.get(name) for name in order}}
+        for row in diagnostic_rows(summary)
     ]
 
 

@@ -28,7 +28,7 @@ from fleetune.tools.research.columns import (
     columns_of_rounds,
     day_rows,
     device_rows,
-    internals_rows,
+    diagnostics_rows,
     round_rows,
 )
 from fleetune.tools.research.frames import frame_of
@@ -76,9 +76,9 @@ class Result:
         return frame_of(day_rows(self.summary), "day", ["day"])
 
     @cached_property
-    def internals(self) -> "pd.DataFrame":
+    def diagnostics(self) -> "pd.DataFrame":
         """What the method told of its inner workings: a row a figure, a round, and a part of the figure."""
-        return frame_of(internals_rows(self.summary), columns=("round", "figure", "part", "mean"))
+        return frame_of(diagnostics_rows(self.summary), columns=("round", "figure", "part", "mean"))
 
     @property
     def _played(self) -> Played:

@@ -20,8 +20,8 @@ from rich.progress import (
 from rich.text import Text
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.internals.table import internals_table
-from fleetune.coordinator.reports.internals.words import inside_line
+from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
+from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
 from fleetune.coordinator.reports.metrics import AFTER
 from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.summary import SUMMARY, Summary, read_summary
@@ -34,9 +34,9 @@ from fleetune.coordinator.store.run_folder import SHARED
 from fleetune.coordinator.trackers.follow import Following
 from fleetune.coordinator.trackers.known import makers_of
 from fleetune.coordinator.trackers.tracker import Make
-from fleetune.protocols.methods import internals_of
+from fleetune.protocols.methods import diagnostics_of
 from fleetune.protocols.settings.run_settings import RunSettings
-from fleetune.protocols.skeletons.internals import Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic
 from fleetune.protocols.tasks import task_of
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.simulator.runner import leave, simulate
@@ -97,10 +97,10 @@ def _play(
     cluster: str | None,
 ) -> Summary:
     method = settings.method["name"]
-    internals = internals_of(settings.method)
+    diagnostics = diagnostics_of(settings.method)
     bar = progress_bar(console, shown=not follow)
     task = bar.add_task(method, total=settings.run.last_round, score="")
-    watching = RoundBar(bar, task, method, internals, task_of(settings.task).score)
+    watching = RoundBar(bar, task, method, diagnostics, task_of(settings.task).score)
     lines = [RoundLines(console, settings.run.last_round, watching.score)] if follow else []
     try:
         with bar:
@@ -154,7 +154,7 @@ def _show(settings: RunSettings, summary: Summary, records: Sequence[RoundRecord
     shown = with_personal(summary, records)
     console.print(run_table(shown))
     console.print(device_table(shown, boards=boards, limit=10))
-    if inside := internals_table(shown):
+    if inside := diagnostics_table(shown):
         console.print(inside)
 
 
@@ -166,7 +166,7 @@ class RoundsProgress(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
         if self.inside:
-            line = f"inside: {readable.printable(self.inside)}"
+            line = f"diagnostics: {readable.printable(self.inside)}"
             yield Text(line, "dim", overflow="ellipsis", no_wrap=True)
 
 
@@ -182,7 +182,7 @@ class RoundBar:
     bar: RoundsProgress
     task: TaskID
     method: str
-    internals: Sequence[Internal] = ()
+    diagnostics: Sequence[Diagnostic] = ()
     score: Score = ACCURACY
     under_way: str | None = None
     closed: bool = False
@@ -202,7 +202,7 @@ class RoundBar:
                 self.closed = True
                 after = AFTER.seen_as(self.score)
                 told = f"{self.score.title} {after.unit.text(after.of_round(record))}"
-                self.bar.inside = inside_line(record, self.internals)
+                self.bar.inside = diagnostics_line(record, self.diagnostics)
                 self.bar.update(self.task, completed=record.number, score=told)
                 self.under_way = f"round {record.number + 1}"
                 if record.number == self.bar.tasks[self.task].total:

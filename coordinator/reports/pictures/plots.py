@@ -15,7 +15,7 @@ from fleetune.coordinator.reports import readable
 from fleetune.coordinator.reports.metric import Metric, titled, unit_of
 from fleetune.coordinator.reports.metrics import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
 from fleetune.coordinator.reports.outcome import better_by, gains, personal, yardstick
-from fleetune.coordinator.reports.pictures.inside import inside_pictures
+from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_pictures
 from fleetune.coordinator.reports.pictures.over_alone import over_alone
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
@@ -91,7 +91,7 @@ def draw(story: Story, theme: Theme) -> dict[str, Figure]:
     with rc_context(theme.settings):
         drawn = {name: plot(story, theme) for name, plot in _PLOTS.items()}
     known = {name: figure for name, figure in drawn.items() if figure is not None}
-    return {**known, **inside_pictures(story.summary, theme)}
+    return {**known, **diagnostic_pictures(story.summary, theme)}
 
 
 def accuracy_by_round(story: Story, theme: Theme) -> Figure | None:

@@ -37,13 +37,13 @@ from numpy.typing import NDArray
 
 from fleetune.protocols.bounds import Number
 from fleetune.protocols.finite import check_loss
-from fleetune.protocols.methods.dcpfl import seen
+from fleetune.protocols.methods.dcpfl.diagnostics import DIAGNOSTICS, diagnose_round, diagnose_update
 from fleetune.protocols.methods.dcpfl.groups import Group, Grouping
 from fleetune.protocols.methods.dcpfl.splitting import GroupDevelopment, ServerState, Update
 from fleetune.protocols.model.spec import FlatArray
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bytes
@@ -102,7 +102,7 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
     starts_from_task: ClassVar[bool] = True
-    internals: ClassVar[tuple[Internal, ...]] = seen.INTERNALS
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = DIAGNOSTICS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, str]:  # noqa: ARG003 - the same for all
@@ -168,11 +168,11 @@ class DCPFL(GroupDevelopment, Method[ServerState, ClientState, Task, Update]):
         """The mean of the groups' models; for people, and what guests start from."""
         return state.grouping.mean_model()
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
-        return seen.in_update(update, self.spec.num_parameters)
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
+        return diagnose_update(update, self.spec.num_parameters)
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
-        return seen.in_round(state, tuple(self.spec.layers))
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
+        return diagnose_round(state, tuple(self.spec.layers))
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """Whole layers, the smallest first.

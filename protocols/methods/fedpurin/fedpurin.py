@@ -42,7 +42,7 @@ from fleetune.protocols.skeletons.critical_parameters import (
     perturbation,
     seen_of,
 )
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.trainer import FitPlan, Trainer
 from fleetune.protocols.update.codec import estimate_bitmap_bytes, estimate_bytes
@@ -113,7 +113,7 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
-    internals: ClassVar[tuple[Internal, ...]] = COLLABORATION_INTERNALS
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = COLLABORATION_INTERNALS
     score_tells = False  # measured: no tau gains a device over the others, a large one gains all of them
 
     @classmethod
@@ -212,10 +212,10 @@ class FedPURIN(Method[ServerState, ClientState, Task, Update]):
         weights = combined(shared_entries(self.spec), self._bar(received), state.weights)
         return replace(state, weights=weights, merged=True, held=held, collaboration=collaboration)
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         return {"critical": update.patch.values.size / self.spec.num_parameters}
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         return seen_of(state.collaboration)
 
     def _bar(self, received: Sequence[_Received]) -> FlatArray:

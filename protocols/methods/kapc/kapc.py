@@ -29,15 +29,22 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from fleetune.protocols.methods.kapc import bls, relationship_cube, seen
+from fleetune.protocols.methods.kapc import bls, relationship_cube
 from fleetune.protocols.methods.kapc.bls import Visit
 from fleetune.protocols.methods.kapc.circles import Circle, circles
+from fleetune.protocols.methods.kapc.diagnostics import (
+    BLS_DIAGNOSTICS,
+    DIAGNOSTICS,
+    diagnose_round,
+    diagnose_self_taught,
+    diagnose_update,
+)
 from fleetune.protocols.methods.kapc.state import Coached, ServerState
 from fleetune.protocols.model.spec import FlatArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.averaging import Task
 from fleetune.protocols.skeletons.choice import Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.targets import Update
 from fleetune.protocols.skeletons.trainer import FitPlan, Pull, Trainer
@@ -94,7 +101,7 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
 
     state_type, device_state_type = ServerState, ClientState
     task_type, update_type = Task, Update
-    internals: ClassVar[tuple[Internal, ...]] = seen.INTERNALS
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = DIAGNOSTICS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - of any length
@@ -189,11 +196,11 @@ class KAPC(Method[ServerState, ClientState, Task, Update]):
                 shared[where] = layer
         return shared
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
-        return seen.in_update(self._prefix(update.patch), self._sizes)
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
+        return diagnose_update(self._prefix(update.patch), self._sizes)
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
-        return {} if state.coached is None else seen.in_round(state.coached, list(self.layers), self._sizes)
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
+        return {} if state.coached is None else diagnose_round(state.coached, list(self.layers), self._sizes)
 
     def choices(self, report: DeviceReport) -> Sequence[Choice]:
         """The first layers both ways, any number of them (with the whole downlink: all); the target beside
@@ -304,7 +311,7 @@ class KAPCwithBLS(KAPC):
     search: bls.Search = "largest"
     targets: Literal["uploaded", "all"] = "uploaded"
 
-    internals = seen.BLS_INTERNALS
+    diagnostics = BLS_DIAGNOSTICS
 
     @classmethod
     def worth(cls, budget: Budget) -> float:
@@ -319,10 +326,10 @@ class KAPCwithBLS(KAPC):
         """The first layers up, any number of them; down, as many at most, or all with the whole downlink."""
         return [self._choice(count) for count in range(1, len(self.layers) + 1)]
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         if state.coached is None:
             return {}
-        return {**super().seen_in_round(state), **seen.self_taught(state.coached, self.self_threshold)}
+        return {**super().diagnose_round(state), **diagnose_self_taught(state.coached, self.self_threshold)}
 
     def _sent(self, device: DeviceId, exchanged: Sequence[Circle], uploaded: int | None) -> Sequence[int]:
         bound = len(self.layers) if uploaded is None or self.targets == "all" else uploaded

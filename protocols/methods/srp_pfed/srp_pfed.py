@@ -51,7 +51,7 @@ from fleetune.protocols.methods.srp_pfed.state import (
 from fleetune.protocols.model.spec import FlatArray, MaskArray, ModelSpec
 from fleetune.protocols.randomness import Key
 from fleetune.protocols.skeletons.choice import EVALUATION_EPOCHS, RATIOS, Budget, Choice, Cost, DeviceReport
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 from fleetune.protocols.skeletons.method import DeviceId, Method, Round, lazily
 from fleetune.protocols.skeletons.staleness import drawn_towards
 from fleetune.protocols.skeletons.trainer import FitPlan, Rows, Trainer
@@ -60,8 +60,8 @@ from fleetune.protocols.update.covered_mean import CoveredMean
 from fleetune.protocols.update.patch import Patch
 from fleetune.protocols.update.selection import DrawnEntries, Entries, Everything
 
-INTERNALS = (
-    Internal(
+DIAGNOSTICS = (
+    Diagnostic(
         "probabilities",
         "chance of each rate",
         "pi of eq. 7, after the round's credit: uniform at the start, it gathers on rates that were used in"
@@ -70,24 +70,26 @@ INTERNALS = (
         "round",
         "rates",
     ),
-    Internal(
+    Diagnostic(
         "rates_credited", "rates credited", "How many different rates the round credited.", "count", "round"
     ),
-    Internal(
+    Diagnostic(
         "rate",
         "rate used",
         "p_i, the share of what it was sent that the device shared: that of least loss among those drawn.",
         "share",
         "update",
     ),
-    Internal(
+    Diagnostic(
         "mixture_loss",
         "loss of the mixture",
         "f_i of the mixture before training, which decides the rates' credit.",
         "number",
         "update",
     ),
-    Internal("shared", "share sent", "The share of all parameters that the device sent.", "share", "update"),
+    Diagnostic(
+        "shared", "share sent", "The share of all parameters that the device sent.", "share", "update"
+    ),
 )
 
 
@@ -135,7 +137,7 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
     task_type, update_type = Task, RatedUpdate
     semi_asynchronous: ClassVar[bool] = True
     starts_from_task: ClassVar[bool] = True
-    internals: ClassVar[tuple[Internal, ...]] = INTERNALS
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = DIAGNOSTICS
 
     @classmethod
     def defaults_of_run(cls, rounds: int) -> Mapping[str, Any]:  # noqa: ARG003 - whatever they are
@@ -214,12 +216,12 @@ class SRPpFed(Method[ServerState, ClientState, Task, Update]):
         """Section III-D. The loss counts whole."""
         return replace(update, patch=drawn_towards(update.patch, state.weights, factor, self.spec))
 
-    def seen_in_update(self, update: Update) -> Mapping[str, Figure]:
+    def diagnose_update(self, update: Update) -> Mapping[str, Figure]:
         shared = update.patch.values.size / self.spec.num_parameters
         rate = _rate_of(update)
         return {"mixture_loss": update.loss, "shared": shared, **({} if rate is None else {"rate": rate})}
 
-    def seen_in_round(self, state: ServerState) -> Mapping[str, Figure]:
+    def diagnose_round(self, state: ServerState) -> Mapping[str, Figure]:
         chances = probabilities(state.memory)
         by_rate = {f"{rate:g}": float(chance) for rate, chance in zip(self.rates, chances, strict=True)}
         return {"probabilities": by_rate, "rates_credited": len(state.used)}

@@ -82,8 +82,8 @@ def test_a_tracker_is_told_every_round_and_what_the_run_came_to(tmp_path):
     }.items():
         for name in names:
             assert told[f"{group}/{name}"] == pytest.approx(last[name]), name
-    inside = result.internals.query("round == 4 and figure == 'active_share' and part.isna()")
-    assert told["inside/active_share"] == pytest.approx(inside["mean"].iloc[0])
+    inside = result.diagnostics.query("round == 4 and figure == 'active_share' and part.isna()")
+    assert told["diagnostics/active_share"] == pytest.approx(inside["mean"].iloc[0])
     (outcome,) = noting.outcomes
     assert outcome.rounds == 4
     assert outcome.figures["summary/bytes_up"] == result.summary.bytes.up

@@ -29,7 +29,7 @@ def test_it_trains_and_sends_a_tenth(tmp_path):
     _, whole, _ = play(tmp_path, "b", method={"name": "fedavg"}, **plain)
     assert ours.bytes.up < 0.2 * whole.bytes.up
     assert ours.accuracy.personal_mean > 0.1
-    assert ours.inside["sent"].value == pytest.approx(0.1, abs=0.01)
+    assert ours.diagnostics_by_name["sent"].value == pytest.approx(0.1, abs=0.01)
 
 
 def test_it_keeps_the_contract(weights):

@@ -78,10 +78,10 @@ def test_admm_ends_at_the_objectives_minimum_whatever_the_penalty(penalty):
     for name in DEVICES:
         assert found[name] == pytest.approx(best[name], abs=1e-4)
     assert np.abs(found["d0"] - wanted["d0"][PARAMETERS]).max() > 0.2
-    gaps = [method.seen_in_round(state)["consensus_gap"] for state in states]
+    gaps = [method.diagnose_round(state)["consensus_gap"] for state in states]
     assert gaps[0] > 0.1
     assert gaps[-1] < 1e-4
-    sizes = method.seen_in_round(states[-1])["group_devices"]
+    sizes = method.diagnose_round(states[-1])["group_devices"]
     assert sizes.keys() == {"group 1", "group 2"}
     assert sorted(sizes.values()) == [2, 3]
 

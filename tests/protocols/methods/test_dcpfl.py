@@ -641,8 +641,8 @@ def test_a_final_evaluation_holds_no_trial_and_sends_nothing_up(fleet):
 
 
 def seen(run):
-    updates = {device: run.method.seen_in_update(update) for device, update in run.updates.items()}
-    return updates, run.method.seen_in_round(run.state)
+    updates = {device: run.method.diagnose_update(update) for device, update in run.updates.items()}
+    return updates, run.method.diagnose_round(run.state)
 
 
 def test_it_tells_what_it_declares_and_nothing_else(fleet):
@@ -651,7 +651,7 @@ def test_it_tells_what_it_declares_and_nothing_else(fleet):
         updates, state = seen(run.round())
         told |= {("round", name) for name in state}
         told |= {("update", name) for update in updates.values() for name in update}
-    assert told == {(one.of, one.name) for one in run.method.internals}
+    assert told == {(one.of, one.name) for one in run.method.diagnostics}
 
 
 def test_it_tells_which_layers_wait_and_what_is_sent(fleet):

@@ -116,7 +116,7 @@ def test_without_a_full_local_model_a_device_has_only_what_it_received(weights):
     frozen = np.flatnonzero(~mask[: spec.num_parameters])
     assert np.array_equal(kept.weights[frozen], own[frozen])
     assert not lacking.weights[frozen].any()
-    assert full.seen_in_update(sent) == {"active_share": np.count_nonzero(mask) / spec.num_parameters}
+    assert full.diagnose_update(sent) == {"active_share": np.count_nonzero(mask) / spec.num_parameters}
 
 
 def test_it_tells_how_many_devices_run_at_each_ratio(weights):
@@ -124,4 +124,4 @@ def test_it_tells_how_many_devices_run_at_each_ratio(weights):
     state = method.init_coordinator(weights)
     for device, ratio in {"a": 0.5, "b": 1.0, "c": 0.5}.items():
         state = method.admit(state, DeviceReport(device, ratio=ratio))
-    assert method.seen_in_round(state) == {"devices_at": {"0.5": 2, "1": 1}}
+    assert method.diagnose_round(state) == {"devices_at": {"0.5": 2, "1": 1}}

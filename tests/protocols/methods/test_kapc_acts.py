@@ -144,9 +144,9 @@ def test_bls_leaves_out_layers_both_ways_as_own_shares_grow():
     for threshold, down in ((0.7, [3, 0]), (1.0, [3, 3])):
         method = KAPCwithBLS(CHAIN, step="per-layer", relation_rate=1.0, self_threshold=threshold)
         state = heard(method, known(method, dict.fromkeys(FOUR, 1.0)), FOUR, range(3))
-        first = method.seen_in_round(plan(KAPCwithBLS(CHAIN, relation_rate=0.0), state)[0])
+        first = method.diagnose_round(plan(KAPCwithBLS(CHAIN, relation_rate=0.0), state)[0])
         state, tasks = plan(method, state)
-        seen = method.seen_in_round(state)
+        seen = method.diagnose_round(state)
         assert [first["layers_down"], seen["layers_down"]] == down
         assert seen["self_taught"] == (0.75 if threshold < 1 else 0)
         assert seen["entries_down"] == pytest.approx(down[1] / 4)
@@ -154,17 +154,17 @@ def test_bls_leaves_out_layers_both_ways_as_own_shares_grow():
         _, update = method.work(
             method.init_device(START), tasks["d0"], PullToTarget(CHAIN, "d0"), Budget(), KEY
         )
-        assert method.seen_in_update(update) == {"layers_up": 3, "entries_up": 0.75}
+        assert method.diagnose_update(update) == {"layers_up": 3, "entries_up": 0.75}
 
 
 def test_what_is_told_is_what_was_sent():
     method = KAPCwithBLS(CHAIN, step="per-layer", relation_rate=0.1, self_threshold=0.5, downlink="share")
-    assert method.seen_in_round(known(method, {})) == {}
+    assert method.diagnose_round(known(method, {})) == {}
     state = heard(method, known(method, dict(zip(FOUR, (0.25, 0.5, 1.0, 1.0), strict=True))), FOUR)
     for number in (1, 2, 3):
         state, tasks = plan(method, state, number=number)
-    seen = method.seen_in_round(state)
-    assert set(seen) == {internal.name for internal in method.internals if internal.of == "round"}
+    seen = method.diagnose_round(state)
+    assert set(seen) == {diagnostic.name for diagnostic in method.diagnostics if diagnostic.of == "round"}
     sent = [len(tasks[device].patch.selection.names) for device in FOUR]
     assert seen["layers_down"] == np.mean(sent)
     assert seen["entries_down"] == np.mean([tasks[device].patch.values.size for device in FOUR]) / CHAIN.size
@@ -180,7 +180,7 @@ def test_what_is_told_is_what_was_sent():
 def test_layers_that_nobody_exchanges_have_no_figure():
     method = KAPC(CHAIN, downlink="share")
     state, _ = plan(method, known(method, {"d0": 0.5, "d1": 0.25}), ("d0", "d1"))
-    assert list(method.seen_in_round(state)["own_share"]) == ["0", "1"]
+    assert list(method.diagnose_round(state)["own_share"]) == ["0", "1"]
 
 
 # Ratios
@@ -293,11 +293,11 @@ def test_a_state_of_an_older_release_goes_on_with_all_layers():
     older = OlderState(*(getattr(state, field.name) for field in fields(OlderState)))
     again = codec.decode(codec.encode(older, CHAIN), ServerState, CHAIN)
     assert again.ratios == {}
-    assert method.seen_in_round(again) == {}
+    assert method.diagnose_round(again) == {}
     one, other = (plan(method, of, number=2) for of in (state, again))
     assert np.array_equal(one[0].cube, other[0].cube)
     assert np.array_equal(one[1]["d1"].patch.values, other[1]["d1"].patch.values)
 
 
 def test_an_update_of_everything_is_all_layers():
-    assert KAPC(SPEC).seen_in_update(Update(Patch.of(own("d", SPEC), Everything(), SPEC)))["layers_up"] == 2
+    assert KAPC(SPEC).diagnose_update(Update(Patch.of(own("d", SPEC), Everything(), SPEC)))["layers_up"] == 2

@@ -142,9 +142,9 @@ def test_perfedmask_tells_who_trains_each_layer():
     spec = two_layer_body()
     method = PerFedMask(spec)
     state = perfedmask_state(method, np.zeros(spec.size, np.float32), small=0.1, big=1.0)
-    assert method.seen_in_round(state) == {}
+    assert method.diagnose_round(state) == {}
     state, _ = method.plan(state, Round(1, ("big", "small")), KEY)
-    assert method.seen_in_round(state) == {"trainers": {"a": 0.5, "m": 1.0}}
+    assert method.diagnose_round(state) == {"trainers": {"a": 0.5, "m": 1.0}}
 
 
 def test_perfedmask_averages_each_layer_over_who_sent_it(weights):

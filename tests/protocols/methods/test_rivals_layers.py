@@ -191,13 +191,13 @@ def test_pfedla_finds_who_is_alike():
 
 def test_pfedla_tells_how_much_of_each_layer_is_the_devices_own():
     method = PFedLA(SPEC)
-    assert method.seen_in_round(method.init_coordinator(layered(0, 0, 0))) == {}
+    assert method.diagnose_round(method.init_coordinator(layered(0, 0, 0))) == {}
     state = heard(method, a=layered(1, 2, 3), b=layered(5, 6, 7))
-    assert method.seen_in_round(state)["own_share"] == pytest.approx({"a": 0.5, "n": 0.5, "b": 0.5})
+    assert method.diagnose_round(state)["own_share"] == pytest.approx({"a": 0.5, "n": 0.5, "b": 0.5})
     state = scored(state, "a", np.log([[3, 1], [1, 1], [1, 3]]))
     state = scored(state, "b", np.log([[3, 1], [1, 4], [1, 1]]))
     wanted = {"a": (3 / 4 + 1 / 4) / 2, "n": (1 / 2 + 4 / 5) / 2, "b": (1 / 4 + 1 / 2) / 2}
-    assert method.seen_in_round(state)["own_share"] == pytest.approx(wanted)
+    assert method.diagnose_round(state)["own_share"] == pytest.approx(wanted)
 
 
 # --- CD2-pFed
@@ -270,5 +270,5 @@ def test_cd2_tells_the_share_that_stays_private_and_grows_until_the_runs_last_ro
     spec = deep_spec()
     half = CD2pFed(spec, private_share=0.5, growth_rounds=0)
     sent = Update(Patch.of(np.zeros(spec.size, np.float32), shared_entries(spec, 0.5), spec), 10)
-    assert half.seen_in_update(sent) == {"private_share": pytest.approx(1 - (6 + 2 + 4 + 2 + 2) / 30)}
+    assert half.diagnose_update(sent) == {"private_share": pytest.approx(1 - (6 + 2 + 4 + 2 + 2) / 30)}
     assert CD2pFed.defaults_of_run(37) == {"growth_rounds": 37}

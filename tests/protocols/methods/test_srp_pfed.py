@@ -275,7 +275,7 @@ def test_memory_gathers_on_the_rate_that_devices_use_and_not_on_one_that_only_is
             state, tasks = method.plan(state, Round(number, ("a",)), Key.of("memory", number))
             told = replace(update(weights, mask, loss=0.1), rate=max(tasks["a"].rates))
             state = method.aggregate(state, [("a", told)])
-        last[name] = method.seen_in_round(state)["probabilities"]
+        last[name] = method.diagnose_round(state)["probabilities"]
     assert last["used"]["1"] > 0.9
     assert last["drawn"]["1"] < 0.6
     assert set(last["uniform"].values()) == {0.25}
@@ -289,7 +289,7 @@ def test_fixed_rates_are_tried_in_every_round_and_nothing_is_drawn(weights):
         assert tasks["a"].rates == (0.33, 0.7)
         _, reply = method.work(method.init_device(weights), tasks["a"], Wells(), Budget(), Key(1))
         state = method.aggregate(state, [("a", reply)])
-    assert method.seen_in_round(state)["probabilities"].keys() == {"0.33", "0.7"}
+    assert method.diagnose_round(state)["probabilities"].keys() == {"0.33", "0.7"}
 
 
 def test_a_device_new_to_training_may_keep_the_initial_weights_that_all_have(weights):
@@ -329,12 +329,12 @@ def test_what_is_seen_of_updates_and_rounds(weights):
     run.round(1, ("a", "b"))
     _, tasks = run.method.plan(run.state, Round(2, ("a",)), Key.of(2))
     _, reply = run.method.work(run.devices["a"], tasks["a"], Wells("a"), Budget(), Key.of(2))
-    told = run.method.seen_in_update(reply)
+    told = run.method.diagnose_update(reply)
     assert told == {"rate": reply.rate, "mixture_loss": reply.loss, "shared": shared_by(reply).mean()}
-    told = run.method.seen_in_round(run.state)
+    told = run.method.diagnose_round(run.state)
     assert sum(told["probabilities"].values()) == pytest.approx(1)
     assert told["rates_credited"] == len(run.state.used) == 1  # all start alike, the first one drawn wins
-    assert {one.name for one in run.method.internals} == {*told, "rate", "mixture_loss", "shared"}
+    assert {one.name for one in run.method.diagnostics} == {*told, "rate", "mixture_loss", "shared"}
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_frame_of_devices_has_what_the_summary_has_and_boards_and_links(result
     thin = devices.iloc[:2]
     assert (thin["uplink_bps"] < 0.2 * thin["downlink_bps"]).all()
     assert "method.active_share" in devices
-    assert set(result.internals["figure"]) == {"active_share", "devices_at"}
+    assert set(result.diagnostics["figure"]) == {"active_share", "devices_at"}
 
 
 def test_a_score_gives_its_columns_their_name(tmp_path):

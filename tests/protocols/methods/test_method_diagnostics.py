@@ -8,7 +8,7 @@ from tests.helpers.every_method import SETTINGS
 from tests.protocols.methods.test_method_contract import DEVICES, SPEC, Run
 
 from fleetune.protocols.methods import REGISTRY, create
-from fleetune.protocols.skeletons.internals import MOST_INTERNALS, MOST_PARTS, declared_by
+from fleetune.protocols.skeletons.diagnostics import MAX_DIAGNOSTICS, MOST_PARTS, declared_by
 
 ROUNDS = 12
 
@@ -24,9 +24,9 @@ class Watched(Run):
         class Listening(method):
             def aggregate(self, state, updates):
                 taken = list(updates)
-                told.extend(("update", self.seen_in_update(update)) for _, update in taken)
+                told.extend(("update", self.diagnose_update(update)) for _, update in taken)
                 state = super().aggregate(state, iter(taken))
-                told.append(("round", self.seen_in_round(state)))
+                told.append(("round", self.diagnose_round(state)))
                 return state
 
         names = [one.name for one in fields(self.method)]
@@ -42,10 +42,10 @@ METHODS = [name for name in REGISTRY if telling(name)]
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_declarations_are_in_order(name):
-    internals = create(name, SPEC, {}).internals
-    assert declared_by(create(name, SPEC, {})) == internals
-    assert len(internals) <= MOST_INTERNALS
-    for one in internals:
+    diagnostics = create(name, SPEC, {}).diagnostics
+    assert declared_by(create(name, SPEC, {})) == diagnostics
+    assert len(diagnostics) <= MAX_DIAGNOSTICS
+    for one in diagnostics:
         assert one.title == one.title.strip() != ""
         assert one.about == one.about.strip() != ""
         assert one.unit in ("share", "count", "number")
@@ -67,13 +67,13 @@ def test_all_that_is_declared_is_seen_and_nothing_else(name, weights):
     assert never == set()
 
 
-def check(internal, value):
+def check(diagnostic, value):
     """Raises AssertionError: it is not what is declared."""
-    assert (internal.by is not None) == hasattr(value, "items"), internal
-    values = list(value.values()) if internal.by else [value]
+    assert (diagnostic.by is not None) == hasattr(value, "items"), diagnostic
+    values = list(value.values()) if diagnostic.by else [value]
     assert len(values) <= MOST_PARTS
-    assert all(math.isfinite(one) for one in values), internal
-    if internal.unit == "share":
-        assert all(-1e-6 <= one <= 1 + 1e-6 for one in values), (internal, values)
-    if internal.unit == "count":
-        assert all(one >= 0 for one in values), (internal, values)
+    assert all(math.isfinite(one) for one in values), diagnostic
+    if diagnostic.unit == "share":
+        assert all(-1e-6 <= one <= 1 + 1e-6 for one in values), (diagnostic, values)
+    if diagnostic.unit == "count":
+        assert all(one >= 0 for one in values), (diagnostic, values)

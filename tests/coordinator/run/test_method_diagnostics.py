@@ -6,11 +6,11 @@ import logging
 import msgspec
 import pytest
 from tests.helpers.hostile_world import DEVICES, SPEC, World, stores_closed  # noqa: F401 - a fixture
-from tests.helpers.telling_methods import INTERNALS
+from tests.helpers.telling_methods import DIAGNOSTICS
 
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.methods import create, internals_of
-from fleetune.protocols.skeletons.internals import MOST_PARTS, declared_by
+from fleetune.protocols.methods import create, diagnostics_of
+from fleetune.protocols.skeletons.diagnostics import MOST_PARTS, declared_by
 
 TELLING = "tests.helpers.telling_methods"
 
@@ -34,10 +34,10 @@ def test_records_have_what_the_method_tells_of_each_update_and_each_round(weight
     assert [set(record.devices) for record in records] == [set(DEVICES)] * 4
     for record in records:
         for reply in record.devices.values():
-            assert reply.internals["sent"] == 0.25
-            assert list(reply.internals["peak"]) == layers
-        assert record.internals["spread"] > 0
-        assert record.internals["kept"] == dict.fromkeys(layers, 0.1)
+            assert reply.diagnostics["sent"] == 0.25
+            assert list(reply.diagnostics["peak"]) == layers
+        assert record.diagnostics["spread"] > 0
+        assert record.diagnostics["kept"] == dict.fromkeys(layers, 0.1)
 
 
 def test_they_are_the_same_when_the_coordinator_is_killed_in_the_midst(weights, tmp_path):
@@ -46,7 +46,10 @@ def test_they_are_the_same_when_the_coordinator_is_killed_in_the_midst(weights, 
         for restart in (False, True)
     ]
     told = [
-        [(one.internals, {name: reply.internals for name, reply in one.devices.items()}) for one in records]
+        [
+            (one.diagnostics, {name: reply.diagnostics for name, reply in one.devices.items()})
+            for one in records
+        ]
         for records in (run.controller.records() for run in runs)
     ]
     assert told[0] == told[1]
@@ -61,23 +64,23 @@ def test_what_is_wrong_of_a_report_harms_no_round_and_is_logged_once(weights, tm
     lines = [record.message for record in caplog.records if "inner workings" in record.message]
     assert len(lines) == len(set(lines)) >= 2
     for record in world.controller.records():
-        assert all(not reply.internals for reply in record.devices.values())
-        assert "spread" not in record.internals
-        parts = record.internals.get("kept", {})
+        assert all(not reply.diagnostics for reply in record.devices.values())
+        assert "spread" not in record.diagnostics
+        parts = record.diagnostics.get("kept", {})
         assert len(parts) == (MOST_PARTS - 2 if method == "Wrong" else 0)
         assert all(value <= MOST_PARTS for value in parts.values())
 
 
 def test_the_final_evaluation_tells_nothing_because_nothing_is_sent(weights, tmp_path):
     world = World(tmp_path, f"{TELLING}:Telling", {}, weights)
-    internals = world.controller._execution._internals
-    assert internals.of_update(None) == {}
+    diagnostics = world.controller._execution._diagnostics
+    assert diagnostics.of_update(None) == {}
 
 
 def test_only_what_is_well_declared_counts():
-    assert declared_by(create(f"{TELLING}:NoMapping", SPEC, {})) == INTERNALS
-    assert internals_of({"name": f"{TELLING}:Telling"}) == INTERNALS
-    assert internals_of({"name": "nowhere:Method"}) == internals_of({}) == ()
+    assert declared_by(create(f"{TELLING}:NoMapping", SPEC, {})) == DIAGNOSTICS
+    assert diagnostics_of({"name": f"{TELLING}:Telling"}) == DIAGNOSTICS
+    assert diagnostics_of({"name": "nowhere:Method"}) == diagnostics_of({}) == ()
     assert declared_by(object()) == ()
 
 
@@ -85,11 +88,11 @@ def test_records_of_older_releases_are_read_and_written_as_they_were(weights, tm
     records = played(tmp_path, "fedavg", weights).controller.records()
     for record in records:
         line = msgspec.json.encode(record)
-        assert b"internals" not in line
+        assert b"diagnostics" not in line
         assert msgspec.json.encode(msgspec.json.decode(line, type=RoundRecord)) == line
 
 
 def test_of_numbers_as_many_digits_are_kept_as_float32_knows(weights, tmp_path):
     line = msgspec.json.encode(played(tmp_path, f"{TELLING}:Telling", weights).controller.records()[0])
-    told = json.loads(line)["devices"]["a"]["internals"]["peak"].values()
+    told = json.loads(line)["devices"]["a"]["diagnostics"]["peak"].values()
     assert all(len(repr(value)) <= 12 for value in told)

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from fleetune.coordinator.reports.averages import mean
-from fleetune.coordinator.reports.internals.course import told_in
+from fleetune.coordinator.reports.diagnostics.course import told_in
 from fleetune.coordinator.reports.metric import FRACTION, NUMBER, Metric, Unit, Value
-from fleetune.coordinator.reports.summary import InternalCourse, Summary
+from fleetune.coordinator.reports.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
-from fleetune.coordinator.store.run_folder import INSIDE
-from fleetune.protocols.skeletons.internals import Internal
+from fleetune.coordinator.store.run_folder import DIAGNOSTICS
+from fleetune.protocols.skeletons.diagnostics import Diagnostic
 
 PREFIX = "method."  # of metrics
-PICTURE = f"{INSIDE}/"  # of pictures
+PICTURE = f"{DIAGNOSTICS}/"  # of pictures
 _UNITS: Mapping[str, Unit] = {"share": FRACTION}
 
 
@@ -27,26 +27,26 @@ def sentence(about: str) -> str:
     return begun if begun.endswith(".") else f"{begun}."
 
 
-def metric_of(internal: Internal) -> Metric:
+def metric_of(diagnostic: Diagnostic) -> Metric:
     """A figure as a metric; where it has parts, their mean.
 
     Of an update it is averaged over rounds and devices; of the state after a round the last counts.
     """
-    name = internal.name
+    name = diagnostic.name
 
     def of_reply(reply: DeviceRound) -> Value:
-        told = reply.internals.get(name)
+        told = reply.diagnostics.get(name)
         return mean(told.values()) if isinstance(told, dict) else told
 
     def of_round(record: RoundRecord) -> Value:
-        return mean(value for figure in told_in(record, internal) for value in figure.values())
+        return mean(value for figure in told_in(record, diagnostic) for value in figure.values())
 
     return Metric(
         PREFIX + name,
-        internal.title,
-        sentence(internal.about),
-        unit_of(internal.unit),
-        reply=of_reply if internal.of == "update" else None,
+        diagnostic.title,
+        sentence(diagnostic.about),
+        unit_of(diagnostic.unit),
+        reply=of_reply if diagnostic.of == "update" else None,
         over_rounds=mean,
         over_devices=mean,
         round=of_round,
@@ -56,9 +56,9 @@ def metric_of(internal: Internal) -> Metric:
 
 def metrics_in(summaries: Iterable[Summary]) -> list[Metric]:
     """Those that summary.json tells of any of these runs; they are read of runs and devices."""
-    found: dict[str, InternalCourse] = {}
+    found: dict[str, DiagnosticHistory] = {}
     for summary in summaries:
-        for name, course in summary.inside.items():
+        for name, course in summary.diagnostics_by_name.items():
             found.setdefault(name, course)
     return [
         Metric(PREFIX + name, one.title, sentence(one.about), unit_of(one.unit), run=_of_run(name))
@@ -68,7 +68,7 @@ def metrics_in(summaries: Iterable[Summary]) -> list[Metric]:
 
 def _of_run(name: str) -> Callable[[Summary], Value]:
     def of(summary: Summary) -> Value:
-        course = summary.inside.get(name)
+        course = summary.diagnostics_by_name.get(name)
         return course.value if course else None
 
     return of

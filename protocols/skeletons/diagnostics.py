@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-MOST_INTERNALS = 32  # of one method
+MAX_DIAGNOSTICS = 32  # of one method
 MOST_PARTS = 256  # of one figure
 
 Figure = float | Mapping[str, float]
@@ -13,7 +13,7 @@ Figure = float | Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Internal:
+class Diagnostic:
     """One figure of a method's inner workings, by which a reader sees that a mechanism acts.
 
     What a method tells is never in a round's way: what is not declared, not finite or beyond `MOST_PARTS` is
@@ -36,11 +36,11 @@ class Internal:
     by: str | None = None
 
 
-def declared_by(method: object) -> tuple[Internal, ...]:
+def declared_by(method: object) -> tuple[Diagnostic, ...]:
     """What a method, or its class, tells; what is wrong of it is left out: a user's own may hold anything."""
-    told = getattr(method, "internals", ())
-    found: dict[str, Internal] = {}
+    told = getattr(method, "diagnostics", ())
+    found: dict[str, Diagnostic] = {}
     for one in told if isinstance(told, tuple) else ():
-        if isinstance(one, Internal) and re.fullmatch(r"[a-z][a-z0-9_]{0,40}", str(one.name)):
+        if isinstance(one, Diagnostic) and re.fullmatch(r"[a-z][a-z0-9_]{0,40}", str(one.name)):
             found.setdefault(one.name, one)
-    return tuple(found.values())[:MOST_INTERNALS]
+    return tuple(found.values())[:MAX_DIAGNOSTICS]

@@ -12,28 +12,28 @@ from tests.coordinator.reports.test_live import shown as screen
 from tests.coordinator.reports.test_live import snapshot
 from tests.coordinator.reports.test_report import Outline, records_of, settings_of, shown
 from tests.coordinator.reports.test_report import summary_of as plain_summary
-from tests.helpers.telling_methods import INTERNALS, KEPT, PEAK, SENT, SPREAD
+from tests.helpers.telling_methods import DIAGNOSTICS, KEPT, PEAK, SENT, SPREAD
 
-from fleetune.coordinator.reports.internals.course import MOST_POINTS, courses
-from fleetune.coordinator.reports.internals.entries import metric_of, sentence
-from fleetune.coordinator.reports.internals.table import internals_table
-from fleetune.coordinator.reports.internals.words import inside_line
+from fleetune.coordinator.reports.diagnostics.course import MOST_POINTS, courses
+from fleetune.coordinator.reports.diagnostics.entries import metric_of, sentence
+from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
+from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
 from fleetune.coordinator.reports.live import plain_line
 from fleetune.coordinator.reports.page import Page, write_page
-from fleetune.coordinator.reports.pictures.inside import inside_pictures
+from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_pictures
 from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summarise import summarise
-from fleetune.coordinator.reports.summary import InternalCourse, Summary
+from fleetune.coordinator.reports.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.store.run_folder import OURS
-from fleetune.protocols.skeletons.internals import Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic
 from fleetune.tools.compare.comparison import Comparison, Contender
 from fleetune.tools.compare.page import ComparisonPage, write_comparison
 from fleetune.tools.compare.played import Played
-from fleetune.tools.compare.tables import internals_csv, methods_csv, runs_csv
+from fleetune.tools.compare.tables import diagnostics_csv, methods_csv, runs_csv
 
 TELLING = "tests.helpers.telling_methods:Telling"
 LAYERS = ("conv1", "fc")
@@ -51,26 +51,28 @@ def told(rounds=4, devices=2):
     records = []
     for record in records_of(devices, rounds, final_evaluation=False):
         replies = enumerate(record.devices.items())
-        inside = {name: replace(reply, internals=of_update(record.number, i)) for i, (name, reply) in replies}
-        records.append(replace(record, devices=inside, internals=of_round(record.number)))
+        inside = {
+            name: replace(reply, diagnostics=of_update(record.number, i)) for i, (name, reply) in replies
+        }
+        records.append(replace(record, devices=inside, diagnostics=of_round(record.number)))
     return records
 
 
-def summary_of(records, internals=INTERNALS):
+def summary_of(records, diagnostics=DIAGNOSTICS):
     ledger = Ledger()
     for device in records[0].devices:
         ledger.of(device)
     return summarise(
-        settings_of(TELLING), tiny_spec(), records, ledger, {}, simulated=True, internals=internals
+        settings_of(TELLING), tiny_spec(), records, ledger, {}, simulated=True, diagnostics=diagnostics
     )
 
 
 def test_the_summary_has_the_course_of_each_figure():
     summary = summary_of(told())
     written = json.loads(msgspec.json.encode(summary))
-    assert list(written)[-1] == "internals"
-    assert list(written["internals"]) == ["sent", "peak", "spread", "kept"]
-    sent = written["internals"]["sent"]
+    assert list(written)[-1] == "diagnostics"
+    assert list(written["diagnostics"]) == ["sent", "peak", "spread", "kept"]
+    sent = written["diagnostics"]["sent"]
     assert sent["rounds"] == [1, 2, 3, 4]
     assert sent["mean"] == pytest.approx([0.075, 0.125, 0.175, 0.225])
     assert sent["least"] == pytest.approx([0.05, 0.1, 0.15, 0.2])
@@ -78,11 +80,11 @@ def test_the_summary_has_the_course_of_each_figure():
     assert sent["value"] == pytest.approx(0.15)  # of updates the mean over the run
     assert (sent["title"], sent["about"]) == (SENT.title, SENT.about)
     assert "parts" not in sent
-    kept = written["internals"]["kept"]
+    kept = written["diagnostics"]["kept"]
     assert kept["parts"] == {"conv1": [0.1] * 4, "fc": pytest.approx([0.11, 0.12, 0.13, 0.14])}
     assert kept["value"] == pytest.approx(0.12)  # of the state the last
-    assert summary.inside["kept"].last_parts == {"conv1": 0.1, "fc": pytest.approx(0.14)}
-    assert written["internals"]["spread"]["value"] == 6.0
+    assert summary.diagnostics_by_name["kept"].last_parts == {"conv1": 0.1, "fc": pytest.approx(0.14)}
+    assert written["diagnostics"]["spread"]["value"] == 6.0
     rows = written["by_device"]
     assert rows["device-001"]["metrics"] == {"method.sent": pytest.approx(0.175), "method.peak": 3.5}
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
@@ -90,20 +92,20 @@ def test_the_summary_has_the_course_of_each_figure():
 
 def test_a_method_that_tells_nothing_has_the_same_summary_as_ever():
     records = records_of(2, 3)
-    assert summary_of(records) == summary_of(records, internals=())
-    assert b"internals" not in msgspec.json.encode(plain_summary(records))
-    assert internals_table(plain_summary(records)) is None
-    assert inside_line(records[0], INTERNALS) == ""
+    assert summary_of(records) == summary_of(records, diagnostics=())
+    assert b"diagnostics" not in msgspec.json.encode(plain_summary(records))
+    assert diagnostics_table(plain_summary(records)) is None
+    assert diagnostics_line(records[0], DIAGNOSTICS) == ""
 
 
 def test_a_figure_that_comes_late_or_loses_parts_has_gaps():
     records = told()
     late = [
-        replace(records[0], internals={}),
+        replace(records[0], diagnostics={}),
         *records[1:3],
-        replace(records[3], internals={"kept": {"fc": 0.5}}),
+        replace(records[3], diagnostics={"kept": {"fc": 0.5}}),
     ]
-    found = courses(INTERNALS, late)
+    found = courses(DIAGNOSTICS, late)
     assert found["spread"].rounds == [2, 3]
     assert found["kept"].parts["conv1"] == [0.1, 0.1, None]
     assert found["kept"].last_parts == {"conv1": 0.1, "fc": 0.5}
@@ -112,7 +114,7 @@ def test_a_figure_that_comes_late_or_loses_parts_has_gaps():
 def test_in_a_long_run_rounds_are_put_together_and_none_is_lost():
     """Every third round another value: a course of every third round would not show it."""
     records = [
-        replace(one, internals={"spread": float(one.number % 3 == 0)})
+        replace(one, diagnostics={"spread": float(one.number % 3 == 0)})
         for one in records_of(1, 3 * MOST_POINTS, final_evaluation=False)
     ]
     spread = courses([SPREAD], records)["spread"]
@@ -128,34 +130,34 @@ def test_the_page_says_of_each_figure_what_it_is_and_shows_it(tmp_path):
     files = write_report(tmp_path, settings_of(TELLING), summary_of(records), records, durable=False)
     outline = Outline((tmp_path / "report.html").read_bytes())
     text = " ".join(outline.texts)
-    assert "Inside the method" in text
-    for internal in INTERNALS:
-        assert text.count(internal.about) == 2  # in the table, and under its picture
+    assert "Diagnostics of the method" in text
+    for diagnostic in DIAGNOSTICS:
+        assert text.count(diagnostic.about) == 2  # in the table, and under its picture
     assert "own weight r_ii by layers" in text
     assert "10.0–14.0 %" in text  # noqa: RUF001 - an en dash
     pictures = {path.relative_to(tmp_path).as_posix() for path in files if path.parent != tmp_path}
-    assert pictures == {f"inside/{one.name}.png" for one in INTERNALS}
-    assert "inside" in OURS  # removed with the run
+    assert pictures == {f"diagnostics/{one.name}.png" for one in DIAGNOSTICS}
+    assert "diagnostics" in OURS  # removed with the run
 
 
 def test_a_page_without_anything_inside_has_no_such_section():
     summary = plain_summary(records_of(2, 3))
-    assert b"Inside the method" not in write_page(Page("plant", summary))
-    assert inside_pictures(summary, LIGHT) == {}
+    assert b"Diagnostics of the method" not in write_page(Page("plant", summary))
+    assert diagnostic_pictures(summary, LIGHT) == {}
 
 
 @pytest.mark.parametrize("num_parts", [1, 3, 256])
 @pytest.mark.parametrize("values", [[0.0, 0.0], [1e15, -1e15], [None, 0.1]])
 def test_whatever_the_numbers_there_is_a_picture(num_parts, values):
     known = [value for value in values if value is not None]
-    course = InternalCourse(
+    course = DiagnosticHistory(
         "t", "A.", "number", "round", None, known[-1], [7, 900][: len(known)], known, known, known
     )
     parts = {f"a layer with quite a long name {part}": values for part in range(num_parts)}
     of_parts = replace(course, by="layers", rounds=[7, 900], parts=parts)
-    summary = Summary(method="m", internals={"line": course, "map": of_parts})
-    figures = inside_pictures(summary, LIGHT)
-    assert set(figures) == {"inside/line", "inside/map"}
+    summary = Summary(method="m", diagnostics={"line": course, "map": of_parts})
+    figures = diagnostic_pictures(summary, LIGHT)
+    assert set(figures) == {"diagnostics/line", "diagnostics/map"}
     for figure in figures.values():
         figure.draw_without_rendering()
         assert figure.get_figheight() < 9
@@ -165,10 +167,10 @@ def test_a_rounds_line_says_it_in_ascii():
     line = plain_line(told()[0], settings_of(TELLING))
     assert line.isascii()
     assert line.endswith(
-        "inside: share sent 7.5 % (5.0-10.0 %), greatest weight 1.5 by layers, spread 1.5, "
+        "diagnostics: share sent 7.5 % (5.0-10.0 %), greatest weight 1.5 by layers, spread 1.5, "
         "own weight r_ii 10.0-11.0 % by layers"
     )
-    assert "inside" not in plain_line(told()[0], settings_of("nowhere:Method"))
+    assert "diagnostics" not in plain_line(told()[0], settings_of("nowhere:Method"))
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 150])
@@ -177,23 +179,23 @@ def test_the_live_view_says_it_in_one_line_that_is_cut(width):
     for record in told():
         watch.note(record)
     shot = watch.snapshot(EngineState(), Ledger(), 5.0)
-    assert shot.inside.startswith("share sent 22.5 % (20.0–25.0 %), ")  # noqa: RUF001 - an en dash
-    lines = screen(snapshot(3, inside=shot.inside), width)
-    (line,) = (one for one in lines if one.startswith("inside"))
+    assert shot.diagnostics.startswith("share sent 22.5 % (20.0–25.0 %), ")  # noqa: RUF001 - an en dash
+    lines = screen(snapshot(3, diagnostics=shot.diagnostics), width)
+    (line,) = (one for one in lines if one.startswith("diagnostics"))
     assert len(line) <= width
     assert len(lines) == len(screen(snapshot(3), width)) + 1
 
 
 def test_hostile_names_of_parts_steer_no_terminal_and_stay_text_on_the_page():
     hostile = "\x1b[31m<script>alert(1)</script>$\\x$"
-    bad = Internal("bad", hostile, hostile, "number", "round", "layers")
+    bad = Diagnostic("bad", hostile, hostile, "number", "round", "layers")
     records = [
-        replace(one, internals={"bad": {hostile: 1.0}}) for one in records_of(1, 2, final_evaluation=False)
+        replace(one, diagnostics={"bad": {hostile: 1.0}}) for one in records_of(1, 2, final_evaluation=False)
     ]
     summary = summary_of(records, [bad])
-    assert "\x1b" not in shown(internals_table(summary))
-    assert "\x1b" not in "\n".join(screen(snapshot(1, inside=inside_line(records[0], [bad]))))
-    (figure,) = inside_pictures(summary, LIGHT).values()
+    assert "\x1b" not in shown(diagnostics_table(summary))
+    assert "\x1b" not in "\n".join(screen(snapshot(1, diagnostics=diagnostics_line(records[0], [bad]))))
+    (figure,) = diagnostic_pictures(summary, LIGHT).values()
     picture(figure, LIGHT, "png")
     outline = Outline(write_page(Page("plant", summary)))
     assert "script" not in outline.tags
@@ -201,7 +203,7 @@ def test_hostile_names_of_parts_steer_no_terminal_and_stay_text_on_the_page():
 
 
 def test_the_table_says_how_each_began_and_ended():
-    text = shown(internals_table(summary_of(told())), 80)
+    text = shown(diagnostics_table(summary_of(told())), 80)
     assert [line.split() for line in text.splitlines() if "r_ii" in line] == [
         ["own", "weight", "r_ii", "by", "layers", "10.0–11.0", "%", "10.0–14.0", "%", "10.0–14.0", "%"]  # noqa: RUF001
     ]
@@ -209,7 +211,7 @@ def test_the_table_says_how_each_began_and_ended():
 
 def test_a_figure_is_a_metric_like_any_other():
     first, *_ = records = told()
-    sent, peak, spread, kept = map(metric_of, INTERNALS)
+    sent, peak, spread, kept = map(metric_of, DIAGNOSTICS)
     assert [one.name for one in (sent, peak)] == ["method.sent", "method.peak"]
     assert sent.of_round(first) == pytest.approx(0.075)
     assert peak.of_round(first) == 1.5
@@ -231,11 +233,11 @@ def test_a_comparison_has_them_behind_its_columns_and_by_round_in_a_file_of_thei
     assert theirs["method.sent"] == ""
     row = next(csv.DictReader(io.StringIO(methods_csv(comparison).decode())))
     assert float(row["method.kept_mean"]) == pytest.approx(0.12)
-    rows = list(csv.DictReader(io.StringIO(internals_csv(comparison).decode())))
+    rows = list(csv.DictReader(io.StringIO(diagnostics_csv(comparison).decode())))
     of_fc = [float(one["mean"]) for one in rows if (one["figure"], one["part"]) == ("kept", "fc")]
     assert of_fc == pytest.approx([0.11, 0.12, 0.13, 0.14])
     text = " ".join(Outline(write_comparison(ComparisonPage(comparison, [], [], ""))).texts)
-    assert "Inside the methods" in text
+    assert "Diagnostics of the methods" in text
     assert text.count(KEPT.about) == 1
 
 

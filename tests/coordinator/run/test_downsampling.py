@@ -15,11 +15,11 @@ from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.rounds.engine_state import Turn
 from fleetune.coordinator.rounds.events import DeviceReady, Tick
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord
-from fleetune.coordinator.run import thinning
+from fleetune.coordinator.run import downsampling
+from fleetune.coordinator.run.downsampling import Downsampling, stride
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.round_journal import ROUNDS, RoundJournal
 from fleetune.coordinator.run.run_events import RoundClosed
-from fleetune.coordinator.run.thinning import Thinning, stride
 from fleetune.coordinator.store.run_folder import PAST
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.coordinator.tasks.assignment import OutgoingTask
@@ -49,7 +49,7 @@ def store(tmp_path):
 
 def close_rounds(store, first, last, ledger, *, crash=False):
     """Close these rounds as a run does; with `crash` the last step is not committed."""
-    thin = Thinning(store, store.path.parent, WHOLE)
+    thin = Downsampling(store, store.path.parent, WHOLE)
     for number in range(first, last + 1):
         one, crashes = record(number), crash and number == last
         with pytest.raises(ZeroDivisionError) if crashes else nullcontext(), store.step():
@@ -92,7 +92,7 @@ def test_a_crash_between_file_and_store_writes_no_line_twice(store):
 
 
 def test_the_file_is_turned_over_when_it_is_long(store, monkeypatch):
-    monkeypatch.setattr(thinning, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(downsampling, "MOST_BYTES", 20_000)
     close_rounds(store, 1, 500, Ledger())
     folder = store.path.parent
     older, newer = (numbers((folder / name).read_bytes()) for name in (f"{PAST}.1", PAST))
@@ -118,8 +118,8 @@ def test_a_fleet_of_thousands_keeps_fewer_rounds(store):
         store.add_record(record(number))
     with store.step():
         store.add_record(many)
-        Thinning(store, store.path.parent).closed(many, Ledger())
-    assert len(store.records()) <= 2 * thinning.LEAST_WHOLE
+        Downsampling(store, store.path.parent).closed(many, Ledger())
+    assert len(store.records()) <= 2 * downsampling.LEAST_WHOLE
 
 
 def test_rounds_jsonl_is_what_the_store_holds_and_no_longer(store):
@@ -195,7 +195,7 @@ def test_hundreds_of_rounds_leave_memory_store_and_summary_as_large_as_they_are(
 
     Python's free lists take 40 kB over the first 300 rounds, and no more afterwards (3,000 were looked at).
     """
-    monkeypatch.setattr(thinning, "MOST_WHOLE", WHOLE)
+    monkeypatch.setattr(downsampling, "MOST_WHOLE", WHOLE)
     tracemalloc.start()
     try:
         one = OneDevice(tmp_path / "run")
@@ -207,7 +207,7 @@ def test_hundreds_of_rounds_leave_memory_store_and_summary_as_large_as_they_are(
     assert held_later - held < 30_000
     assert stored_later <= stored + 50_000
     assert len(kept) <= 2 * WHOLE + 2
-    assert (summary.rounds, summary.thinned) == (450, 450 - len(kept))
+    assert (summary.rounds, summary.downsampled) == (450, 450 - len(kept))
     assert summary.seconds.train == pytest.approx(450.0), "sums are those of all rounds"
     assert summary.bytes.up_dense == 450 * 4 * SPEC.num_parameters
     past = numbers((tmp_path / "run" / PAST).read_bytes())

@@ -42,7 +42,7 @@ class Written(Struct, frozen=True):
     num_bytes: int = 0
 
 
-class Thinning:
+class Downsampling:
     """Of one open run.
 
     Args:

@@ -8,28 +8,28 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.internals.entries import PICTURE, unit_of
+from fleetune.coordinator.reports.diagnostics.entries import PICTURE, unit_of
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
-from fleetune.coordinator.reports.summary import InternalCourse, Summary
+from fleetune.coordinator.reports.summary import DiagnosticHistory, Summary
 
 _MOST_NAMED = 24  # parts; of more, as many as fit are named
 _MOST_COLUMNS = 12  # rounds that are named
 _FEW = 15  # points that are marked
 
 
-def inside_pictures(summary: Summary, theme: Theme) -> dict[str, Figure]:
+def diagnostic_pictures(summary: Summary, theme: Theme) -> dict[str, Figure]:
     """One of each figure that the method tells, by file name without suffix."""
-    told = [number for course in summary.inside.values() for number in course.rounds]
+    told = [number for course in summary.diagnostics_by_name.values() for number in course.rounds]
     with rc_context(theme.settings):
         return {
             f"{PICTURE}{name}": _heat_map(course, theme)
             if course.parts
             else _line(course, (min(told), max(told)), theme)
-            for name, course in summary.inside.items()
+            for name, course in summary.diagnostics_by_name.items()
         }
 
 
-def _line(course: InternalCourse, rounds: tuple[int, int], theme: Theme) -> Figure:
+def _line(course: DiagnosticHistory, rounds: tuple[int, int], theme: Theme) -> Figure:
     """The mean, with a band from the least device to the greatest.
 
     `rounds` are the first and the last of the run: what is not told in all of them ends early.
@@ -54,7 +54,7 @@ def _line(course: InternalCourse, rounds: tuple[int, int], theme: Theme) -> Figu
     return figure
 
 
-def _heat_map(course: InternalCourse, theme: Theme) -> Figure:
+def _heat_map(course: DiagnosticHistory, theme: Theme) -> Figure:
     """A row a part, a column a round; what was not told is grey. The last values stand at the right."""
     names, text = list(course.parts), unit_of(course.unit).text
     known = [one for row in course.parts.values() for one in row if one is not None]
@@ -98,7 +98,7 @@ def _columns(count: int) -> list[int]:
     return list(range((count - 1) % step, count, step))
 
 
-def _scale(course: InternalCourse) -> tuple[float, str]:
+def _scale(course: DiagnosticHistory) -> tuple[float, str]:
     sign = unit_of(course.unit).sign
     return (100.0, sign) if sign == "%" else (1.0, sign)
 

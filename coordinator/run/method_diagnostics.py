@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fleetune.coordinator.rounds.records import Internals
+from fleetune.coordinator.rounds.records import Diagnostics
 from fleetune.protocols.one_line import unexpected
-from fleetune.protocols.skeletons.internals import MOST_PARTS, Internal, declared_by
+from fleetune.protocols.skeletons.diagnostics import MOST_PARTS, Diagnostic, declared_by
 from fleetune.protocols.skeletons.method import Method
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _DIGITS = 8  # significant: what float32 knows, and a short line in rounds.jsonl
 _LONGEST_PART = 64
 
 
-class MethodInternals:
+class MethodDiagnostics:
     """Asks one method, for the records of one run; each thing that is wrong is logged once.
 
     Args:
@@ -32,24 +32,24 @@ class MethodInternals:
         self._declared = declared_by(method)
         self._said: set[str] = set()
 
-    def of_update(self, update: object) -> Internals:
+    def of_update(self, update: object) -> Diagnostics:
         """Of an update that was decoded and checked; None, of the final evaluation, has none."""
-        return {} if update is None else self._told("update", lambda: self._method.seen_in_update(update))
+        return {} if update is None else self._told("update", lambda: self._method.diagnose_update(update))
 
-    def of_round(self, state: object) -> Internals:
+    def of_round(self, state: object) -> Diagnostics:
         """Of the state after a round."""
-        return self._told("round", lambda: self._method.seen_in_round(state))
+        return self._told("round", lambda: self._method.diagnose_round(state))
 
-    def _told(self, of: str, tell: Callable[[], Mapping[str, Any]]) -> Internals:
+    def _told(self, of: str, tell: Callable[[], Mapping[str, Any]]) -> Diagnostics:
         declared = {one.name: one for one in self._declared if one.of == of}
         if not declared:
             return {}
-        found: Internals = {}
+        found: Diagnostics = {}
         try:
             with np.errstate(all="ignore"):
                 told = dict(tell())
-            for name, internal in declared.items():
-                if (figure := self._checked(internal, told.pop(name, None))) is not None:
+            for name, diagnostic in declared.items():
+                if (figure := self._checked(diagnostic, told.pop(name, None))) is not None:
                     found[name] = figure
         except Exception as fault:  # noqa: BLE001 - a user's own method may do anything
             self._say(f"of the {of}: {unexpected(fault)}")
@@ -58,18 +58,18 @@ class MethodInternals:
             self._say(f"{name!r:.60} of the {of} is not declared")
         return found
 
-    def _checked(self, internal: Internal, told: object) -> float | dict[str, float] | None:
+    def _checked(self, diagnostic: Diagnostic, told: object) -> float | dict[str, float] | None:
         if told is None:
             return None
-        if internal.by is None:
-            return self._number(internal.name, told)
+        if diagnostic.by is None:
+            return self._number(diagnostic.name, told)
         if not isinstance(told, Mapping):
-            self._say(f"{internal.name} has no parts")
+            self._say(f"{diagnostic.name} has no parts")
             return None
         if len(told) > MOST_PARTS:
-            self._say(f"{internal.name} has {len(told)} parts; the first {MOST_PARTS} are kept")
+            self._say(f"{diagnostic.name} has {len(told)} parts; the first {MOST_PARTS} are kept")
         parts = {str(part)[:_LONGEST_PART]: value for part, value in list(told.items())[:MOST_PARTS]}
-        known = {part: self._number(internal.name, value) for part, value in parts.items()}
+        known = {part: self._number(diagnostic.name, value) for part, value in parts.items()}
         return {part: value for part, value in known.items() if value is not None} or None
 
     def _number(self, name: str, told: object) -> float | None:

@@ -8,24 +8,24 @@ from numpy.typing import NDArray
 from fleetune.protocols.methods.dcpfl.discrepancy import PairMeans
 from fleetune.protocols.methods.dcpfl.groups import Grouping
 from fleetune.protocols.methods.dcpfl.splitting import ServerState, Update
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 
 _LAYERS = "mean over devices"
 
-INTERNALS = (
-    Internal("sent", "sent up", "parameters that a device sent, of all; 0 in a trial", "share", "update"),
-    Internal(
+DIAGNOSTICS = (
+    Diagnostic("sent", "sent up", "parameters that a device sent, of all; 0 in a trial", "share", "update"),
+    Diagnostic(
         "trial_gain",
         "gain of a trial",
         "by how much the new group's model leaves less training loss than the old one's; above 0 it is kept",
         "number",
         "update",
     ),
-    Internal("groups", "groups", "groups of devices, more with each trial that is won", "count", "round"),
-    Internal("gamma", "gamma", "normalised distance up to which devices share a group", "number", "round"),
-    Internal("trials_won", "trials won", "splits that were tried and kept so far", "count", "round"),
-    Internal("trials_lost", "trials lost", "splits that were tried and dropped so far", "count", "round"),
-    Internal(
+    Diagnostic("groups", "groups", "groups of devices, more with each trial that is won", "count", "round"),
+    Diagnostic("gamma", "gamma", "normalised distance up to which devices share a group", "number", "round"),
+    Diagnostic("trials_won", "trials won", "splits that were tried and kept so far", "count", "round"),
+    Diagnostic("trials_lost", "trials lost", "splits that were tried and dropped so far", "count", "round"),
+    Diagnostic(
         "pairs_apart",
         "discrepancy of pairs",
         "D_ij over its mean over all pairs: groups whose members are alike lie below 1",
@@ -33,7 +33,7 @@ INTERNALS = (
         "round",
         by="kinds of pair",
     ),
-    Internal(
+    Diagnostic(
         "interval",
         "interval",
         f"rounds from one upload of a layer to the next (tau_gl), {_LAYERS}; calm layers wait longer",
@@ -41,7 +41,7 @@ INTERNALS = (
         "round",
         by="layers",
     ),
-    Internal(
+    Diagnostic(
         "layer_apart",
         "layer discrepancy",
         f"D_gl over D_g when the intervals were last set, {_LAYERS}; the largest do not wait",
@@ -52,7 +52,7 @@ INTERNALS = (
 )
 
 
-def in_update(update: Update, num_parameters: int) -> Mapping[str, Figure]:
+def diagnose_update(update: Update, num_parameters: int) -> Mapping[str, Figure]:
     """Of a device's update."""
     found: dict[str, Figure] = {"sent": update.patch.values.size / num_parameters}
     if update.trial is not None:
@@ -61,7 +61,7 @@ def in_update(update: Update, num_parameters: int) -> Mapping[str, Figure]:
     return found
 
 
-def in_round(state: ServerState, layers: tuple[str, ...]) -> Mapping[str, Figure]:
+def diagnose_round(state: ServerState, layers: tuple[str, ...]) -> Mapping[str, Figure]:
     """Of the state after a round, for layers of these names."""
     grouping = state.grouping
     sizes = np.array([len(grouping.members(place)) for place in range(len(grouping.groups))])

@@ -1,11 +1,11 @@
-"""The course of a method's figures over a run, from its records: how `summary.InternalCourse` is made."""
+"""The course of a method's figures over a run, from its records: how `summary.DiagnosticHistory` is made."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleetune.coordinator.reports.averages import mean
-from fleetune.coordinator.reports.summary import InternalCourse
-from fleetune.coordinator.rounds.records import Internals, RoundRecord
-from fleetune.protocols.skeletons.internals import Internal
+from fleetune.coordinator.reports.summary import DiagnosticHistory
+from fleetune.coordinator.rounds.records import Diagnostics, RoundRecord
+from fleetune.protocols.skeletons.diagnostics import Diagnostic
 
 MOST_POINTS = 100  # of a course: each may stand for several rounds
 
@@ -14,31 +14,31 @@ _ONE = ""  # the part of a figure that has none
 
 
 def courses(
-    internals: Iterable[Internal], training: Sequence[RoundRecord], most: int = MOST_POINTS
-) -> dict[str, InternalCourse]:
+    diagnostics: Iterable[Diagnostic], training: Sequence[RoundRecord], most: int = MOST_POINTS
+) -> dict[str, DiagnosticHistory]:
     """Of those that any training round tells, by name, in the order in which the method declares them.
 
     Args:
-        internals: as declared.
+        diagnostics: as declared.
         training: records of the training rounds, ascending.
         most: entries of a course; more rounds than that are put together, as many into each entry.
     """
-    told = {one.name: _course(one, training, most) for one in internals}
+    told = {one.name: _course(one, training, most) for one in diagnostics}
     return {name: course for name, course in told.items() if course is not None}
 
 
-def told_in(record: RoundRecord, internal: Internal) -> list[Parts]:
+def told_in(record: RoundRecord, diagnostic: Diagnostic) -> list[Parts]:
     """By part, of each update of a round, or of the state after it; a figure without parts has one, ""."""
-    of_updates = internal.of == "update"
-    sources: Iterable[Internals] = (
-        (reply.internals for reply in record.devices.values()) if of_updates else [record.internals]
+    of_updates = diagnostic.of == "update"
+    sources: Iterable[Diagnostics] = (
+        (reply.diagnostics for reply in record.devices.values()) if of_updates else [record.diagnostics]
     )
-    figures = (source.get(internal.name) for source in sources)
+    figures = (source.get(diagnostic.name) for source in sources)
     return [one if isinstance(one, dict) else {_ONE: one} for one in figures if one is not None]
 
 
-def _course(internal: Internal, training: Sequence[RoundRecord], most: int) -> InternalCourse | None:
-    known = [(record.number, told) for record in training if (told := told_in(record, internal))]
+def _course(diagnostic: Diagnostic, training: Sequence[RoundRecord], most: int) -> DiagnosticHistory | None:
+    known = [(record.number, told) for record in training if (told := told_in(record, diagnostic))]
     if not known:
         return None
     width = -(-len(known) // most)
@@ -48,19 +48,19 @@ def _course(internal: Internal, training: Sequence[RoundRecord], most: int) -> I
     names = list(dict.fromkeys(part for figures in together for figure in figures for part in figure))
     means = [_mean(one) for one in values]
     overall = [value for one in values for value in one]
-    return InternalCourse(
-        title=internal.title,
-        about=internal.about,
-        unit=internal.unit,
-        of=internal.of,
-        by=internal.by,
-        value=_mean(overall) if internal.of == "update" else _mean(_values(known[-1][1])),
+    return DiagnosticHistory(
+        title=diagnostic.title,
+        about=diagnostic.about,
+        unit=diagnostic.unit,
+        of=diagnostic.of,
+        by=diagnostic.by,
+        value=_mean(overall) if diagnostic.of == "update" else _mean(_values(known[-1][1])),
         rounds=[one[-1][0] for one in bins],
         mean=means,
         least=[min(one) for one in values],
         greatest=[max(one) for one in values],
         parts={name: [mean(figure.get(name) for figure in figures) for figures in together] for name in names}
-        if internal.by
+        if diagnostic.by
         else {},
     )
 

@@ -2,23 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 
-from fleetune.coordinator.reports.internals.course import Parts, told_in
-from fleetune.coordinator.reports.internals.entries import unit_of
+from fleetune.coordinator.reports.diagnostics.course import Parts, told_in
+from fleetune.coordinator.reports.diagnostics.entries import unit_of
 from fleetune.coordinator.rounds.records import RoundRecord
-from fleetune.protocols.skeletons.internals import Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic
 
 _TO = "–"  # noqa: RUF001 - an en dash, as in printed tables
 
 
-def inside_line(record: RoundRecord, internals: Iterable[Internal], *, plain: bool = False) -> str:
+def diagnostics_line(record: RoundRecord, diagnostics: Iterable[Diagnostic], *, plain: bool = False) -> str:
     """Layers sent 62.5 % (50.0–75.0 %), r_ii 10.0–13.3 % by layers; "" where nothing is told.
 
     Args:
         record: of a round.
-        internals: as declared.
+        diagnostics: as declared.
         plain: in ASCII, for logs.
     """
-    words = ", ".join(_words(one, told) for one in internals if (told := told_in(record, one)))
+    words = ", ".join(_words(one, told) for one in diagnostics if (told := told_in(record, one)))
     return words.replace(_TO, "-").encode("ascii", "replace").decode() if plain else words
 
 
@@ -31,14 +31,14 @@ def between(low: float, high: float, unit: str) -> str:
     return f"{least.removesuffix(' %')}{_TO}{greatest}"
 
 
-def _words(internal: Internal, told: Sequence[Parts]) -> str:
+def _words(diagnostic: Diagnostic, told: Sequence[Parts]) -> str:
     values = [value for figure in told for value in figure.values()]
-    mean = unit_of(internal.unit).text(sum(values) / len(values))
-    if internal.by:
+    mean = unit_of(diagnostic.unit).text(sum(values) / len(values))
+    if diagnostic.by:
         means = _part_means(told)
-        return f"{internal.title} {between(min(means), max(means), internal.unit)} by {internal.by}"
-    spread = between(min(values), max(values), internal.unit)
-    return f"{internal.title} {mean}" + (f" ({spread})" if _TO in spread else "")
+        return f"{diagnostic.title} {between(min(means), max(means), diagnostic.unit)} by {diagnostic.by}"
+    spread = between(min(values), max(values), diagnostic.unit)
+    return f"{diagnostic.title} {mean}" + (f" ({spread})" if _TO in spread else "")
 
 
 def _part_means(told: Sequence[Parts]) -> list[float]:

@@ -6,19 +6,19 @@ from typing import Literal
 import numpy as np
 
 from fleetune.protocols.methods.kapc.state import Coached
-from fleetune.protocols.skeletons.internals import Figure, Internal
+from fleetune.protocols.skeletons.diagnostics import Diagnostic, Figure
 
 _OWN = "the share r_ii that a device has in its own target"
 
 
 def _share(
     name: str, title: str, about: str, *, of: Literal["update", "round"] = "round", by: str | None = None
-) -> Internal:
-    return Internal(name, title, about, unit="share", of=of, by=by)
+) -> Diagnostic:
+    return Diagnostic(name, title, about, unit="share", of=of, by=by)
 
 
-INTERNALS = (
-    Internal("layers_up", "layers up", "layers that a device sent, from the first on", "count", "update"),
+DIAGNOSTICS = (
+    Diagnostic("layers_up", "layers up", "layers that a device sent, from the first on", "count", "update"),
     _share("entries_up", "sent up", "of the entries of all layers, those that a device sent", of="update"),
     _share(
         "own_share",
@@ -27,14 +27,14 @@ INTERNALS = (
         by="layers",
     ),
     _share("own_share_largest", "own share, largest", f"{_OWN}, the largest among them", by="layers"),
-    Internal(
+    Diagnostic(
         "layers_down", "layers down", "layers sent to a device, mean over participants", "number", "round"
     ),
     _share("entries_down", "sent down", "of the entries of all layers, those sent to a device, mean"),
 )
 
-BLS_INTERNALS = (
-    *INTERNALS,
+BLS_DIAGNOSTICS = (
+    *DIAGNOSTICS,
     _share(
         "self_taught",
         "self-taught",
@@ -43,12 +43,12 @@ BLS_INTERNALS = (
 )
 
 
-def in_update(uploaded: int, sizes: Sequence[int]) -> Mapping[str, Figure]:
+def diagnose_update(uploaded: int, sizes: Sequence[int]) -> Mapping[str, Figure]:
     """Of an update with the first `uploaded` layers, of these sizes in entries."""
     return {"layers_up": uploaded, "entries_up": sum(sizes[:uploaded]) / max(1, sum(sizes))}
 
 
-def in_round(coached: Coached, names: Sequence[str], sizes: Sequence[int]) -> Mapping[str, Figure]:
+def diagnose_round(coached: Coached, names: Sequence[str], sizes: Sequence[int]) -> Mapping[str, Figure]:
     """Of a round, for layers of these names and sizes; a layer that nobody exchanges is left out."""
     exchanged = _exchanged(coached)
     own = {name: coached.own[exchanged[:, layer], layer] for layer, name in enumerate(names)}
@@ -60,7 +60,7 @@ def in_round(coached: Coached, names: Sequence[str], sizes: Sequence[int]) -> Ma
     }
 
 
-def self_taught(coached: Coached, threshold: float) -> Mapping[str, Figure]:
+def diagnose_self_taught(coached: Coached, threshold: float) -> Mapping[str, Figure]:
     """The share of (device, layer) pairs above BLS's mu, `threshold`."""
     return {"self_taught": float((coached.own > threshold)[_exchanged(coached)].mean())}
 
