@@ -1,0 +1,100 @@
+"""Tables of measured results in docs/*.md, written from docs/results/*.json.
+
+Two lines of a page mark a table: `<!-- results: NAME -->` and `<!-- end of results -->`. The text between them is
+written from docs/results/NAME.json by `python -m fleetune.tools.docs`.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+UNKNOWN = "–"  # noqa: RUF001 - as reports show it
+_PLACE = re.compile(r"<!-- results: (?P<name>[\w./-]+) -->\n(?:.*?\n)??<!-- end of results -->", re.DOTALL)
+
+
+class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Measured values with where they come from.
+
+    Attributes:
+        columns: the table's header.
+        rows: its cells, one list a row; numbers are shown as they are written.
+        repeat: the command that measures them again; several commands are several lines.
+        commit: at which they were measured; "" if it was not noted.
+        date: when, as YYYY-MM-DD or YYYY-MM; "" if it was not noted.
+        seeds: of the runs.
+        note: what else a reader must know: machine, data, settings.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+    repeat: str = ""
+    commit: str = ""
+    date: str = ""
+    seeds: tuple[int, ...] = ()
+    note: str = ""
+
+
+def read_results(path: Path) -> Results:
+    """The results in a file. Raises ValueError: it is not one, or a row has another number of cells."""
+    results = msgspec.json.decode(path.read_bytes(), type=Results)
+    for number, row in enumerate(results.rows, 1):
+        if len(row) != len(results.columns):
+            raise ValueError(
+                f"{path}: row {number} has {len(row)} cells, the header has {len(results.columns)}"
+            )
+    return results
+
+
+def table(results: Results) -> str:
+    """A Markdown table of the results, and one line on how to repeat them."""
+    numeric = [
+        all(isinstance(row[place], int | float) or row[place] is None for row in results.rows)
+        for place in range(len(results.columns))
+    ]
+    lines = [
+        _line(results.columns),
+        _line("---:" if one else "---" for one in numeric),
+        *(_line(UNKNOWN if cell is None else str(cell) for cell in row) for row in results.rows),
+    ]
+    return "\n".join(lines) + "\n\n" + _origin(results)
+
+
+def page_with_tables(root: Path, page: str) -> str:
+    """The text of a page with its tables as the result files have them now."""
+    folder = root / "docs" / "results"
+
+    def filled(place: re.Match[str]) -> str:
+        shown = table(read_results(folder / f"{place['name']}.json"))
+        return f"<!-- results: {place['name']} -->\n\n{shown}\n\n<!-- end of results -->"
+
+    return _PLACE.sub(filled, (root / page).read_text(encoding="utf-8"))
+
+
+def pages_with_tables(root: Path) -> list[str]:
+    """The pages below docs/ that have such tables, relative to `root`."""
+    found = sorted((root / "docs").rglob("*.md"))
+    return [
+        str(path.relative_to(root)) for path in found if "<!-- results: " in path.read_text(encoding="utf-8")
+    ]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _origin(results: Results) -> str:
+    """Where the figures come from, and the commands that repeat them."""
+    seeds = ", ".join(map(str, results.seeds))
+    measured = [
+        f"on {results.date}" if results.date else "",
+        f"at commit {results.commit}" if results.commit else "",
+    ]
+    parts = [
+        results.note,
+        f"{'Seeds' if len(results.seeds) > 1 else 'Seed'} {seeds}." if seeds else "",
+        f"Measured {' '.join(filter(None, measured))}." if any(measured) else "",
+        f"Repeat with:\n\n```\n{results.repeat}\n```" if results.repeat else "",
+    ]
+    return " ".join(filter(None, parts))
