@@ -6,6 +6,7 @@ from tests.helpers.places import ROOT
 
 from fleetune.tools.docs.pages import PAGES
 from fleetune.tools.docs.result_tables import (
+    UNKNOWN,
     Results,
     page_with_tables,
     pages_with_tables,

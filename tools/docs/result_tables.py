@@ -1,7 +1,7 @@
 """Tables of measured results in docs/*.md, written from docs/results/*.json.
 
-Two lines of a page mark a table: `<!-- results: NAME -->` and `<!-- end of results -->`. The text between them is
-written from docs/results/NAME.json by `python -m fleetune.tools.docs`.
+Two lines of a page mark a table: `<!-- results: NAME -->` and `<!-- end of results -->`. The command
+`python -m fleetune.tools.docs` writes the text between them from docs/results/NAME.json.
 """
 
 import re
