@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fleetune.coordinator.broker.embedded_broker import EmbeddedBroker
+from fleetune.coordinator.metrics.summary import read_summary
 from fleetune.coordinator.reports.report import write_report
-from fleetune.coordinator.reports.summary import read_summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_store import RunStore
 from fleetune.protocols.errors import FleetuneError

@@ -6,8 +6,8 @@ Where a metric is of how well a model does, its column is called by the score of
 
 from typing import Any
 
-from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import METRICS
+from fleetune.coordinator.metrics.metric import Metric
+from fleetune.coordinator.metrics.registry import METRICS
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 

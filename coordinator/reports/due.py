@@ -2,7 +2,7 @@
 
 import time
 
-from fleetune.coordinator.reports import readable
+from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.rounds.civil_time import utc
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.schedule import Schedule

@@ -9,12 +9,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.adoption.outcome import adoption_of_reply, adoption_over
-from fleetune.coordinator.reports.adoption.words import adoption_words
-from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
-from fleetune.coordinator.reports.metric import Metric, Place, unit_of
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.adoption import adoption_of_reply, adoption_over
+from fleetune.coordinator.metrics.adoption_words import adoption_words
+from fleetune.coordinator.metrics.metric import Metric, Place, unit_of
+from fleetune.coordinator.metrics.registry import (
     AFTER,
     BEFORE,
     BYTES_DOWN,
@@ -23,6 +22,7 @@ from fleetune.coordinator.reports.metrics import (
     EXPECTED,
     shown_at,
 )
+from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, Snapshot
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.methods import diagnostics_of

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import shorten
 
-from fleetune.coordinator.reports import readable
+from fleetune.coordinator.metrics import readable
 from fleetune.coordinator.rounds.actions import Miss
 from fleetune.coordinator.rounds.engine import START_S
 from fleetune.coordinator.rounds.engine_state import EngineState, Member

@@ -6,12 +6,25 @@ from xml.etree.ElementTree import Element
 
 from msgspec import UNSET
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.adoption.words import adoption_words
-from fleetune.coordinator.reports.diagnostics.section import device_columns, section
-from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
-from fleetune.coordinator.reports.metric import Metric, Place, unit_of
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.adoption_words import adoption_words
+from fleetune.coordinator.metrics.metric import Metric, Place, unit_of
+from fleetune.coordinator.metrics.personal_scores import (
+    Column,
+    better_by,
+    column,
+    gains,
+    other_device_columns,
+    other_run_columns,
+    personal,
+    prediction_rows,
+    ratio_of,
+    ratio_range,
+    refused,
+    trained,
+    yardstick,
+)
+from fleetune.coordinator.metrics.registry import (
     AFTER,
     AFTER_MEAN,
     BEFORE,
@@ -31,22 +44,9 @@ from fleetune.coordinator.reports.metrics import (
     SHARE_UP,
     UPDATES,
 )
-from fleetune.coordinator.reports.outcome import (
-    Column,
-    better_by,
-    column,
-    gains,
-    other_device_columns,
-    other_run_columns,
-    personal,
-    prediction_rows,
-    ratio_of,
-    ratio_range,
-    refused,
-    trained,
-    yardstick,
-)
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.metrics.summary import Summary
+from fleetune.coordinator.reports.diagnostics.section import device_columns, section
+from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks import score_named
 from fleetune.protocols.tasks.scores import ACCURACY, Score

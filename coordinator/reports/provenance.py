@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fleetune.coordinator.reports.summary import Host, Provenance
+from fleetune.coordinator.metrics.summary import Host, Provenance
 from fleetune.coordinator.run.processor_time import ProcessorTime
 from fleetune.coordinator.run.stored_run import Run, stored_sources
 from fleetune.protocols.version import VERSION

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.reports.markup import Plot
-from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.page import Page, write_page
-from fleetune.coordinator.reports.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS, lines_of
 from fleetune.coordinator.store.run_folder import DAYS

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
-from fleetune.coordinator.reports.adoption.outcome import adoption_of_reply, adoption_over
+from fleetune.coordinator.metrics.adoption import adoption_of_reply, adoption_over
+from fleetune.coordinator.metrics.registry import AFTER, BEFORE, DURATION, EXPECTED, shown_at
+from fleetune.coordinator.metrics.summary import DeviceAdoption
 from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
 from fleetune.coordinator.reports.due import held_by
-from fleetune.coordinator.reports.metrics import AFTER, BEFORE, DURATION, EXPECTED, shown_at
 from fleetune.coordinator.reports.progress import DeviceView, RoundView, view_devices, view_round
 from fleetune.coordinator.reports.snapshot import DeviceLine, Doing, RoundPoint, Snapshot, point_of
-from fleetune.coordinator.reports.summary import DeviceAdoption
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.participants import needed
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord

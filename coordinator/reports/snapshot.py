@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fleetune.coordinator.reports.metrics import AFTER, BEFORE
-from fleetune.coordinator.reports.summary import AdoptionSummary
+from fleetune.coordinator.metrics.registry import AFTER, BEFORE
+from fleetune.coordinator.metrics.summary import AdoptionSummary
 from fleetune.coordinator.rounds.engine_state import Stage
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId

@@ -6,12 +6,11 @@ from typing import TypeVar
 
 from msgspec import UNSET, UnsetType, structs
 
-from fleetune.coordinator.reports.adoption.outcome import adoption_of, last_told, rollout_of
-from fleetune.coordinator.reports.averages import mean, total, weighted_mean
-from fleetune.coordinator.reports.diagnostics.course import courses
-from fleetune.coordinator.reports.diagnostics.entries import metric_of
-from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics.adoption import adoption_of, last_told, rollout_of
+from fleetune.coordinator.metrics.averages import mean, total, weighted_mean
+from fleetune.coordinator.metrics.metric import Metric
+from fleetune.coordinator.metrics.predicted_cost import predicted_vs_actual
+from fleetune.coordinator.metrics.registry import (
     AFTER,
     BEFORE,
     DURATION,
@@ -22,10 +21,7 @@ from fleetune.coordinator.reports.metrics import (
     VALIDATION,
     shown_at,
 )
-from fleetune.coordinator.reports.predictions import predicted_vs_actual
-from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
-from fleetune.coordinator.reports.provenance import provenance_of
-from fleetune.coordinator.reports.summary import (
+from fleetune.coordinator.metrics.summary import (
     Accuracies,
     BestRound,
     DeviceSummary,
@@ -34,6 +30,10 @@ from fleetune.coordinator.reports.summary import (
     Summary,
     over_participants,
 )
+from fleetune.coordinator.reports.diagnostics.course import courses
+from fleetune.coordinator.reports.diagnostics.entries import metric_of
+from fleetune.coordinator.reports.proposals.explanation import by_encoding, by_ratio
+from fleetune.coordinator.reports.provenance import provenance_of
 from fleetune.coordinator.rounds.engine import ALL_DONE
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, Past, RoundRecord, Traffic
 from fleetune.coordinator.rounds.rollout import Rollout

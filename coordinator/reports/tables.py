@@ -8,9 +8,21 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import Unit, unit_of
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import Unit, unit_of
+from fleetune.coordinator.metrics.personal_scores import (
+    Column,
+    better_by,
+    column,
+    gains,
+    other_device_columns,
+    other_run_columns,
+    personal,
+    prediction_rows,
+    ratio_of,
+    yardstick,
+)
+from fleetune.coordinator.metrics.registry import (
     AFTER,
     AFTER_MEAN,
     BEFORE,
@@ -27,20 +39,8 @@ from fleetune.coordinator.reports.metrics import (
     SHARE_DOWN,
     SHARE_UP,
 )
-from fleetune.coordinator.reports.outcome import (
-    Column,
-    better_by,
-    column,
-    gains,
-    other_device_columns,
-    other_run_columns,
-    personal,
-    prediction_rows,
-    ratio_of,
-    yardstick,
-)
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.progress import DeviceView, view_devices
-from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.protocols.skeletons.method import DeviceId
 

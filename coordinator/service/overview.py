@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.adoption.outcome import adoption_so_far
-from fleetune.coordinator.reports.adoption.words import adoption_words
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.adoption import adoption_so_far
+from fleetune.coordinator.metrics.adoption_words import adoption_words
 from fleetune.coordinator.reports.due import held_by
 from fleetune.coordinator.reports.missing import waiting_for
 from fleetune.coordinator.run.run_clock import schedule_of

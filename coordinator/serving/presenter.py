@@ -6,15 +6,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
 from fleetune.coordinator.reports.due import held_by
 from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.missing import Impatience, abandoned_line, missing_from
-from fleetune.coordinator.reports.outcome import with_personal
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summarise import summary_of
-from fleetune.coordinator.reports.summary import SUMMARY, Summary, encoded
 from fleetune.coordinator.reports.tables import device_table, fleet_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS

@@ -12,12 +12,12 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.metrics.averages import mean
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.registry import AFTER, BEFORE, METRICS
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.columns import OF_ROUNDS, column_of
 from fleetune.coordinator.reports.diagnostics.course import told_in
-from fleetune.coordinator.reports.metrics import AFTER, BEFORE, METRICS
-from fleetune.coordinator.reports.outcome import with_personal
-from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.trackers.tracker import Parameter, RoundFigures
 from fleetune.protocols.methods import diagnostics_of

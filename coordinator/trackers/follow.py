@@ -13,7 +13,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.run_events import RoundClosed, RunBegan, RunEvent
 from fleetune.coordinator.trackers.figures import Course, figures_of_run, parameters_of

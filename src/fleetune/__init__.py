@@ -31,8 +31,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetune.coordinator.reports.summary import Summary as Summary
-    from fleetune.coordinator.reports.summary import read_summary as read_summary
+    from fleetune.coordinator.metrics.summary import Summary as Summary
+    from fleetune.coordinator.metrics.summary import read_summary as read_summary
     from fleetune.edge_agent.datasets.dataset import Dataset as Dataset
     from fleetune.edge_agent.datasets.sources import load as load_data
     from fleetune.edge_agent.library.agent import Agent as Agent
@@ -154,7 +154,7 @@ __all__ = [
 ]
 
 _HOMES = {  # module: its public names, `name=theirs` where they are called otherwise there
-    "fleetune.coordinator.reports.summary": "Summary read_summary",
+    "fleetune.coordinator.metrics.summary": "Summary read_summary",
     "fleetune.edge_agent.datasets.dataset": "Dataset",
     "fleetune.edge_agent.datasets.sources": "load_data=load",
     "fleetune.edge_agent.library.agent": "Agent",

@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from fleetune.coordinator.reports.metric import titled, unit_of
+from fleetune.coordinator.metrics.metric import titled, unit_of
+from fleetune.coordinator.metrics.summary import DaySummary
 from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, Theme, blank, label_ends, picture
-from fleetune.coordinator.reports.summary import DaySummary
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.run_toml import read_run

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fleetune.coordinator.broker.credentials import credentials_of
-from fleetune.coordinator.reports.metrics import shown_at
-from fleetune.coordinator.reports.summary import Summary, read_summary
+from fleetune.coordinator.metrics.registry import shown_at
+from fleetune.coordinator.metrics.summary import Summary, read_summary
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.one_line import one_line_errors
 from fleetune.protocols.settings.run_toml import read_run

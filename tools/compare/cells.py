@@ -15,10 +15,10 @@ from queue import Empty
 
 import msgspec
 
-from fleetune.coordinator.reports.metrics import AFTER
-from fleetune.coordinator.reports.outcome import with_personal
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.registry import AFTER
+from fleetune.coordinator.metrics.summary import Summary, read_summary
 from fleetune.coordinator.reports.report import figures
-from fleetune.coordinator.reports.summary import Summary, read_summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.observers import ClosedRounds
 from fleetune.coordinator.run.round_journal import ROUNDS

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN, VALIDATION_MEAN
-from fleetune.coordinator.reports.outcome import better_by
+from fleetune.coordinator.metrics.metric import Metric
+from fleetune.coordinator.metrics.personal_scores import better_by
+from fleetune.coordinator.metrics.registry import PERSONAL_MEAN, VALIDATION_MEAN
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.figures import Figures, Target, figures_of
 from fleetune.tools.compare.played import Played

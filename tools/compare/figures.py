@@ -1,14 +1,14 @@
 """What runs.csv and tables say of a finished run: its own metrics, and what only a comparison asks.
 
-Those of the first kind are entries of `coordinator.reports.metrics`; the others stand here, as entries alike.
+The former are entries of `coordinator.metrics.registry`; the others stand here, as entries alike.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fleetune.coordinator.reports.diagnostics.entries import metrics_in
-from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
+from fleetune.coordinator.metrics.personal_scores import better_by
+from fleetune.coordinator.metrics.registry import (
     AFTER,
     AFTER_MEAN,
     AFTER_WEIGHTED,
@@ -33,7 +33,7 @@ from fleetune.coordinator.reports.metrics import (
     VALIDATION_MEAN,
     shown_at,
 )
-from fleetune.coordinator.reports.outcome import better_by
+from fleetune.coordinator.reports.diagnostics.entries import metrics_in
 from fleetune.tools.compare.played import Played, Point, Side
 
 

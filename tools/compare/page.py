@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from fleetune.coordinator.metrics.metric import Metric, unit_of
+from fleetune.coordinator.metrics.registry import BEFORE_MEAN, PERSONAL_MEAN, PERSONAL_WORST_DECILE
 from fleetune.coordinator.reports.markup import Plot, card, document, element, figure, row, table
-from fleetune.coordinator.reports.metric import Metric, unit_of
-from fleetune.coordinator.reports.metrics import BEFORE_MEAN, PERSONAL_MEAN, PERSONAL_WORST_DECILE
 from fleetune.coordinator.reports.page import in_words_of
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.figures import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from fleetune.coordinator.reports.averages import mean
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.metrics.averages import mean
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.wire.payloads import Measures
 from fleetune.tools.simulator.power.energy import drawn

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import titled, unit_of
-from fleetune.coordinator.reports.metrics import AFTER, AFTER_MEAN, BEFORE_MEAN
-from fleetune.coordinator.reports.outcome import LOCAL, personal
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import titled, unit_of
+from fleetune.coordinator.metrics.personal_scores import LOCAL, personal
+from fleetune.coordinator.metrics.registry import AFTER, AFTER_MEAN, BEFORE_MEAN
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
 from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.compare.comparison import Comparison, spread

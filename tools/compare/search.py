@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace as replaced
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import unit_of
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN, VALIDATION_MEAN
-from fleetune.coordinator.reports.outcome import better_by
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import unit_of
+from fleetune.coordinator.metrics.personal_scores import better_by
+from fleetune.coordinator.metrics.registry import PERSONAL_MEAN, VALIDATION_MEAN
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.settings.user_sources import user_sources

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from fleetune.coordinator.reports.metric import unit_of
-from fleetune.coordinator.reports.metrics import DURATION, PERSONAL_MEAN
-from fleetune.coordinator.reports.readable import duration
+from fleetune.coordinator.metrics.metric import unit_of
+from fleetune.coordinator.metrics.readable import duration
+from fleetune.coordinator.metrics.registry import DURATION, PERSONAL_MEAN
 from fleetune.coordinator.trackers.known import makers_of
 from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import FleetuneError

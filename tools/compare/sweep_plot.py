@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import titled, unit_of
-from fleetune.coordinator.reports.metrics import AFTER, PERSONAL_MEAN
-from fleetune.coordinator.reports.outcome import better_by
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import titled, unit_of
+from fleetune.coordinator.metrics.personal_scores import better_by
+from fleetune.coordinator.metrics.registry import AFTER, PERSONAL_MEAN
 from fleetune.coordinator.reports.pictures.theme import Theme, blank
 from fleetune.tools.compare.comparison import Comparison
 from fleetune.tools.compare.sweep_tables import in_words, value_of

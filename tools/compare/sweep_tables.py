@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import unit_of
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import unit_of
+from fleetune.coordinator.metrics.registry import (
     BYTES_UP,
     DURATION,
     PERSONAL_MEAN,

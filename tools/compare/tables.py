@@ -10,16 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import Metric, unit_of
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import Metric, unit_of
+from fleetune.coordinator.metrics.registry import (
     BEFORE_MEAN,
     BYTES_DOWN,
     BYTES_UP,
     PERSONAL_MEAN,
     TOOK_PART,
 )
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 from fleetune.tools.compare.comparison import Comparison, Contender, Spread
 from fleetune.tools.compare.figures import (

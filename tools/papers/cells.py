@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fleetune.coordinator.reports.readable import UNKNOWN, percent
+from fleetune.coordinator.metrics.readable import UNKNOWN, percent
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.protocols.methods import from_section, with_defaults_of_run

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from fleetune.coordinator.reports.averages import mean, weighted_mean
-from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics.averages import mean, weighted_mean
+from fleetune.coordinator.metrics.metric import Metric
+from fleetune.coordinator.metrics.registry import (
     BEFORE_MEAN,
     BYTES_DOWN,
     BYTES_UP,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fleetune.coordinator.reports.readable import UNKNOWN
+from fleetune.coordinator.metrics.readable import UNKNOWN
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.files import write_atomically
 from fleetune.tools.papers.cells import kept_of, play_read

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET
 
-from fleetune.coordinator.reports.columns import OF_ROUNDS, Row, column_of, round_row
-from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics.metric import Metric
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.registry import (
     AFTER,
     BEFORE,
     BYTES_DOWN,
@@ -23,8 +23,8 @@ from fleetune.coordinator.reports.metrics import (
     UPDATES,
     UPLOAD,
 )
-from fleetune.coordinator.reports.outcome import with_personal
-from fleetune.coordinator.reports.summary import DeviceSummary, Summary
+from fleetune.coordinator.metrics.summary import DeviceSummary, Summary
+from fleetune.coordinator.reports.columns import OF_ROUNDS, Row, column_of, round_row
 from fleetune.protocols.errors import FleetuneError
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.tasks.scores import Score

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fleetune.coordinator.metrics.personal_scores import LOCAL, gains, with_personal
+from fleetune.coordinator.metrics.registry import AFTER
 from fleetune.coordinator.reports.columns import column_of
-from fleetune.coordinator.reports.metrics import AFTER
-from fleetune.coordinator.reports.outcome import LOCAL, gains, with_personal
 from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings

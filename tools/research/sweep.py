@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
 from fleetune.coordinator.reports.columns import column_of
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
 from fleetune.coordinator.trackers.tracker import Make
 from fleetune.protocols.errors import SettingError
 from fleetune.protocols.settings.run_settings import RunSettings

@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.report import write_figures, write_report
 from fleetune.coordinator.reports.summarise import summary_of
-from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.semi_asynchronous import check_method
 from fleetune.coordinator.run.enrolment import Beginning, begin
 from fleetune.coordinator.run.models import Model, find_model, is_at_hand

@@ -19,12 +19,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.personal_scores import with_personal
+from fleetune.coordinator.metrics.registry import AFTER
+from fleetune.coordinator.metrics.summary import SUMMARY, Summary, read_summary
 from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
 from fleetune.coordinator.reports.diagnostics.words import diagnostics_line
-from fleetune.coordinator.reports.metrics import AFTER
-from fleetune.coordinator.reports.outcome import with_personal
-from fleetune.coordinator.reports.summary import SUMMARY, Summary, read_summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleetune.coordinator.reports.averages import mean
-from fleetune.coordinator.reports.summary import DiagnosticHistory
+from fleetune.coordinator.metrics.averages import mean
+from fleetune.coordinator.metrics.summary import DiagnosticHistory
 from fleetune.coordinator.rounds.records import Diagnostics, RoundRecord
 from fleetune.protocols.skeletons.diagnostics import Diagnostic
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fleetune.coordinator.reports.averages import mean
+from fleetune.coordinator.metrics.averages import mean
+from fleetune.coordinator.metrics.metric import FRACTION, NUMBER, Metric, Unit, Value
+from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.reports.diagnostics.course import told_in
-from fleetune.coordinator.reports.metric import FRACTION, NUMBER, Metric, Unit, Value
-from fleetune.coordinator.reports.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.coordinator.store.run_folder import DIAGNOSTICS
 from fleetune.protocols.skeletons.diagnostics import Diagnostic

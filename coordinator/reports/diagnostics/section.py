@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
+from fleetune.coordinator.metrics.personal_scores import Column
+from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.reports.diagnostics.entries import PICTURE, PREFIX, metrics_in, sentence, unit_of
 from fleetune.coordinator.reports.diagnostics.words import between
 from fleetune.coordinator.reports.markup import Plot, element, figure, row, table
-from fleetune.coordinator.reports.outcome import Column
-from fleetune.coordinator.reports.summary import DiagnosticHistory, Summary
 
 _ABOUT = (
     "What the method tells of its own mechanisms, round by round: does each act? Of the devices' updates it "

@@ -4,9 +4,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.diagnostics.section import cells
-from fleetune.coordinator.reports.summary import Summary
 
 
 def diagnostics_table(summary: Summary) -> Table | None:

@@ -7,10 +7,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fleetune.coordinator.reports import readable
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.reports.diagnostics.entries import PICTURE, unit_of
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
-from fleetune.coordinator.reports.summary import DiagnosticHistory, Summary
 
 _MOST_NAMED = 24  # parts; of more, as many as fit are named
 _MOST_COLUMNS = 12  # rounds that are named

@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec import UNSET
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import gain_of, unit_of
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import gain_of, unit_of
+from fleetune.coordinator.metrics.summary import ONE_SIDED_95, DeviceAdoption, Summary
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, name_above
-from fleetune.coordinator.reports.summary import ONE_SIDED_95, DeviceAdoption, Summary
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks.scores import Score
 

@@ -11,17 +11,17 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import Metric, titled, unit_of
-from fleetune.coordinator.reports.metrics import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
-from fleetune.coordinator.reports.outcome import better_by, gains, personal, yardstick
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import Metric, titled, unit_of
+from fleetune.coordinator.metrics.personal_scores import better_by, gains, personal, yardstick
+from fleetune.coordinator.metrics.predicted_cost import pairs_of
+from fleetune.coordinator.metrics.registry import AFTER, BEFORE, BYTES_DOWN, BYTES_UP, DURATION, PERSONAL
+from fleetune.coordinator.metrics.summary import Summary
 from fleetune.coordinator.reports.pictures.diagnostics import diagnostic_pictures
 from fleetune.coordinator.reports.pictures.over_alone import over_alone
 from fleetune.coordinator.reports.pictures.scatter import seconds_scatter
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends, name_above
 from fleetune.coordinator.reports.pictures.worth import worth_by_ratio
-from fleetune.coordinator.reports.predictions import pairs_of
-from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks.scores import Score

@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fleetune.coordinator.reports import readable
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.predicted_cost import LEARNING_ROUNDS, Pair, errors_of
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, name_above
-from fleetune.coordinator.reports.predictions import LEARNING_ROUNDS, Pair, errors_of
 from fleetune.protocols.randomness import Key
 
 MOST_DOTS = 1000  # of each kind: an SVG draws every single one

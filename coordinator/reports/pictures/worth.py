@@ -6,10 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec import UNSET
 
-from fleetune.coordinator.reports.metric import unit_of
+from fleetune.coordinator.metrics.metric import unit_of
+from fleetune.coordinator.metrics.summary import RatioSummary, Summary
 from fleetune.coordinator.reports.pictures.theme import Theme, blank
-from fleetune.coordinator.reports.proposals.summaries import RatioSummary
-from fleetune.coordinator.reports.summary import Summary
 
 _LARGEST = 18.0  # a dot's diameter in points, where all replies were made at one ratio
 _SMALLEST = 3.0

@@ -10,8 +10,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.proposals.summaries import EncodingSummary, RatioSummary
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.summary import EncodingSummary, RatioSummary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.proposals.idling import idling_of
 from fleetune.coordinator.rounds.proposals.offers import Choices, Ways, choices_of

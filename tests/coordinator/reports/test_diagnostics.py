@@ -14,6 +14,7 @@ from tests.coordinator.reports.test_report import Outline, records_of, settings_
 from tests.coordinator.reports.test_report import summary_of as plain_summary
 from tests.helpers.telling_methods import DIAGNOSTICS, KEPT, PEAK, SENT, SPREAD
 
+from fleetune.coordinator.metrics.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.reports.diagnostics.course import MOST_POINTS, courses
 from fleetune.coordinator.reports.diagnostics.entries import metric_of, sentence
 from fleetune.coordinator.reports.diagnostics.table import diagnostics_table
@@ -25,7 +26,6 @@ from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
 from fleetune.coordinator.reports.summarise import summarise
-from fleetune.coordinator.reports.summary import DiagnosticHistory, Summary
 from fleetune.coordinator.rounds.engine_state import EngineState
 from fleetune.coordinator.rounds.records import Ledger
 from fleetune.coordinator.store.run_folder import OURS

@@ -9,13 +9,12 @@ from tests.coordinator.reports.test_report import foretold, shown, summary_of
 from tests.helpers.nightly import sooner
 from tests.tools.compare.test_compare import hand_made, side_by_side
 
-from fleetune.coordinator.reports.adoption.outcome import adoption_of
+from fleetune.coordinator.metrics.adoption import adoption_of
+from fleetune.coordinator.metrics.readable import MOST_LETTERS, clip
+from fleetune.coordinator.metrics.summary import DeviceAdoption, RatioSummary
 from fleetune.coordinator.reports.pictures.plots import Story, draw
 from fleetune.coordinator.reports.pictures.text_fit import fit
 from fleetune.coordinator.reports.pictures.theme import LIGHT, picture
-from fleetune.coordinator.reports.proposals.summaries import RatioSummary
-from fleetune.coordinator.reports.readable import MOST_LETTERS, clip
-from fleetune.coordinator.reports.summary import DeviceAdoption
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.store.run_folder import PICTURES
 from fleetune.tools.compare import plots

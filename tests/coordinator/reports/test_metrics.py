@@ -12,12 +12,10 @@ from rich.console import Console
 from tests.coordinator.reports.test_live import SETTINGS, ledger, training_state
 from tests.coordinator.reports.test_report import Outline, fleet, foretold, settings_of, shown, summary_of
 
-from fleetune.coordinator.reports import live, metrics, page, tables
-from fleetune.coordinator.reports.adoption.metrics import ADOPTION_METRICS
-from fleetune.coordinator.reports.averages import greatest
-from fleetune.coordinator.reports.live import LiveView, plain_line
-from fleetune.coordinator.reports.metric import BYTES, Metric
-from fleetune.coordinator.reports.metrics import (
+from fleetune.coordinator.metrics import registry as metrics
+from fleetune.coordinator.metrics.averages import greatest
+from fleetune.coordinator.metrics.metric import BYTES, Metric
+from fleetune.coordinator.metrics.registry import (
     BYTES_DOWN_PAPER,
     BYTES_UP_PAPER,
     EVERYWHERE,
@@ -27,9 +25,12 @@ from fleetune.coordinator.reports.metrics import (
     VALIDATION_MEAN,
     shown_at,
 )
+from fleetune.coordinator.metrics.registry.of_adoption import ADOPTION_METRICS
+from fleetune.coordinator.metrics.summary import Summary
+from fleetune.coordinator.reports import live, page, tables
+from fleetune.coordinator.reports.live import LiveView, plain_line
 from fleetune.coordinator.reports.report import write_report
 from fleetune.coordinator.reports.run_watch import Watch
-from fleetune.coordinator.reports.summary import Summary
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.protocols.round_cost import RoundCost
 from fleetune.tools.compare.comparison import Comparison, Contender

@@ -11,23 +11,23 @@ import pytest
 from rich.console import Console
 from tests.conftest import tiny_spec
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metrics import DURATION, METRICS
-from fleetune.coordinator.reports.outcome import gains, personal, refused, with_personal
-from fleetune.coordinator.reports.page import Page, write_page
-from fleetune.coordinator.reports.pictures.plots import MAX_NAMED, Story, draw
-from fleetune.coordinator.reports.pictures.scatter import MOST_DOTS, seconds_scatter
-from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
-from fleetune.coordinator.reports.predictions import (
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.personal_scores import gains, personal, refused, with_personal
+from fleetune.coordinator.metrics.predicted_cost import (
     LEARNING_ROUNDS,
     Pair,
     errors_of,
     pairs_of,
     predicted_vs_actual,
 )
+from fleetune.coordinator.metrics.registry import DURATION, METRICS
+from fleetune.coordinator.metrics.summary import Errors, Summary
+from fleetune.coordinator.reports.page import Page, write_page
+from fleetune.coordinator.reports.pictures.plots import MAX_NAMED, Story, draw
+from fleetune.coordinator.reports.pictures.scatter import MOST_DOTS, seconds_scatter
+from fleetune.coordinator.reports.pictures.theme import DARK, LIGHT, picture
 from fleetune.coordinator.reports.report import NO_PICTURES, write_report
 from fleetune.coordinator.reports.summarise import summarise
-from fleetune.coordinator.reports.summary import Errors, Summary
 from fleetune.coordinator.reports.tables import device_table, prediction_table, run_table
 from fleetune.coordinator.rounds.records import DeviceRound, Ledger, RoundRecord, Traffic
 from fleetune.protocols.errors import PacketCorrupt

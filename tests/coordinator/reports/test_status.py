@@ -14,6 +14,7 @@ from tests.coordinator.reports.test_live import record_of, reply, training_state
 from tests.fleet.test_semi_asynchronous import Desk
 from tests.fleet.test_semi_asynchronous import settings as desk_settings
 
+from fleetune.coordinator.metrics.summary import SUMMARY
 from fleetune.coordinator.reports.missing import (
     PATIENCE_S,
     REPEAT_S,
@@ -23,7 +24,6 @@ from fleetune.coordinator.reports.missing import (
     waiting_for,
 )
 from fleetune.coordinator.reports.status import follow, show_status
-from fleetune.coordinator.reports.summary import SUMMARY
 from fleetune.coordinator.rounds.engine_state import EngineState, Member, Turn
 from fleetune.coordinator.rounds.events import DeviceGone, DeviceReady, Tick
 from fleetune.coordinator.rounds.records import RoundRecord

@@ -11,10 +11,16 @@ from msgspec.structs import replace
 from tests.conftest import tiny_spec
 from tests.helpers.places import ROOT
 
-from fleetune.coordinator.reports.outcome import gains, personal, prediction_rows, ratio_of, with_personal
+from fleetune.coordinator.metrics.personal_scores import (
+    gains,
+    personal,
+    prediction_rows,
+    ratio_of,
+    with_personal,
+)
+from fleetune.coordinator.metrics.summary import Summary, encoded, read_summary
 from fleetune.coordinator.reports.report import figures
 from fleetune.coordinator.reports.summarise import summarise
-from fleetune.coordinator.reports.summary import Summary, encoded, read_summary
 from fleetune.coordinator.rounds.records import Ledger, RoundRecord
 from fleetune.protocols.settings.run_settings import RunSettings
 from fleetune.protocols.skeletons.choice import DeviceReport

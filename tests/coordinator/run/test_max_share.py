@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.every_method import SETTINGS
 from tests.helpers.hostile_world import SPEC, World, stores_closed  # noqa: F401 - a fixture
 
-from fleetune.coordinator.reports.outcome import refused
+from fleetune.coordinator.metrics.personal_scores import refused
 from fleetune.coordinator.reports.summarise import summary_of
 from fleetune.coordinator.run.open_or_resume import open_run
 from fleetune.coordinator.run.stored_run import look_at

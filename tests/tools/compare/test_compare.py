@@ -15,9 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fleetune.tools.compare.compare
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN, PERSONAL_WORST_DECILE
-from fleetune.coordinator.reports.outcome import personal
-from fleetune.coordinator.reports.summary import Accuracies, DeviceSummary, PayloadBytes, Seconds, Summary
+from fleetune.coordinator.metrics.personal_scores import personal
+from fleetune.coordinator.metrics.registry import PERSONAL_MEAN, PERSONAL_WORST_DECILE
+from fleetune.coordinator.metrics.summary import Accuracies, DeviceSummary, PayloadBytes, Seconds, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.methods import REGISTRY

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 import fleetune
-from fleetune.coordinator.reports.summary import Accuracies, Summary
+from fleetune.coordinator.metrics.summary import Accuracies, Summary
 from fleetune.coordinator.reports.tables import device_table, run_table
 from fleetune.coordinator.run.reply_checks import check_scores
 from fleetune.protocols.errors import PacketOverclaimed

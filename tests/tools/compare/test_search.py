@@ -9,7 +9,7 @@ from tests.tools.compare.test_sweep import rows_of
 
 import fleetune
 import fleetune.tools.compare.compare
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.protocols.errors import SettingError
 from fleetune.tools.compare.axes import Axis, Range, axes_of

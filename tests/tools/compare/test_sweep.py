@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fleetune
 import fleetune.tools.compare.compare
-from fleetune.coordinator.reports.metrics import PERSONAL_MEAN
+from fleetune.coordinator.metrics.registry import PERSONAL_MEAN
 from fleetune.coordinator.reports.pictures.theme import LIGHT
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.cli import app

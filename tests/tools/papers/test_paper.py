@@ -13,7 +13,7 @@ from tests.conftest import tiny_spec
 from typer.testing import CliRunner
 
 import fleetune.tools.papers.cells
-from fleetune.coordinator.reports.summary import Accuracies, PayloadBytes, Summary
+from fleetune.coordinator.metrics.summary import Accuracies, PayloadBytes, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.protocols.methods import from_section

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from fleetune.coordinator.reports.readable import UNKNOWN
+from fleetune.coordinator.metrics.readable import UNKNOWN
 from fleetune.protocols.errors import DataError, SettingError
 from fleetune.tools.cli import app
 from fleetune.tools.compare.comparison import Spread

@@ -17,7 +17,7 @@ import fleetune.coordinator.reports.report
 import fleetune.tools.compare.compare
 import fleetune.tools.simulator.workers.worker
 from fleetune import coordinator, tools
-from fleetune.coordinator.reports.summary import DaySummary
+from fleetune.coordinator.metrics.summary import DaySummary
 from fleetune.coordinator.store.folder_lock import claim
 from fleetune.protocols.errors import DataError, FleetuneError, SettingError, StoreError
 from fleetune.protocols.settings.run_toml import parse_run, settings_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.tools.simulator.test_simulate import settings
 
+from fleetune.coordinator.metrics.summary import DaySummary, Summary
 from fleetune.coordinator.reports.report import figures
-from fleetune.coordinator.reports.summary import DaySummary, Summary
 from fleetune.coordinator.run.enrolment import begin
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.tools.simulator import runner

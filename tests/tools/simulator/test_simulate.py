@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from tests.helpers.places import ROOT
 
-from fleetune.coordinator.reports.summary import PayloadBytes
+from fleetune.coordinator.metrics.summary import PayloadBytes
 from fleetune.protocols.errors import FleetuneError, SettingError
 from fleetune.protocols.settings.run_toml import parse_run
 from fleetune.tools.simulator.runner import simulate

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fleetune.coordinator.broker.credentials import credentials_of
-from fleetune.coordinator.reports.summary import SUMMARY
+from fleetune.coordinator.metrics.summary import SUMMARY
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.coordinator.run.round_journal import ROUNDS
 from fleetune.protocols.errors import SettingError

@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.table import Table
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.metric import titled, unit_of
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.metric import titled, unit_of
 from fleetune.coordinator.reports.pictures.theme import Theme, blank, label_ends
 from fleetune.protocols.tasks.scores import Score
 from fleetune.tools.bench.shaped_links.courses import Course

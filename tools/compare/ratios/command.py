@@ -47,7 +47,7 @@ def ratios(
     with in_one_line("edge-sim"):
         from rich.console import Console
 
-        from fleetune.coordinator.reports.outcome import better_by
+        from fleetune.coordinator.metrics.personal_scores import better_by
         from fleetune.tools.compare.contenders import seeds_of
         from fleetune.tools.compare.ratios.matrix import groups_of, ways_of
         from fleetune.tools.compare.ratios.report import write_results

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.coordinator.reports.averages import mean
-from fleetune.coordinator.reports.summary import DaySummary
+from fleetune.coordinator.metrics.averages import mean
+from fleetune.coordinator.metrics.summary import DaySummary
 from fleetune.coordinator.rounds.records import Traffic
 from fleetune.protocols.skeletons.method import DeviceId
 from fleetune.protocols.tasks.task import Task

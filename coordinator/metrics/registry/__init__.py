@@ -7,9 +7,9 @@ it stands in every view and file. What views compose by hand they compose of nam
 from collections.abc import Collection
 from typing import get_args
 
-from fleetune.coordinator.reports.adoption.metrics import ADOPTION_METRICS
-from fleetune.coordinator.reports.metric import Metric, Place
-from fleetune.coordinator.reports.metrics.of_devices import (
+from fleetune.coordinator.metrics.metric import Metric, Place
+from fleetune.coordinator.metrics.registry.of_adoption import ADOPTION_METRICS
+from fleetune.coordinator.metrics.registry.of_devices import (
     AFTER,
     BEFORE,
     BYTES_DOWN,
@@ -28,7 +28,7 @@ from fleetune.coordinator.reports.metrics.of_devices import (
     UPLOAD,
     VALIDATION,
 )
-from fleetune.coordinator.reports.metrics.of_runs import (
+from fleetune.coordinator.metrics.registry.of_runs import (
     AFTER_MEAN,
     AFTER_WEIGHTED,
     BEFORE_MEAN,

@@ -6,9 +6,9 @@ from math import ceil
 
 from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, Metric, Place, Value
-from fleetune.coordinator.reports.metrics.of_devices import ACCURACY_TITLE
-from fleetune.coordinator.reports.summary import Summary
+from fleetune.coordinator.metrics.metric import BYTES, COUNT, FRACTION, Metric, Place, Value
+from fleetune.coordinator.metrics.registry.of_devices import ACCURACY_TITLE
+from fleetune.coordinator.metrics.summary import Summary
 
 _WORST = 0.1
 _METHODS: dict[Place, str] = {"run table": "", "page cards": "", "page methods": ""}

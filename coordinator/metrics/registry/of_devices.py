@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.reports.averages import greatest, last, mean, middle, summed
-from fleetune.coordinator.reports.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
+from fleetune.coordinator.metrics.averages import greatest, last, mean, middle, summed
+from fleetune.coordinator.metrics.metric import BYTES, COUNT, FRACTION, JOULES, SECONDS, Metric, Value
 from fleetune.coordinator.rounds.records import DeviceRound
 
 ACCURACY_TITLE = "accuracy on own test samples"

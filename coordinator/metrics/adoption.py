@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from fleetune.coordinator.reports.summary import (
+from fleetune.coordinator.metrics.summary import (
     AdoptionSummary,
     DeviceAdoption,
     DeviceSummary,

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fleetune.coordinator.reports.metric import Metric
-from fleetune.coordinator.reports.metrics import PROCESSOR, shown_at
-from fleetune.coordinator.reports.summary import Errors, PredictionErrors
+from fleetune.coordinator.metrics.metric import Metric
+from fleetune.coordinator.metrics.registry import PROCESSOR, shown_at
+from fleetune.coordinator.metrics.summary import Errors, PredictionErrors
 from fleetune.coordinator.rounds.records import RoundRecord
 from fleetune.protocols.skeletons.method import DeviceId
 

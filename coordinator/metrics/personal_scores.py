@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.averages import mean, weighted_mean
-from fleetune.coordinator.reports.metric import Metric, Place, Value
-from fleetune.coordinator.reports.metrics import shown_at, title_in_predictions
-from fleetune.coordinator.reports.summary import (
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.averages import mean, weighted_mean
+from fleetune.coordinator.metrics.metric import Metric, Place, Value
+from fleetune.coordinator.metrics.registry import shown_at, title_in_predictions
+from fleetune.coordinator.metrics.summary import (
     DeviceSummary,
     Errors,
     PredictionErrors,

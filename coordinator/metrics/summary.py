@@ -9,8 +9,7 @@ from pathlib import Path
 from msgspec import UNSET, MsgspecError, Struct, UnsetType, field, json
 from msgspec.structs import replace
 
-from fleetune.coordinator.reports.averages import mean, weighted_mean
-from fleetune.coordinator.reports.proposals.summaries import EncodingSummary, RatioSummary
+from fleetune.coordinator.metrics.averages import mean, weighted_mean
 from fleetune.protocols.errors import StoreError
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
@@ -321,6 +320,42 @@ class DaySummary(Struct, frozen=True, omit_defaults=True):
     down: int = 0
     drifting: int = 0
     devices: dict[str, float] = field(default_factory=dict)
+
+
+class RatioSummary(Struct, frozen=True, kw_only=True):
+    """What working at a ratio took and brought; None: not known.
+
+    Attributes:
+        ratio: which.
+        replies: made at it.
+        seconds, up, joules: medians of these, of whole rounds, payload bytes and energy.
+        local_work: mean share of the local training that was done.
+        worth: of working at it, over the mean of all ratios seen, in units of the score.
+        deviation: standard deviation of that.
+    """
+
+    ratio: float
+    replies: int
+    seconds: float | None = None
+    up: float | None = None
+    joules: float | None = None
+    local_work: float = 1.0
+    worth: float | None = None
+    deviation: float | None = None
+
+
+class EncodingSummary(Struct, frozen=True):
+    """What was sent by an encoding.
+
+    Attributes:
+        encoding: which, with the settings that run.toml gives it.
+        replies: whose updates were asked for by it.
+        up: median of their payload bytes.
+    """
+
+    encoding: str
+    replies: int
+    up: float
 
 
 class Summary(Struct, frozen=True, kw_only=True):

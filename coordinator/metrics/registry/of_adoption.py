@@ -2,9 +2,9 @@
 
 from msgspec import UNSET
 
-from fleetune.coordinator.reports.averages import mean
-from fleetune.coordinator.reports.metric import COUNT, FRACTION, POINTS, Metric, Value
-from fleetune.coordinator.reports.summary import DeviceSummary
+from fleetune.coordinator.metrics.averages import mean
+from fleetune.coordinator.metrics.metric import COUNT, FRACTION, POINTS, Metric, Value
+from fleetune.coordinator.metrics.summary import DeviceSummary
 
 
 def _alone(row: DeviceSummary) -> Value:

@@ -1,7 +1,7 @@
 """How many devices use what the fleet led them to, and what that is worth to them, in a few words."""
 
-from fleetune.coordinator.reports.metric import gain_of
-from fleetune.coordinator.reports.summary import AdoptionSummary
+from fleetune.coordinator.metrics.metric import gain_of
+from fleetune.coordinator.metrics.summary import AdoptionSummary
 from fleetune.protocols.tasks.scores import Score
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fleetune.coordinator.reports import readable
-from fleetune.coordinator.reports.averages import total
-from fleetune.coordinator.reports.summary import DeviceSummary, Summary
+from fleetune.coordinator.metrics import readable
+from fleetune.coordinator.metrics.averages import total
+from fleetune.coordinator.metrics.summary import DeviceSummary, Summary
 from fleetune.coordinator.rounds.records import DeviceRound, RoundRecord
 from fleetune.protocols.tasks.scores import ACCURACY, Score
 
